@@ -4,15 +4,19 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO ?= demo
 
-.PHONY: demo test newest check bench bench-gpu packages docs pictures site clean
+.PHONY: demo test test-long test-enroot test-containers newest check release bench gpu packages docs \
+  pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
+# MLflow lies beside the venv's own packages: DeepSpeed imports it wherever it finds it, which makes each
+# of its ranks start half as fast.
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,train,report]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target $(VENV)/track mlflow-skinny
 	touch $@
 
 $(VENV)/.installed-train: $(VENV)/.installed
@@ -41,14 +45,31 @@ demo: $(VENV)/.installed-train
 # and say so.
 packages:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  packages="$$($(PYTHON) -m tests.cluster packages) shellcheck openssh-server charliecloud squashfs-tools podman runc uidmap catatonit chromium"; \
+	  packages="$$($(PYTHON) -m tests.cluster packages) shellcheck openssh-server charliecloud squashfs-tools podman runc uidmap catatonit chromium firefox-esr tmux zsh fish"; \
 	  if ! dpkg -s $$packages >/dev/null 2>&1; then \
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
 
-# Three processes on two cores: one of them waits for the lab most of the time.
+# Three processes on two cores: one of them waits for the lab most of the time. A test that fails is
+# run once more, alone: a second failure fails the run. Both runs are shown.
 test: packages $(VENV)/.installed-dev check
-	$(BIN)/python -m pytest -n 3 --durations 15
+	@$(BIN)/python -m pytest -n 3 -m 'not long' --durations 15; code=$$?; \
+	  [ $$code = 1 ] || exit $$code; \
+	  echo 'The failed tests once more, one after the other:'; \
+	  $(BIN)/python -m pytest -m 'not long' --last-failed --last-failed-no-failures none --maxfail 5
+
+# More programs, layouts and faults of what `make test` shows once.
+test-long: packages $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 3 -m long --durations 15
+
+# The container suite in the one RUNTIME that is on the PATH, as this user and, when root, as an
+# ordinary one; its page in benchmarks/results is renewed. Says so where the runtime is missing.
+RUNTIME ?= enroot
+test-containers: $(VENV)/.installed-dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.containers.lane $(RUNTIME) --write
+
+test-enroot:
+	$(MAKE) test-containers RUNTIME=enroot
 
 # The newest that the ranges of setup.cfg allow, beside the pinned: a venv of its own without
 # constraints, made anew each time, and the tests that are quick. NEWEST_TESTS=tests/jobs narrows it.
@@ -67,12 +88,25 @@ check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Wheel and sdist of the last commit in dist/, and the tests of packaging on these very files.
+release: $(VENV)/.installed-dev
+	@git diff --quiet HEAD || { echo 'There are changes that are not committed: commit them first.'; exit 1; }
+	rm -rf dist build/release && mkdir -p dist build/release
+	git archive HEAD | tar -x -C build/release
+	cd build/release && $(abspath $(BIN))/python -c 'from setuptools.build_meta import build_sdist as b; b("$(CURDIR)/dist")'
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist dist/vjob-*.tar.gz
+	VJOB_DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/test_packaging.py
+	@cd dist && sha256sum *
+	@! grep -m1 'not yet released' CHANGELOG.md || echo 'Before the tag: give it its date.'
+
 # Every figure that is stated, beside its peers; QUICK=1 takes small inputs and some minutes.
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
 
-bench-gpu: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks --gpu $(if $(QUICK),--quick)
+# All that needs a GPU, in parts, with the result page of today. The same command resumes an interrupted
+# run; PART="wire stages" repeats these parts; WRITE=1 writes a page ("not run") without a GPU too.
+gpu: $(VENV)/.installed-dev
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(WRITE),--write)
 
 # docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf/schema.py.
 docs: $(VENV)/.installed
@@ -81,9 +115,11 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m vjob init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml
 
-# docs/pictures/schedules: drawn from the lists of actions that the engine runs.
-pictures: $(VENV)/.installed
+# docs/pictures: the schedules from the lists of actions that the engine runs; screens and pages of
+# made-up jobs, by Textual and Chromium.
+pictures: packages $(VENV)/.installed-dev
 	PYTHONPATH=. $(BIN)/python docs/make/schedules.py docs/pictures/schedules
+	PYTHONPATH=. $(BIN)/python docs/make/pictures.py docs/pictures
 
 # The documentation as a site that needs no network: site/index.html. A warning is an error.
 site: $(VENV)/.installed-docs docs

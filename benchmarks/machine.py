@@ -1,4 +1,4 @@
-"""The machine of a measurement: its processor, memory and GPU, and nothing that names it.
+"""The machine of a measurement: its processor and memory, and nothing that names it.
 
 And how programs are installed on it: compiled.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -29,11 +28,3 @@ def read_processor() -> str:
 
 def read_memory_gb() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-
-
-def find_gpu() -> str | None:
-    if find_spec("torch") is None:
-        return None
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -4,9 +4,9 @@
 
 For each checkout, with its own `vjob` command: a submit of every example, with Slurm's commands
 replaced by stand-ins that accept anything (so scripts, plan and resolved conf are written, and
-nothing runs); `vjob status --json` and `vjob report --csv --text` of every run folder and every
-bare log folder in LOG_FOLDER. Times of day, versions of import names and paths of the checkout are
-put aside; every other difference is printed, and the exit code is 1.
+nothing runs); `vjob status --json`, `vjob report --text` and its tables as CSV, of every run folder
+and every bare log folder in LOG_FOLDER. Times of day, versions of import names and paths of the
+checkout are put aside; every other difference is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def collect(checkout: Path, place: Path, runs: Path | None) -> dict[str, str]:
         found[f"status/{run.name}"] = sort_keys(vjob("status", str(run), "--json"))
         tables = place / f"tables-{run.name}"
         page = str(place / "page.html")
-        found[f"report/{run.name}"] = vjob(
-            "report", str(run), "--text", "--csv", str(tables), "-o", page
+        found[f"report/{run.name}"] = vjob("report", str(run), "--text", "-o", page) + vjob(
+            "report", str(run), "--export", "csv", "-o", str(tables)
         )
         for path in sorted(tables.glob("*.csv")):
             found[f"report/{run.name}/{path.name}"] = vjob.tidy(path.read_text())

@@ -124,7 +124,7 @@ CATALOGUE: tuple[Trouble, ...] = (
         pattern=r"image uses \w+ compression, this version supports only"
         r"|uses \w+ compression, this is unsupported|Compressor \"\w+\" is not supported",
         cause="the tools there cannot read the compression of the image, such as enroot's lzo",
-        remedy="make the image anew with ENROOT_SQUASH_OPTIONS='-comp gzip -noD' in the "
+        remedy="make the image again with ENROOT_SQUASH_OPTIONS='-comp gzip -noD' in the "
         "environment of `vjob container import --again`",
     ),
     Trouble(
@@ -201,7 +201,7 @@ CATALOGUE: tuple[Trouble, ...] = (
         pattern=r"nvidia-container-cli: |Kernel module nvidia_uvm is not loaded",
         cause="the NVIDIA driver is not loaded, or is not of its libraries' version",
         remedy="look at `nvidia-smi` and `nvidia-container-cli info` on that node, and leave it "
-        "out with cluster.exclude until it is mended",
+        "out with cluster.exclude until it is fixed",
     ),
     Trouble(
         name="no compute libraries",
@@ -273,10 +273,18 @@ CATALOGUE: tuple[Trouble, ...] = (
         remedy="export USER=$(id -un) before it",
     ),
     Trouble(
+        name="device hook",
+        runtimes=("enroot", "pyxis"),
+        pattern=r"10-(devices|cgroups)\.sh exited with return code",
+        cause="enroot's hook that shows the node's devices failed",
+        remedy="see the line before it, and have an admin look at /dev and enroot's hooks.d there",
+    ),
+    Trouble(
         name="mount source",
         runtimes=ALL,
         pattern=r"can't bind: source not found|mount source \S+ doesn't exist"
-        r"|enroot-mount: failed to mount: .*No such file|Error: statfs .*: no such file",
+        r"|enroot-mount: failed to mount: (?![\s\S]*10-devices).*No such file"
+        r"|Error: statfs .*: no such file",
         cause="a source of container.mounts is missing on that node",
         remedy="make that path on every node, or take it out of container.mounts",
     ),
@@ -294,6 +302,14 @@ CATALOGUE: tuple[Trouble, ...] = (
         r"|destination \S+ doesn't exist in container",
         cause="the image has no folder to mount on, and none can be made in it",
         remedy="set container.writable: true, or make that folder in the image",
+    ),
+    Trouble(
+        name="root in use",
+        runtimes=("enroot", "pyxis"),
+        pattern=r"Could not acquire rootfs lock",
+        cause="other starts on the same unpacked image ran the site's hooks for over 30 s",
+        remedy="have an admin look at what is slow in enroot's hooks.d on that node; with pyxis "
+        "set container.reuse: auto, so that jobs share no container",
     ),
     Trouble(
         name="folder of another",

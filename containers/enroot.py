@@ -1,11 +1,24 @@
-"""Bare enroot, no pyxis: unpack once a node, `enroot start` for each rank.
+"""Bare enroot, no pyxis: unpack and `enroot start` once a node, `enroot exec` for each rank.
 
-It execs through: the rank keeps the pid that the agent knows, so signals and exit codes pass.
+Starts serialise: each holds the root's lock while the site's hooks run, and one that waits 30 s for
+it fails. Who enters a container that is there runs no hook and waits for nobody. enroot execs
+through: the rank keeps the pid that the agent knows, so signals and exit codes pass.
 """
 
 from __future__ import annotations
 
-from vjob.containers.runtime import ENTER, Argv, Commands, ImageKind, Request, Runtime
+import re
+
+from vjob.containers.runtime import (
+    ENTER,
+    STAY,
+    Argv,
+    Commands,
+    ImageKind,
+    Request,
+    Runtime,
+    Unsuitable,
+)
 from vjob.containers.store import Store
 
 # rc replaces the image's entrypoint, which may be anything; without one, a program whose name has a
@@ -18,30 +31,37 @@ GPU_VARIABLES = {
 }
 """Its NVIDIA hook acts on these; images not made for it name no capability but `utility`."""
 
+LOCKED = "Could not acquire rootfs lock"
+"""Another job's start holds the lock of the same root, or several did in turn (4.1.2)."""
+
 
 class Enroot(Runtime):
-    """`enroot create` once a node, `enroot start` for each rank."""
+    """`enroot create` and `enroot start` once a node, `enroot exec` for each rank."""
 
     name = "enroot"
     probe = ("enroot", "version")
     kinds = frozenset({ImageKind.SQUASHFS, ImageKind.FOLDER, ImageKind.ARCHIVE})
 
     def plan(self, request: Request) -> Commands:
+        if re.search(r"\s", request.scratch):
+            raise Unsuitable(f"enroot bears no spaces in container.scratch {request.scratch!r}")
         store = Store(request)
         defaults = GPU_VARIABLES if request.gpus else {}
-        start = ["enroot", "start", "--conf", store.conf]
-        start += ["--rw"] if request.writable else []
-        start += ["--root"] if request.remap_root else []
-        for name in (ENTER, *defaults):
-            start += ["--env", name]
+        hold = ["enroot", "start", "--conf", store.conf]
+        hold += ["--rw"] if request.writable else []
+        hold += ["--root"] if request.remap_root else []
+        for name in defaults:
+            hold += ["--env", name]
         return Commands(
             runtime=self.name,
             image=request.image,
             workdir=request.workdir,
             probe=self.probe,
             prepare=(store.build_prepare("enroot"), build_write(store, render_conf(request))),
-            start=(*start, store.name),
-            env=build_paths(store),
+            start=("enroot", "exec", "--env", ENTER, "%{holder}"),
+            hold=(*hold, store.name, *STAY),
+            hold_again=LOCKED,
+            env=build_environment(store),
             defaults=defaults,
             lease=store.lease,
             clean=(*store.build_clean(), ("rm", "-f", store.conf)),
@@ -68,16 +88,30 @@ def build_write(store: Store, text: str) -> Argv:
     return ("bash", "-c", script, "write", store.conf, text)
 
 
-def build_paths(store: Store) -> dict[str, str]:
-    """enroot's folders, none of them shared between nodes or users."""
+OF_SITE = (
+    "ENROOT_ROOTFS_WRITABLE",
+    "ENROOT_REMAP_ROOT",
+    "ENROOT_MOUNT_HOME",
+    # Ranks have the node's processes, network and shared memory, as with every runtime. A process 1
+    # would get no SIGUSR1 without a handler, and one behind it another pid than the agent knows.
+    "ENROOT_UNSHARE_PID",
+    "ENROOT_UNSHARE_NET",
+    "ENROOT_UNSHARE_IPC",
+    "ENROOT_UNSHARE_UTS",
+    # A login shell would lose PATH, and change the umask (enroot 4.1.2).
+    "ENROOT_LOGIN_SHELL",
+)
+"""What a site's enroot.conf may set and the conf, or the plan of every runtime, says otherwise."""
+
+
+def build_environment(store: Store) -> dict[str, str]:
+    """enroot's folders, none of them shared between nodes or users; off what the site turned on."""
     return {
         "ENROOT_DATA_PATH": store.roots,
         "ENROOT_RUNTIME_PATH": f"{store.base}/runtime",
         "ENROOT_TEMP_PATH": f"{store.base}/temp",
         "ENROOT_CACHE_PATH": f"{store.base}/cache",
-        # A login shell would lose PATH, and change the umask (enroot 4.1.2).
-        "ENROOT_LOGIN_SHELL": "n",
-        "ENROOT_MOUNT_HOME": "n",
+        **dict.fromkeys(OF_SITE, "n"),
     }
 
 

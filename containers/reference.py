@@ -52,7 +52,7 @@ class Reference:
 
     @property
     def file_name(self) -> str:
-        """The name of its imported image file: one for each reference, whoever asks for it."""
+        """The name of its imported image file: one for each reference."""
         place = self.registry.replace(":", "_") or self.scheme
         end = self.digest.replace(":", "-") or self.tag
         return "+".join([place, *self.image.split("/"), end]) + ".sqsh"

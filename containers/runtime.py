@@ -17,6 +17,9 @@ Argv = tuple[str, ...]
 ENTER = "VJOB_ENTER"
 """The one variable that a runtime passes in: the agent's code that sets all others."""
 
+STAY: Argv = ("/bin/sh", "-c", "echo vjob-holds; while read -r line; do :; done")
+"""Run inside by `hold`: says that it is there, and ends with its input."""
+
 
 class Unsuitable(Exception):
     """A request that a runtime cannot carry out: says what in it, and what to do instead."""
@@ -69,8 +72,8 @@ class Request:
 class Commands:
     """Commands that the agent runs on a node; the plan's ContainerPlan has the same fields.
 
-    The agent fills in `%{rank}`, `%{node}`, `%{attempt}`, `%{folder}` (the run's) and `%{user}`
-    (uid:gid) in words.
+    The agent fills in `%{rank}`, `%{node}`, `%{attempt}`, `%{folder}` (the run's), `%{user}`
+    (uid:gid) and `%{holder}` (the pid of what `hold` started) in words.
     """
 
     runtime: str
@@ -82,6 +85,10 @@ class Commands:
     """Run in order, once a node, before the ranks start."""
     start: Argv
     """What stands before each rank's command; empty where the agent itself runs inside."""
+    hold: Argv = ()
+    """Starts the node's one container, which `start` enters; empty where each rank has its own."""
+    hold_again: str = ""
+    """Regular expression of what `hold` says where it is worth another try."""
     enter_as: str = ENTER
     """Name under which the runtime's process gets the variable that enters."""
     reads_image: bool = False

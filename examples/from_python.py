@@ -31,8 +31,8 @@ print(status.verdict.health.value, "-", status.verdict.reason)
 points = status.as_dict()["progress"]["points"]
 print("losses", [point["loss"] for point in points if point["loss"] is not None])
 
-# %% Every table of the report as a DataFrame.
-print(job.tables["steps"].groupby("rank").size())
+# %% Every table of the report as a DataFrame (docs/notebook.md).
+print(job.tables.steps[["step", "begin", "took_s"]].tail(3))
 
 # %% A function on every rank, as submitit does it; here two unlike groups of nodes.
 

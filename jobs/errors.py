@@ -53,5 +53,5 @@ class ConfError(InputError):
         count = len(self.problems)
         head = f"{count} problem{'s' if count > 1 else ''} in the conf"
         if is_first_round:
-            head += " (how its keys fit together is looked at once these are mended)"
+            head += " (fix these first; checks across keys run afterwards)"
         super().__init__(head + ":\n" + "\n".join(f"  {problem}" for problem in self.problems))

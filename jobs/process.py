@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,30 @@ class Result:
 def build_own_command(*words: str) -> list[str]:
     """vjob itself, in a process of its own; `-m MODULE` in front for one of its modules."""
     return [sys.executable, str(ENTRY), *words]
+
+
+CLEAN = """\
+import os, signal, sys
+names, *command = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+env = {name: os.environ[name] for name in names.split(",") if name in os.environ}
+env.setdefault("PATH", os.defpath)
+try:
+    os.execvpe(command[0], command, env)
+except OSError as error:
+    print(f"{command[0]}: {error.strerror}", file=sys.stderr)
+    sys.exit(127)
+"""
+
+
+def build_clean_command(command: Sequence[str], names: Collection[str]) -> list[str]:
+    """`command` with only these variables of our environment, no input, and deaf to Ctrl-C.
+
+    For processes that others start for us. The variables are passed on by name: every user of the
+    machine reads the words of a command line, and `env -i NAME=VALUE` would show them tokens.
+    """
+    return [sys.executable, "-I", "-S", "-c", CLEAN, ",".join(names), *command]
 
 
 def run(
@@ -148,6 +172,72 @@ def run_fed(
         out=out.decode(errors="replace"),
         err=err.decode(errors="replace"),
     )
+
+
+_KEPT = """\
+trap : INT
+echo "$$ $(uname -n)" >pid.part && mv pid.part pid
+(cd "$1" && shift && exec "$@") >out 2>err
+echo $? >code.part
+mv code.part code
+"""
+
+
+def start_kept(command: Sequence[str], folder: Path, kept: Path, *, env: Mapping[str, str]) -> None:
+    """Start in `folder` what outlives us: `kept` has its pid and
+    machine, out, err, and at its end its code."""
+    child = subprocess.Popen(
+        ["/bin/sh", "-c", _KEPT, "sh", str(folder), *command],
+        cwd=kept,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (kept / "pid").exists() and child.poll() is None:
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def talk(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that we write to and read from. It has our terminal, to ask for a password, and
+    hears no Ctrl-C: we do, and say it."""
+    try:
+        child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=_ignore_interrupts
+        )
+    except OSError as error:
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    try:
+        yield child
+    finally:
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what nobody read is lost
+                    pipe.close()
+        try:
+            child.wait(timeout=END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def hand_over(command: Sequence[str], *, env: Mapping[str, str] | None = None) -> int:
+    """Run with our terminal, which is its own meanwhile; its exit code."""
+    try:
+        child = subprocess.Popen(command, env=env)
+    except OSError as error:
+        raise VjobError(f"{command[0]} cannot be started: {error.strerror}") from None
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            continue  # it had the same one, and ends as it sees fit
 
 
 def run_shown(

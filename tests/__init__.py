@@ -8,3 +8,5 @@ Only tests/benchmarks imports benchmarks.
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+PATIENCE = 3
+"""How many times as long as on a quiet machine a test waits before it takes something for hung."""

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tests import ROOT
+from tests import PATIENCE, ROOT
+from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 
 PROGRAMS = ROOT / "tests/programs"
@@ -40,7 +42,7 @@ class Vjob:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * PATIENCE,
             check=False,
         )
         assert code is None or done.returncode == code, done.stdout + done.stderr
@@ -97,16 +99,23 @@ def wait_for(
 ) -> None:
     """Poll a condition up to a deadline; a slow one (a `vjob` command) is polled less often, to
     leave the processors to the run."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while True:
         begun = time.monotonic()
         if is_so():
             return
-        assert begun < deadline, f"not within {timeout_s} s\n{explain()}"
+        assert begun < deadline, f"not within {timeout_s * PATIENCE} s\n{explain()}"
         time.sleep(min(2.0, max(0.2, 2 * (time.monotonic() - begun))))
 
 
 def read_out(run: RunFolder, attempt: int = 0) -> str:
-    """Read the standard output of all ranks."""
-    files = sorted(run.attempt(attempt).path.glob("ranks/*.out"))
-    return "".join(path.read_text() for path in files)
+    """Read the standard output of all ranks, one after another."""
+    plan = read_attempt_plan(run, attempt)
+    assert plan is not None
+    return "".join(read_rank(run, rank, attempt=attempt) for rank in range(plan.world))
+
+
+def read_rank(run: RunFolder, rank: int, kind: str = "out", *, attempt: int = 0) -> str:
+    """Read what one rank wrote."""
+    plan = read_attempt_plan(run, attempt)
+    return find_output(run.attempt(attempt), plan, rank, kind).read().decode()

@@ -6,16 +6,17 @@ VJOB_EXPLORE=1 draws new ones.
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.cluster.fixtures import clean_lab, lab
+from tests.cluster.fixtures import clean_lab, lab, shared_files
 from tests.containers.image import image
 
-__all__ = ["clean_lab", "image", "lab"]
+__all__ = ["clean_lab", "image", "lab", "shared_files"]
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("default" if os.environ.get("VJOB_EXPLORE") else "same")
@@ -28,8 +29,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled"))
 
+HANDLED = [signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2", "CHLD")]
 LAB = (
     "tests/benchmarks/test_chaos_on_slurm",
+    "tests/benchmarks/test_scheduler_load",
+    "tests/benchmarks/test_truth",
     "tests/benchmarks/test_walkthrough",
     "tests/cluster",
     "tests/containers/test_pyxis",
@@ -37,6 +41,16 @@ LAB = (
 """Tests that share the lab and its network run one after the other, in one process."""
 CONTAINERS = "tests/containers"
 """Tests that share the container runtimes, and an image that takes a while to make."""
+
+
+@pytest.fixture(autouse=True)
+def _keep_signals() -> Iterator[None]:
+    """A manager that a test makes in its own process handles signals as its job would."""
+    before = {number: signal.getsignal(number) for number in HANDLED}
+    yield
+    for number, handler in before.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -48,6 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return not file.startswith(LAB), not file.startswith(CONTAINERS), item.path not in slow
 
     items.sort(key=weigh)
+    at_lab = [item for item in items if "lab" in getattr(item, "fixturenames", ())]
+    if astray := sorted({i.nodeid for i in at_lab if not i.nodeid.startswith(LAB)}):
+        raise pytest.UsageError(f"these use the lab, but LAB does not name their file: {astray}")
 
 
 @pytest.hookimpl(optionalhook=True)

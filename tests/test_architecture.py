@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -223,3 +224,15 @@ def test_no_folder_is_imported_under_its_own_name(tmp_path: Path) -> None:
     for name in OURS[:-1]:
         link = ROOT / "vjob" / name
         assert link.is_symlink() and link.readlink() == Path("..", name)
+
+
+def test_no_file_is_made_through_a_link() -> None:
+    """A name that another user may guess, in a folder that they may write, leads elsewhere."""
+    found = [
+        f"{path.relative_to(ROOT)}: {call[0]}"
+        for folder in ("jobs", "varuna_core", "reports", "containers")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for call in re.finditer(r"[^\n]*O_CREAT[^\n]*", path.read_text())
+        if "O_EXCL" not in call[0] and "O_NOFOLLOW" not in call[0]
+    ]
+    assert not found, found

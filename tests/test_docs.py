@@ -28,7 +28,7 @@ from tests.documents import (
     parse_command,
     read_prose,
 )
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.runfolder import RunFolder, may_share
 from vjob.jobs.commands.cli import cli
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
@@ -92,7 +92,7 @@ def list_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tu
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from list_commands(command, (*path, name))
-        else:
+        elif not command.hidden:
             yield (*path, name)
 
 
@@ -154,8 +154,8 @@ def test_the_readme_spells_the_files_of_a_split_run_as_the_code_does() -> None:
     of_group = [run.batch_script("<group>"), run.scheduler_log("<group>"), run.events("<group>")]
     for path in (*of_group, run.vjob_events, run.plan, run.node_script):
         assert path.name in text, path.name
-    (line,) = re.findall(r"chmod g-r (.*)", text)
-    assert line.split() == [str(run.plan), str(run.node_script)]
+    assert "vjob share last --group" in text and "chmod" not in text
+    assert not may_share(run.plan.name) and not may_share(run.node_script.name)
 
 
 def test_every_dependency_has_its_reason() -> None:
@@ -220,3 +220,60 @@ def test_every_part_of_the_old_scripts_is_in_the_table() -> None:
         "mkdir",
     ]
     assert [name for name in names if name not in page] == []
+
+
+def test_the_index_of_decisions_lists_each_decision_with_its_date() -> None:
+    entry = re.compile(r"^## (.+)\n\*(\d{4}-\d\d-\d\d)\.\* ", re.MULTILINE)
+    pages = {page: page.read_text() for page in (ROOT / "docs/decisions").glob("*.md")}
+    held = {
+        (f"decisions/{page.name}", *found) for page in pages for found in entry.findall(pages[page])
+    }
+    headings = sum(len(re.findall(r"^## ", text, re.MULTILINE)) for text in pages.values())
+    assert len(held) == headings, "each heading is followed by its *YYYY-MM-DD.*"
+    index = (ROOT / "docs/decisions.md").read_text()
+    lines = re.findall(r"^- (\S+) \[(.+)\]\((\S+)#\S+\)$", index, re.MULTILINE)
+    assert sorted((page, heading, date) for date, heading, page in lines) == sorted(held)
+
+
+HABITS = re.compile(
+    r"\b(?:mend(?:s|ed|ing)?|anew|whereof|thereof|befall\w*|unasked|whoever|there no more"
+    r"|who is away|go(?:es)? on with|(?:is|was|are|were|be|been|when|as) told)\b",
+    re.IGNORECASE,
+)
+"""Words that are not those of an engineer's English: say fix, again, anybody, continue, asked."""
+KEPT = {"told) to stop": "lines of older agents"}
+
+
+def list_strings(path: Path) -> Iterator[tuple[int, str]]:
+    """What a module can print: its strings, the docstrings of commands among them."""
+    tree = ast.parse(path.read_text())
+    inner = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+            may_be_command = isinstance(node, ast.FunctionDef) and node.decorator_list
+            for line in node.body[1 if may_be_command else 0 :]:
+                if isinstance(line, ast.Expr):
+                    inner.add(id(line.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.lineno, node.value
+
+
+def test_what_users_read_is_in_plain_words() -> None:
+    found = []
+    for folder in ("jobs", "varuna_core", "containers", "reports", "templates"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix == ".py":
+                texts = list(list_strings(path))
+            elif path.suffix in (".j2", ".yaml", ".html", ".js", ".sh"):
+                texts = list(enumerate(path.read_text().splitlines(), 1))
+            else:
+                continue
+            name = path.relative_to(ROOT)
+            found += [
+                f"{name}:{line}: {text[max(0, match.start() - 30) : match.end() + 30]}"
+                for line, text in texts
+                for match in HABITS.finditer(text)
+                if not any(kept in text for kept in KEPT)
+            ]
+    assert found == []

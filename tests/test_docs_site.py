@@ -19,7 +19,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     beside = Path(sys.executable).with_name("mkdocs")
     mkdocs = str(beside) if beside.exists() else shutil.which("mkdocs")
     if mkdocs is None:
-        pytest.skip("mkdocs is not installed: pip install 'vjob[docs]'")
+        pytest.skip("mkdocs is not installed: pip install '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [mkdocs, "build", "--strict", "--quiet", "--site-dir", str(folder)],
@@ -54,6 +54,16 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not found, page.name
     for sheet in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text())
+
+
+def test_every_picture_is_small_and_stands_on_a_page() -> None:
+    texts = [path.read_text() for path in (ROOT / "docs").glob("**/*.md")]
+    pages = "".join([*texts, (ROOT / "README.md").read_text()])
+    pictures = [path for path in (ROOT / "docs/pictures").rglob("*") if path.is_file()]
+    assert len(pictures) > 20
+    for path in pictures:
+        assert path.stat().st_size < 200_000, path.name
+        assert f"pictures/{path.relative_to(ROOT / 'docs/pictures')})" in pages, path.name
 
 
 def test_the_pictures_are_what_the_schedules_draw(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ cluster:
   walltime_min: 2
   nodes: [{group: all, count: 1, ranks: 2}]
 """
+DIST = os.environ.get("VJOB_DIST")
+"""A folder with a wheel and an sdist, which are tested in place of new ones."""
 NO_SITE = "import sys; sys.path.insert(0, sys.argv[1]); "
 """Begins a program for `python -I -S`: the standard library and one folder."""
 
@@ -57,8 +59,11 @@ def list_files(root: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Unpacked; made of a copy, for a build writes beside what it builds."""
+    """Unpacked; made of a copy, as a build writes beside what it builds. `make release` has one."""
     folder = tmp_path_factory.mktemp("sdist")
+    if DIST:
+        (given,) = Path(DIST).glob("vjob-*.tar.gz")
+        return unpack(given, folder)
     source = folder / "source"
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
@@ -67,6 +72,10 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, source)
     call(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=source)
     (archive,) = folder.glob("vjob-*.tar.gz")
+    return unpack(archive, folder)
+
+
+def unpack(archive: Path, folder: Path) -> Path:
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
     return folder / archive.name.removesuffix(".tar.gz")
@@ -75,6 +84,8 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(sdist: Path) -> Path:
     """Made of the sdist, so that this one has to be whole."""
+    if DIST:
+        return next(Path(DIST).glob("*.whl"))
     call(sys.executable, "-c", BUILD, "build_wheel", sdist.parent, cwd=sdist)
     (found,) = sdist.parent.glob("*.whl")
     return found
@@ -141,7 +152,7 @@ def check_command(python: Path, env: dict[str, str], folder: Path) -> None:
     where = "import vjob.jobs, vjob.templates as t; print(vjob.jobs.__file__, t.__file__)"
     assert str(ROOT) not in call(python, "-c", where, env=env)
     vjob = python.with_name("vjob")
-    assert "Commands:" in call(vjob, "--help", env=env)
+    assert "submit" in call(vjob, "--help", env=env)
     conf = folder / "conf.yaml"
     conf.write_text(call(vjob, "init", env=env))
     (folder / "train.py").write_text("import sys; print('trained on', sys.version_info[:2])\n")

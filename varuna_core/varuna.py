@@ -17,7 +17,6 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
@@ -25,9 +24,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.records.layout import parse_stage_map
-from varuna_core.records.logs.trace import TraceWriter
+from varuna_core.records.logs.trace import TraceWriter, find_trace_file
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
+from varuna_core.runtime.comm.devices import may_share, take_device
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.comm.links import join_ranks
 from varuna_core.runtime.engine.engine import Trace
@@ -50,7 +50,7 @@ from varuna_core.runtime.engine.token_means import LossWeights
 from varuna_core.runtime.memory_copies.copies import KeptInMemory
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
-from varuna_core.runtime.settings import VarunaSettings, find_device, refuse_unknown, refuse_zero
+from varuna_core.runtime.settings import VarunaSettings, refuse_unknown, refuse_zero
 from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
 from varuna_core.runtime.split.loss import AmbiguousLoss
 from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchronise_clocks
@@ -124,7 +124,7 @@ class Varuna(KeptInMemory):
         order = conf.choose("schedule", schedule, "parallel.schedule", str, "auto")
         sharing = conf.choose("zero", zero, "parallel.zero", int, 0)
         off = conf.choose_offload(offload)
-        its_device = find_device(device, conf.choose_local_rank(local_rank))
+        its_device = take_device(device, local_rank)
         again = conf.choose_recompute(recompute, its_device, sharing)
         refuse_unknown(order, again, batch, chunk)
         refuse_zero(sharing, off, again, shared)
@@ -134,7 +134,7 @@ class Varuna(KeptInMemory):
 
         def open_trace() -> TraceWriter:
             return open_rank_trace(
-                Path(os.environ["VJOB_TRACE"]),
+                find_trace_file(os.environ),
                 rank,
                 stages,
                 schedule=order,
@@ -153,6 +153,7 @@ class Varuna(KeptInMemory):
             schedule=order,
             stages_per_rank=count_stages(order, per_rank),
             device=its_device,
+            may_share=may_share(device),
             shared_weights=shared_weights,
             partition=parts_of,
             tensor=shared,
@@ -292,10 +293,16 @@ class Varuna(KeptInMemory):
                 self.agreement.sum_means(summed)
             square = self.gradients.square_norm()
             loss, square = self.agreement.finish(summed, square, totals)
+            trace = self.engine.trace if isinstance(self.engine.trace, TraceWriter) else None
+            agreed_s = trace.now() if trace is not None else 0.0
             self.last_grad_norm = self.updates.clip_and_scale(
                 square, self.gradients, clip_grad_max_norm
             )
             self._masters.land_gradients()
+            if trace is not None:
+                done_s = self.engine.done_s
+                trace.add("all-reduce", done_s, agreed_s, what="gradients, loss and norm")
+                trace.add("optimizer", agreed_s, trace.now(), what="clip")
             return loss, None if asked is None else self._join_asked(asked, microbatches)
 
         if self._steps is not None:

@@ -66,10 +66,12 @@ __all__ = [
 if not TYPE_CHECKING:  # a type checker that saw it would take any name for one of ours
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'vjob' has no attribute {name!r}")
         from importlib import import_module
 
+        if name == "reports":  # a part, which `import vjob` alone does not bring
+            return import_module("vjob.reports")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'vjob' has no attribute {name!r}")
         home, own_name = _HOMES[name]
         value = getattr(import_module(home), own_name)
         globals()[name] = value

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import RESULTS
 from benchmarks.chaos.experiment import OVER
-from benchmarks.chaos.history import check_losses, read_losses, read_spans
+from benchmarks.chaos.history import check_history, check_losses, read_losses, read_spans
 from benchmarks.chaos.invariants import Monitor
 from benchmarks.chaos.scenarios import BATCH, SCENARIOS, STEPS, Change, Scenario, ScenarioTestbed
 from varuna_core.records.files import read_json, write_json
@@ -139,7 +139,7 @@ def check_outcome(report: Report) -> None:
     found, expected = check_losses(run, lines_may_lack=False)
     report.final_loss, report.undisturbed_loss = losses.get(STEPS), expected[STEPS]
     report.worst = max(abs(losses[step] / expected[step] - 1) for step in losses)
-    report.problems += [*problems, *wrong, *found]
+    report.problems += [*problems, *wrong, *found, *check_history(run)]
 
 
 def run_scenario(name: str, folder: Path) -> Report:

@@ -9,14 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos.fault_actions import LAB_ACTIONS, LOCAL_ACTIONS, NO_TARGET
+from benchmarks.chaos.fault_actions import LAB_ACTIONS, LOCAL_ACTIONS, NO_TARGET, Pause
 from benchmarks.chaos.faults import Fault, count_steps
-from benchmarks.chaos.history import check_losses
+from benchmarks.chaos.history import check_history, check_losses, read_spans
 from benchmarks.chaos.invariants import Monitor
 from benchmarks.chaos.testbed import Testbed
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import read_training
 
 ACTIONS = {**LOCAL_ACTIONS, **LAB_ACTIONS}
 POLL_S = 0.3
@@ -72,6 +73,16 @@ def run_experiment(
     return report
 
 
+def apply_fault(testbed: Testbed, fault: Fault, pause: Pause) -> str:
+    """Apply the fault; retry while there is nothing to hit, as between two attempts."""
+    deadline = time.monotonic() + NO_TARGET_S
+    while True:
+        said = ACTIONS[fault.kind](testbed, fault, pause)
+        if not said.startswith(NO_TARGET) or time.monotonic() > deadline:
+            return said
+        pause(POLL_S)
+
+
 class Experiment:
     """One run from its start to its end."""
 
@@ -84,22 +95,13 @@ class Experiment:
             if not self._wait_for(fault.at):
                 break
             self.monitor.note("apply", **asdict(fault))
-            said = self._apply(fault)
+            said = apply_fault(self.testbed, fault, self._pause)
             if fault.kind == "damage newest":
                 self.monitor.expect_damage()
             self.monitor.note("applied", kind=fault.kind, said=said)
             self.monitor.progress_at = time.monotonic()
         self._wait_for(None)
         self._check_outcome(faults)
-
-    def _apply(self, fault: Fault) -> str:
-        """Apply the fault; retry while there is nothing to hit, as between two attempts."""
-        deadline = time.monotonic() + NO_TARGET_S
-        while True:
-            said = ACTIONS[fault.kind](self.testbed, fault, self._pause)
-            if not said.startswith(NO_TARGET) or time.monotonic() > deadline:
-                return said
-            self._pause(POLL_S)
 
     def _wait_for(self, iteration: int | None) -> bool:
         """Wait until the iteration is saved; False if the run is over or hangs."""
@@ -128,13 +130,19 @@ class Experiment:
     def _check_outcome(self, faults: Sequence[Fault]) -> None:
         monitor, record = self.monitor, read_json(self.run.record)
         monitor.poll()
+        for text in check_history(self.run):
+            monitor.add_problem(text)
         if record.get("state") not in OVER:
             return  # it hangs, and that is reported already
         if record.get("verdict") != "COMPLETED":
             monitor.add_problem(f"it ended as {record.get('verdict')}: {record.get('message')}")
         else:
             kinds = {fault.kind for fault in faults}
-            for text in check_losses(self.run, lines_may_lack="fill run" in kinds)[0]:
+            lines_may_lack = "fill run" in kinds
+            found = check_losses(self.run, lines_may_lack=lines_may_lack)[0]
+            if not lines_may_lack:
+                found += read_spans(self.run, read_training(self.run.training).global_batch_size)[1]
+            for text in found:
                 monitor.add_problem(text)
         deadline = time.monotonic() + 30
         while (left := self.testbed.list_leftovers()) and time.monotonic() < deadline:

@@ -39,10 +39,11 @@ def kill_rank(testbed: Testbed, fault: Fault, pause: Pause) -> str:
 
 
 def kill_agent(testbed: Testbed, fault: Fault, pause: Pause) -> str:
-    node = pick_node(testbed, fault)
-    agent = None if node is None else testbed.find_agent(node)
-    if node is None or agent is None:
+    agents = [(node, testbed.find_agent(node)) for node in testbed.list_nodes()]
+    found = pick([(node, agent) for node, agent in agents if agent is not None], fault)
+    if found is None:
         return NO_TARGET
+    node, agent = found
     send_signal(agent, signal.SIGKILL)
     return f"killed the attempt's agent of seat {node.seat}"
 
@@ -177,12 +178,14 @@ def kill_waiting(testbed: Testbed, fault: Fault, pause: Pause) -> str:
 def grow(testbed: Testbed, fault: Fault, pause: Pause) -> str:
     count = 1 + int(fault.pick * 2)
     done = testbed.vjob("grow", str(testbed.run.path), "--count", str(count), code=None)
-    return f"asked for {count} more nodes: {(done.stdout or done.stderr).splitlines()[:1]}"
+    said = (done.stdout or done.stderr).splitlines()[:1]
+    return f"{NO_TARGET}: {said}" if done.returncode else f"asked for {count} more nodes: {said}"
 
 
 def shrink(testbed: Testbed, fault: Fault, pause: Pause) -> str:
     done = testbed.vjob("shrink", str(testbed.run.path), "--count", "1", code=None)
-    return f"asked for one node less: {(done.stdout or done.stderr).splitlines()[:1]}"
+    said = (done.stdout or done.stderr).splitlines()[:1]
+    return f"{NO_TARGET}: {said}" if done.returncode else f"asked for one node less: {said}"
 
 
 def step_clock(testbed: Testbed, fault: Fault, pause: Pause) -> str:
@@ -248,11 +251,16 @@ def power_off(testbed: Testbed, fault: Fault, pause: Pause) -> str:
 
 
 def cut_link(testbed: Testbed, fault: Fault, pause: Pause) -> str:
-    """Cut a node's link, every other time for so long that the controller calls the node down."""
+    """Cut a node's link, every other time for so long that the controller calls the node down.
+
+    Not that of the batch script: if it comes back before the other nodes gave the job back, Slurm
+    ends the job as FAILED (docs/morph_epochs.md, "A headless job").
+    """
     node = pick_node(testbed, fault)
     if node is None:
         return NO_TARGET
-    seconds = fault.lasts_s if fault.pick * 100 % 2 < 1 else fault.lasts_s + NOTICED_S
+    is_short = node.seat == 0 or fault.pick * 100 % 2 < 1
+    seconds = fault.lasts_s if is_short else fault.lasts_s + NOTICED_S
     as_lab_testbed(testbed).cut_link(node.host)
     pause(seconds)
     as_lab_testbed(testbed).mend_link(node.host)

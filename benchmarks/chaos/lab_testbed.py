@@ -23,7 +23,7 @@ class LabTestbed(Testbed):
     """Four of the lab's six nodes, in a queue that others may preempt; spare ones take a requeued
     job."""
 
-    kinds = (*ANYWHERE, *ON_SLURM)
+    kinds: tuple[str, ...] = (*ANYWHERE, *ON_SLURM)
     cluster = "scheduler: slurm\n  nodes: [{group: all, count: 4, queue: low, ranks: 1}]"
 
     def __init__(self, folder: Path, lab: Lab | None = None) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.chaos.clock import Clocks
@@ -27,6 +28,7 @@ from tests.command import Vjob
 from tests.small_training import DOCUMENTS
 from varuna_core.morph.orders import Presence, read_presences
 from varuna_core.records.files import read_json
+from varuna_core.records.morphing import read_state
 from varuna_core.records.runfolder import RunFolder
 
 CONF = """
@@ -55,7 +57,6 @@ morph: {{enabled: true, min_nodes: 2, max_nodes: 6}}
 setup: {setup}
 env: {{OMP_NUM_THREADS: "1"}}
 """
-DISK_MB = 48
 DISKS = ("ckpt", "log")
 
 
@@ -65,6 +66,7 @@ class Testbed:
     __test__ = False  # pytest takes each Test... of a test file for tests
     kinds: tuple[str, ...] = ANYWHERE
     conf = CONF
+    disk_mb = 48
     cluster = "scheduler: local\n  nodes: [{group: all, count: 4, ranks: 1}]"
 
     def __init__(self, folder: Path, env: dict[str, str] | None = None) -> None:
@@ -94,7 +96,8 @@ class Testbed:
         if os.geteuid() == 0:
             for name in DISKS:
                 path = self.folder / name
-                run(["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "vjob-chaos", str(path)])
+                size = f"size={self.disk_mb}m"
+                run(["mount", "-t", "tmpfs", "-o", size, "vjob-chaos", str(path)])
                 self._mounted.append(path)
 
     def close(self, *, keep: bool) -> None:
@@ -122,10 +125,18 @@ class Testbed:
         self._mounted.clear()
 
     def submit(self, steps: int) -> RunFolder:
-        setup = json.dumps([f"export {name}={path}" for name, path in self.clocks.env.items()])
+        setup = json.dumps(self.list_setup())
         text = self.conf.format(steps=steps, cluster=self.cluster, setup=setup)
-        self._run = self.vjob.submit(text)
-        return self._run
+        return self.adopt(self.vjob.submit(text))
+
+    def list_setup(self) -> list[str]:
+        """Lines that each node runs first."""
+        return [f"export {name}={path}" for name, path in self.clocks.env.items()]
+
+    def adopt(self, run: RunFolder) -> RunFolder:
+        """Take a run that was submitted otherwise for this testbed's."""
+        self._run = run
+        return run
 
     @property
     def run(self) -> RunFolder:
@@ -135,8 +146,8 @@ class Testbed:
     # Targets of faults.
 
     def read_state(self) -> dict[str, object]:
-        value = read_json(self.run.morph.manager)
-        return value if isinstance(value, dict) else {}
+        state = read_state(self.run.morph)
+        return {} if state is None else asdict(state)
 
     def list_nodes(self) -> list[Presence]:
         """List the session's live nodes, by seat."""

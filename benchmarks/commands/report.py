@@ -1,7 +1,7 @@
 """Cost of reading a run's files for a report, beside plain ways to read the same files.
 
     python -m benchmarks.commands.report [--trace-mb 1000] [--nodes 64 --log-mb 50] [--ranks 1024]
-        [--events 1024000] [--write]
+        [--events 1024000] [--live-steps 100000] [--write]
 
 Each way runs in a process of its own; its memory is that process' peak. The logs are one file under
 many names. The seed's way is measured on a part of one log and told for all: that would take hours.
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.commands.report_live import measure_live
 from benchmarks.commands.report_page import measure_page, write_page
 from varuna_core.records.logs.trace import COLUMNS, FORMAT, TraceWriter
 from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
@@ -199,6 +200,7 @@ def main() -> None:
     parser.add_argument("--seed-mb", type=float, default=1.0)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--events", type=int, default=1_024_000, help="of the page")
+    parser.add_argument("--live-steps", type=int, default=100_000, help="of the live page")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary one")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
@@ -211,6 +213,7 @@ def main() -> None:
                 *measure_writer(Path(name)),
                 "",
                 *measure_page(Path(name) / "page", options.events),
+                *measure_live(Path(name) / "live", options.live_steps),
             ]
         )
     print(text)
@@ -249,13 +252,40 @@ def measure_trace(folder: Path, size_mb: int) -> list[str]:
     ]
 
 
+RANKS_OF_NODE = 8
+BATCH_STEPS = (1, 5, 25)
+"""Steps in a batch that a rank appends to the file of its node."""
+
+
+def pack_nodes(ranks: Path, nodes: Path, batch_steps: int, num_events: int = 50) -> None:
+    """The traces of ranks, each a file, as the files of their nodes: batches in turn."""
+    (nodes / "trace").mkdir(parents=True)
+    paths = sorted((ranks / "trace").glob("*.jsonl"), key=lambda path: int(path.stem))
+    for first in range(0, len(paths), RANKS_OF_NODE):
+        own = [path.read_bytes().splitlines(True) for path in paths[first : first + RANKS_OF_NODE]]
+        name = f"node-{first // RANKS_OF_NODE}.jsonl"
+        with open(nodes / "trace" / name, "wb") as handle:
+            size = batch_steps * (num_events + 1)
+            for at in range(0, max(map(len, own)), size):
+                for rank, lines in enumerate(own, first):
+                    handle.write(b'\n{"rank":%d}\n' % rank + b"".join(lines[at : at + size]))
+
+
 def measure_ranks(folder: Path, num_ranks: int) -> list[str]:
-    """Many small files."""
-    (folder / "trace").mkdir(parents=True)
+    """Many small traces: of ranks, and as a node has those of its ranks in one file."""
+    ranks = folder / "ranks"
+    (ranks / "trace").mkdir(parents=True)
     for rank in range(num_ranks):
-        path = folder / "trace" / f"{rank}.jsonl"
+        path = ranks / "trace" / f"{rank}.jsonl"
         write_trace(path, rank, num_steps=100, num_events=50)
-    plain_s, _, count = measure(read_json, sorted((folder / "trace").glob("*.jsonl")))
+    apart_s = min(measure(report, ranks)[0] for _ in range(2))
+    together = []
+    for steps in BATCH_STEPS:
+        pack_nodes(ranks, folder / str(steps), steps)
+        seconds = min(measure(report, folder / str(steps))[0] for _ in range(2))
+        together.append(seconds / apart_s)
+    folder = folder / str(BATCH_STEPS[1])
+    plain_s, _, count = measure(read_json, sorted((ranks / "trace").glob("*.jsonl")))
     ways = (("text", report, [folder]), ("page", write_page, [folder, folder / "report.html"]))
     measured = {name: measure(way, *given) for name, way, given in ways}
     return [
@@ -265,6 +295,13 @@ def measure_ranks(folder: Path, num_ranks: int) -> list[str]:
             f"4), {peak_mb:.0f} MB at most."
             for name, (seconds, peak_mb, _) in measured.items()
         ),
+        "",
+        f"Ranks of a node in one file, {RANKS_OF_NODE} of them, against a file each: "
+        + ", ".join(
+            f"{ratio:.2f} times as long in batches of {steps} steps"
+            for steps, ratio in zip(BATCH_STEPS, together, strict=True)
+        )
+        + ".",
         "",
     ]
 

@@ -94,7 +94,7 @@ def write_px_timeline(page: Path) -> None:
 
 
 def measure_page(folder: Path, num_events: int) -> list[str]:
-    """The figures of issue and README: size, first draw, zoom."""
+    """Size, first draw, zoom."""
     from playwright.sync_api import sync_playwright
 
     (folder / "trace").mkdir(parents=True)

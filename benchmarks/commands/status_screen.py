@@ -22,7 +22,7 @@ import tempfile
 import termios
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks import RESULTS, ROOT
@@ -69,7 +69,7 @@ class Job:
 class Terminal:
     """The command in a terminal of its own; counts what is drawn."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, env: Mapping[str, str] = os.environ) -> None:
         self.num_bytes = 0
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
@@ -80,7 +80,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             cwd=ROOT,
-            env={**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8"},
+            env={**env, "TERM": "xterm-256color", "LANG": "C.UTF-8"},
             start_new_session=True,
         )
         os.close(slave)

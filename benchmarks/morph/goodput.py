@@ -97,7 +97,7 @@ def compare_goodput(costs: Costs) -> str:
     trace = make_trace(SEED)
     ways = {
         "morphing": {"left": costs.asked_s, "lost": costs.lost_s, "came": costs.asked_s},
-        "stop and submit anew, by hand at once": dict.fromkeys(
+        "stop and submit again, by hand at once": dict.fromkeys(
             ("left", "lost", "came"), costs.restart_s
         ),
         "the same, after 5 minutes in the queue": dict.fromkeys(

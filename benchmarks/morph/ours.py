@@ -17,6 +17,7 @@ from tests.command import Vjob
 from varuna_core.agent.processes.proc import list_below, list_stats
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.files import read_json
+from varuna_core.records.logs.rank_output import list_outputs
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 
@@ -103,8 +104,8 @@ class Ours:
         self.run = self._vjob.submit(text)
 
     def count_steps(self, attempt: int) -> int:
-        folder = self.run.attempt(attempt).path / "ranks"
-        texts = (path.read_text(errors="replace") for path in folder.glob("*.out"))
+        outputs = list_outputs(self.run.attempt(attempt))
+        texts = (path.read_text(errors="replace") for path in outputs)
         return sum(text.count(STEP_MARK) for text in texts)
 
     def measure_step_ms(self, window_s: float) -> float:
@@ -115,8 +116,8 @@ class Ours:
         return sum(found) / len(found)
 
     def _list_step_ms(self) -> list[float]:
-        folder = self.run.attempt(0).path / "ranks"
-        text = "".join(path.read_text(errors="replace") for path in folder.glob("*.out"))
+        outputs = list_outputs(self.run.attempt(0))
+        text = "".join(path.read_text(errors="replace") for path in outputs)
         return [float(number) for number in _STEP_MS.findall(text)]
 
     def wait_for_steps(self, attempt: int, count: int = 1) -> float:

@@ -1,7 +1,7 @@
 """Speed of the runtime, beside other engines and beside its own theory.
 
-    python -m benchmarks.pipeline [torch] [deepspeed] [theory] [staged] [overhead] [gpu]
-                                  [--microbatches 8 16] [--rounds 5] [--write]
+    python -m benchmarks.pipeline [torch] [deepspeed] [theory] [staged] [overhead]
+                                  [gpu] [gpu_stages] [--microbatches 8 16] [--rounds 5] [--write]
 
 Without names all parts, in about ten minutes on two cores. Every figure is a ratio within one run:
 each round runs everything once, in an order that turns, and the median over the rounds is taken.
@@ -27,7 +27,12 @@ from benchmarks.pipeline.table import Part
 
 RESULT = Path(__file__).parent.parent / "results" / "pipeline.md"
 PAIRED = ("torch", "deepspeed", "theory")
-OTHERS = {"staged": staged.run, "overhead": overhead.run, "gpu": gpu.run}
+OTHERS = {
+    "staged": staged.run,
+    "overhead": overhead.run,
+    "gpu": gpu.run,
+    "gpu_stages": gpu.run_stages,
+}
 
 
 def describe_machine() -> str:

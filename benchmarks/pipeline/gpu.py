@@ -1,7 +1,12 @@
-"""A model of gpt2-xl's size in bf16 on one GPU: plain torch.compile, one stage, two stages."""
+"""A model of gpt2-xl's size in bf16 on one GPU: plain torch.compile, one stage, several stages.
+
+The part `gpu` has one process, `gpu_stages` two and then four that share the GPU.
+TESTS_DEVICE=cpu runs both in small on processors, to see that they run at all.
+"""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -14,9 +19,11 @@ from torch import Tensor, nn
 from benchmarks.pipeline import models
 from benchmarks.pipeline.ranks import run_ranks, serve
 from benchmarks.pipeline.table import Bound, Part, Table, ratios
+from tests.ranks.device import CPU, VARIABLE, choose_device, find_kind, synchronize
 from varuna_core import Varuna
 
 SIZES = {"blocks": 48, "width": 1600, "heads": 25, "vocab": 50257, "length": 1024}
+SMALL = {"blocks": 4, "width": 32, "heads": 2, "vocab": 65, "length": 16}
 NUM_MICROBATCHES, CHUNK_SIZE = 8, 2
 ONE_STAGE_AT_LEAST = 0.98
 PEAK_TFLOPS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "A10": 125.0, "L40S": 362.0}
@@ -30,23 +37,25 @@ def count_flops(tokens: int) -> float:
     return tokens * (6.0 * weights + 6.0 * blocks * width * length)
 
 
-def time_step(run: Callable[[], Any]) -> float:
-    torch.cuda.synchronize()
+def time_step(run: Callable[[], Any], device: torch.device) -> float:
+    synchronize(device)
     if dist.get_world_size() > 1:
         dist.barrier()
     begin = time.perf_counter()
     run()
-    torch.cuda.synchronize()
+    synchronize(device)
     if dist.get_world_size() > 1:
         dist.barrier()
     return time.perf_counter() - begin
 
 
-def build_plain(model: models.Gpt, batch: dict[str, Tensor]) -> Callable[[], Any]:
+def build_plain(
+    model: models.Gpt, batch: dict[str, Tensor], device: torch.device
+) -> Callable[[], Any]:
     model.cuts = nn.ModuleList(nn.Identity() for _ in model.cuts)
-    compiled = torch.compile(model.to("cuda", torch.bfloat16))
+    compiled = torch.compile(model.to(device, torch.bfloat16), backend=choose_compiler(device))
     micro = [
-        {name: value[i : i + CHUNK_SIZE].cuda() for name, value in batch.items()}
+        {name: value[i : i + CHUNK_SIZE].to(device) for name, value in batch.items()}
         for i in range(0, CHUNK_SIZE * NUM_MICROBATCHES, CHUNK_SIZE)
     ]
 
@@ -58,64 +67,97 @@ def build_plain(model: models.Gpt, batch: dict[str, Tensor]) -> Callable[[], Any
     return run
 
 
-def build_ours(model: models.Gpt, batch: dict[str, Tensor], world: int) -> Callable[[], Any]:
+def choose_compiler(device: torch.device) -> str:
+    return "aot_eager" if device == CPU else "inductor"
+
+
+def build_ours(
+    model: models.Gpt, batch: dict[str, Tensor], world: int, device: torch.device
+) -> Callable[[], Any]:
     dummies = {name: value[:CHUNK_SIZE] for name, value in batch.items()}
     stages = "".join(f"{rank};" for rank in range(world))
     size = CHUNK_SIZE * NUM_MICROBATCHES
     partition = models.even_partition(model, world)
     varuna = Varuna(
-        model, stages, dummies, size, CHUNK_SIZE, device=0, partition=partition, precision="bf16"
-    )
+        model, stages, dummies, size, CHUNK_SIZE, device=device, partition=partition,
+        precision="bf16",
+    )  # fmt: skip
     blocks: Any = varuna.part.stages[0].module.blocks
     for block in blocks:
-        block.compile()
+        block.compile(backend=choose_compiler(device))
     return lambda: (varuna.step(batch), varuna.zero_grad())
 
 
 def work(options: dict[str, Any], rank: int, world: int) -> dict[str, list[float]]:
     """In a rank."""
     torch.manual_seed(0)
-    model = models.Gpt(**SIZES)
+    device = choose_device()
+    sizes = SMALL if device == CPU else SIZES
+    model = models.Gpt(**sizes)
     batch = model.make_batch(CHUNK_SIZE * NUM_MICROBATCHES)
-    built = {f"ours, {world} stage(s)": build_ours(model, batch, world)}
+    built = {f"ours, {world} stage(s)": build_ours(model, batch, world, device)}
     if world == 1:
-        built["plain, torch.compile"] = build_plain(models.Gpt(**SIZES), batch)
+        built["plain, torch.compile"] = build_plain(models.Gpt(**sizes), batch, device)
     for run in built.values():
         for _ in range(2):
-            time_step(run)
+            time_step(run, device)
     times: dict[str, list[float]] = {name: [] for name in built}
     for _ in range(options["rounds"]):
         for name, run in built.items():
-            times[name].append(time_step(run))
+            times[name].append(time_step(run, device))
     return times
 
 
 def run(options: dict[str, Any]) -> Part:
-    """In the parent."""
-    part = Part(title="gpt2-xl's size in bf16 on one GPU")
-    if not torch.cuda.is_available():
+    """In the parent: one process."""
+    part, times = measure("gpt2-xl's size in bf16 on one GPU", (1,), options)
+    if times:
+        speeds = ratios(times["plain, torch.compile"], times["ours, 1 stage(s)"])
+        part.bounds.append(
+            Bound(
+                what="one stage as fast as plain torch.compile, times",
+                value=statistics.median(speeds),
+                limit=ONE_STAGE_AT_LEAST,
+                at_least=True,
+            )
+        )
+    return part
+
+
+def run_stages(options: dict[str, Any]) -> Part:
+    """In the parent: processes that share the GPU."""
+    return measure("gpt2-xl's size in bf16, two and four stages on one GPU", (2, 4), options)[0]
+
+
+def measure(
+    title: str, worlds: tuple[int, ...], options: dict[str, Any]
+) -> tuple[Part, dict[str, list[float]]]:
+    """The table of all worlds, and the seconds of their steps; none without a GPU."""
+    part = Part(title=title)
+    kind = find_kind()
+    if kind is None:
         part.notes.append("Not run: no GPU here.")
-        return part
-    name = torch.cuda.get_device_name()
-    peak = next((PEAK_TFLOPS[k] for k in sorted(PEAK_TFLOPS, key=len)[::-1] if k in name), None)
-    tokens = CHUNK_SIZE * NUM_MICROBATCHES * SIZES["length"]
-    part.notes.append(f"{name}, torch.version.cuda {torch.version.cuda}, {tokens} tokens a step.")
-    times = {**run_ranks(__name__, 1, options), **run_ranks(__name__, 2, options)}
+        return part, {}
+    os.environ[VARIABLE] = kind
+    sizes, peak = SIZES, None
+    if kind == "cpu":
+        part.notes.append("On processors and in small: it runs; no figure here says anything.")
+        sizes = SMALL
+    else:
+        name = torch.cuda.get_device_name()
+        peak = next((PEAK_TFLOPS[k] for k in sorted(PEAK_TFLOPS, key=len)[::-1] if k in name), None)
+        part.notes.append(f"{name}, CUDA {torch.version.cuda}.")
+    tokens = CHUNK_SIZE * NUM_MICROBATCHES * sizes["length"]
+    part.notes.append(f"{tokens} tokens a step.")
+    times: dict[str, list[float]] = {}
+    for world in worlds:
+        times |= run_ranks(__name__, world, options)
     table = Table(title="thousand tokens a second", columns=("MFU",), digits=2)
     for label, seconds in times.items():
         mfu = count_flops(tokens) / statistics.median(seconds) / 1e12 / (peak or float("nan"))
         table.add(label, [tokens / s / 1e3 for s in seconds], f"{mfu:.3f}" if peak else "")
     part.tables.append(table)
-    speeds = ratios(times["plain, torch.compile"], times["ours, 1 stage(s)"])
-    part.bounds.append(
-        Bound(
-            what="one stage as fast as plain torch.compile, times",
-            value=statistics.median(speeds),
-            limit=ONE_STAGE_AT_LEAST,
-            at_least=True,
-        )
-    )
-    return part
+    return part, times
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Cost of a checkpoint beside moving the same bytes, and beside torch.distributed.checkpoint.
 
-    python -m benchmarks.runtime.checkpoint [--folder .] [--rounds 9] [--millions 20] [--write]
+    python -m benchmarks.runtime.checkpoint [--folder .] [--rounds 9] [--millions 20]
+                                           [--gpu | --write]
 
 AdamW's state of a model of equal layers in fp32. Each ratio is of two things timed in turn, round
-by round, in one process with one compute thread; `--folder` says on which file system.
+by round, in one process with one compute thread; `--folder` says on which file system. With `--gpu`
+the state lies on a GPU, and the stall alone is measured.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import platform
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -28,6 +31,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from benchmarks import RESULTS
+from tests.ranks.device import CPU, VARIABLE, choose_device, find_kind
 from varuna_core.checkpoint.format.box import Box
 from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, make_entry, view_bytes
 from varuna_core.checkpoint.format.manifest import TrainingState
@@ -63,7 +67,7 @@ class State:
         return CheckpointPart(iteration=iteration, segments=segments, state=training)
 
 
-def build_state(millions: float) -> State:
+def build_state(millions: float, device: torch.device = CPU) -> State:
     width = max(8, int((millions * 1e6 / LAYERS / 8) ** 0.5))
     made = {}
     for layer in range(LAYERS):
@@ -73,7 +77,7 @@ def build_state(millions: float) -> State:
             ("b", (width,)),
         ):
             for kind in KINDS:
-                made[kind, f"{layer}.{name}"] = torch.randn(shape)
+                made[kind, f"{layer}.{name}"] = torch.randn(shape, device=device)
     return State(made)
 
 
@@ -247,12 +251,17 @@ def render_row(what: str, bound: float, ratios: Ratios) -> str:
     return f"| {what} | {bound} | {least:.2f} | {middle:.2f} | {most:.2f} | {ratios.best:.2f} |"
 
 
+HEAD = (
+    "| what, over what | bound | smallest | median | largest | best round / best round |",
+    "|---|---|---|---|---|---|",
+)
+
+
 def measure(state: State, folder: Path, rounds: int) -> list[str]:
     blocking = measure_memory(state, folder, background=False)
     copied = measure_memory(state, folder, background=True)
     rows = [
-        "| what, over what | bound | smallest | median | largest | best round / best round |",
-        "|---|---|---|---|---|---|",
+        *HEAD,
         render_row(
             "blocking save / the same bytes and fsync", 1.3, measure_save(state, folder, rounds)
         ),
@@ -264,20 +273,23 @@ def measure(state: State, folder: Path, rounds: int) -> list[str]:
             over = f"reading the bytes from {'the disk' if cold else 'the page cache'}"
             ratios = measure_load(state, folder, rounds, cold, halves)
             rows.append(render_row(f"{what} / {over}", 1.5, ratios))
-    stalls = []
+    return [
+        *rows,
+        *measure_stalls(state, folder, rounds),
+        "",
+        f"Memory above the state, as a share of it: blocking {blocking:.2f} (bound: the largest "
+        f"layer, {1 / LAYERS:.2f}), in the background {copied:.2f} (bound: one copy).",
+    ]
+
+
+def measure_stalls(state: State, folder: Path, rounds: int) -> list[str]:
+    rows, stalls = [], []
     places = [("memory", None), ("a folder in memory", Path("/dev/shm")), ("a disk", folder / "t")]
     for place, tempdir in places:
         ratios, ours_ms = measure_stall(state, folder, rounds, tempdir)
         rows.append(render_row(f"stall, copy in {place} / DCP async_save", 0.5, ratios))
         stalls.append(f"{place} {ours_ms:.0f}")
-    return [
-        *rows,
-        "",
-        f"Our stalls, ms: {', '.join(stalls)}.",
-        "",
-        f"Memory above the state, as a share of it: blocking {blocking:.2f} (bound: the largest "
-        f"layer, {1 / LAYERS:.2f}), in the background {copied:.2f} (bound: one copy).",
-    ]
+    return [*rows, "", f"Our stalls, ms: {', '.join(stalls)}."]
 
 
 def main() -> None:
@@ -287,13 +299,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--millions", type=float, default=20, help="of parameters")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--gpu", action="store_true", help="of a state on a GPU, the stall alone")
     options = parser.parse_args()
+    if options.gpu:
+        kind = find_kind()
+        if kind is None or options.write:
+            sys.exit(f"--write is for {RESULT.name}" if kind else "Not run: no GPU here.")
+        os.environ[VARIABLE] = kind
     torch.set_num_threads(1)
-    state = build_state(options.millions)
+    state = build_state(options.millions, choose_device() if options.gpu else CPU)
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(made)
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
-        rows = measure(state, folder, options.rounds)
+        if options.gpu:
+            rows = [*HEAD, *measure_stalls(state, folder, options.rounds)]
+        else:
+            rows = measure(state, folder, options.rounds)
         dist.destroy_process_group()
     head = (
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, one "

@@ -1,6 +1,6 @@
 """The simulator held against the engine: a step predicted from a profile, and the step measured.
 
-    python -m benchmarks.simulator [--quick] [--rounds 3] [--write]
+    python -m benchmarks.simulator [--quick | --gpu] [--rounds 3] [--write]
 
 Every launch starts real ranks (gloo, sockets) that take turns: the profiler's own measurement, then
 some steps of every layout, and again. The medians of the profiles predict, the medians of the steps
@@ -30,7 +30,17 @@ import torch
 from benchmarks import RESULTS
 from benchmarks.pipeline import network
 from benchmarks.pipeline.ranks import run_ranks
-from benchmarks.simulator.layouts import LAUNCHES, QUICK, Launch, Layout, place
+from benchmarks.simulator.layouts import (
+    ALONE,
+    GPU_ALONE,
+    GPU_PAIR,
+    LAUNCHES,
+    QUICK,
+    Launch,
+    Layout,
+    place,
+)
+from tests.ranks.device import VARIABLE, find_kind
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import StepTime, simulate_step
@@ -63,7 +73,7 @@ class Row:
     predicted: StepTime
     measured: list[float]
     """Seconds of each step."""
-    pipeline_s: float
+    pipeline_s: float | None
     """Seconds of the last round's last step, from the first action's begin to the last's end."""
     kinds: dict[str, tuple[float, float]]
     """By kind of action: what all ranks' took of it in that step, and what was predicted."""
@@ -165,6 +175,7 @@ def measure(launch: Launch, rounds: int, cpu: bool, kept: Path | None) -> dict[s
 def compare(launch: Launch, result: dict[str, Any]) -> list[Row]:
     profile = join_profiles([parse_profile(text) for text in result["profiles"]])
     rows = []
+    is_asynchronous = os.environ.get(VARIABLE) == "cuda"  # events say when kernels were launched
     for layout, steps, events in zip(
         launch.layouts, result["steps"], result["events"], strict=True
     ):
@@ -176,9 +187,10 @@ def compare(launch: Launch, result: dict[str, Any]) -> list[Row]:
                 layout=layout,
                 predicted=predicted,
                 measured=steps,
-                pipeline_s=max(e[3] for one in own for e in one)
-                - min(e[1] for one in own for e in one),
-                kinds=_compare_kinds(own, taken),
+                pipeline_s=None
+                if is_asynchronous
+                else max(e[3] for one in own for e in one) - min(e[1] for one in own for e in one),
+                kinds={} if is_asynchronous else _compare_kinds(own, taken),
             )
         )
     return rows
@@ -217,11 +229,11 @@ def render(rows: Sequence[Row]) -> str:
         for row in (row for row in rows if row.launch.title == launch):
             low, high = np.quantile(row.measured, [0.1, 0.9])
             kinds = ", ".join(f"{kind} {b / a - 1:+.1%}" for kind, (a, b) in row.kinds.items() if a)
+            pipeline = "" if row.pipeline_s is None else f"{row.pipeline_s * 1e3:.1f}, "
             lines.append(
                 f"| {row.layout.name} | {len(row.measured)} | {row.measured_s * 1e3:.1f} "
                 f"({low * 1e3:.1f} to {high * 1e3:.1f}) | {row.predicted.step_s * 1e3:.1f} | "
-                f"{row.error:+.1%} | {row.pipeline_s * 1e3:.1f}, "
-                f"{row.predicted.pipeline_s * 1e3:.1f} | {kinds} |"
+                f"{row.error:+.1%} | {pipeline}{row.predicted.pipeline_s * 1e3:.1f} | {kinds} |"
             )
     return "\n".join(lines)
 
@@ -249,6 +261,17 @@ def judge(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def choose_gpu_launches() -> tuple[Launch, ...]:
+    """On two GPUs a pipeline too; on processors a small one, to see that it runs at all."""
+    kind = find_kind()
+    if kind is None:
+        sys.exit("Not run: no GPU here.")
+    os.environ[VARIABLE] = kind
+    if kind == "cpu":
+        return (replace(ALONE, title="on processors", layouts=ALONE.layouts[:2]),)
+    return (GPU_ALONE, GPU_PAIR)[: min(2, torch.cuda.device_count())]
+
+
 def main() -> None:
     """Measure, print, and with --write keep the result file."""
     parser = argparse.ArgumentParser(
@@ -256,13 +279,19 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="few layouts, two rounds")
+    parser.add_argument("--gpu", action="store_true", help="layouts on this machine's GPUs")
     parser.add_argument("--only", type=int, nargs="+", help="launches by the number of processes")
     parser.add_argument("--cpu", action="store_true", help="actions by their threads' CPU time")
     parser.add_argument("--keep", type=Path, help="a folder for what was measured, or that has it")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     given = parser.parse_args()
     load, began = os.getloadavg()[0], time.monotonic()
-    launches, rounds = (QUICK, 2) if given.quick else (LAUNCHES, given.rounds)
+    launches: Sequence[Launch] = QUICK if given.quick else LAUNCHES
+    rounds = 2 if given.quick else given.rounds
+    if given.gpu:
+        if given.write:
+            parser.error(f"--write is for {RESULT.name}, which is of processors")
+        launches = choose_gpu_launches()
     rows: list[Row] = []
     for launch in launches:
         if given.only and launch.ranks not in given.only:

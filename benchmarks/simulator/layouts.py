@@ -192,6 +192,38 @@ SIXTEEN = Launch(
     ),
 )
 
+WIDE = {**GPT, "layers": 12, "hidden": 1024, "heads": 16, "sequence": 512, "vocab": 8192}
+GPU_ALONE = Launch(
+    title="one process on a GPU",
+    ranks=1,
+    model="gpt",
+    batch=32,
+    options=WIDE,
+    layouts=(
+        _gpt(counts=(14,)),
+        _gpt(counts=(14,), micro_batch=8),
+        _gpt(counts=(14,), schedule="gpipe"),
+        _gpt(counts=(14,), recompute="full"),
+        _gpt(counts=(14,), schedule="gpipe", recompute="full", micro_batch=8),
+    ),
+)
+GPU_PAIR = Launch(
+    title="two processes, a GPU each",
+    ranks=2,
+    model="gpt",
+    batch=32,
+    options=WIDE,
+    layouts=(
+        _gpt(stages=2, counts=(7, 7)),
+        _gpt(stages=2, counts=(7, 7), schedule="gpipe"),
+        _gpt(stages=2, counts=(9, 5)),
+        _gpt(stages=2, counts=(7, 7), schedule="varuna", recompute="full"),
+        _gpt(replicas=2, counts=(14,)),
+        _gpt(replicas=2, counts=(14,), micro_batch=8, zero=1),
+    ),
+)
+"""Not on a shared GPU: a profile says nothing of how two processes take turns on it."""
+
 LAUNCHES = (ALONE, PAIR, FOUR, EIGHT, SIXTEEN)
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from benchmarks.pipeline import waits
 from benchmarks.pipeline.ranks import gather, pin, serve
 from benchmarks.simulator.layouts import Launch, Layout, rebuild
+from tests.ranks.device import CPU, choose_device, synchronize
 from varuna_core import Profiler, Varuna
 from varuna_core.planner.profile.profile import Network
 from varuna_core.planner.profile.profile_file import render_profile
@@ -51,7 +52,7 @@ class Job:
             make_batch(launch, layout.micro_batch),
             launch.batch,
             layout.micro_batch,
-            device="cpu",
+            device=choose_device(),
             partition="-".join(map(str, layout.counts)),
             schedule=layout.schedule,
             recompute=layout.recompute,
@@ -72,6 +73,7 @@ class Job:
             self.varuna.step(self.batch)
             self.optimizer.step()
             self.varuna.zero_grad()
+            synchronize(self.varuna.device)
             ends.append(time.perf_counter())
         return ends, list(self.events)
 
@@ -96,7 +98,9 @@ def make_batch(launch: Launch, size: int) -> dict[str, torch.Tensor]:
 def profile_once(launch: Launch, kind: str, sizes: list[int], network: Network) -> str:
     """As `vjob profile` does it; the links were measured just before."""
     torch.manual_seed(SEED)
-    profiler = Profiler(build_model(launch), "cpu", name=launch.model, kind=kind, samples=2)
+    profiler = Profiler(
+        build_model(launch), choose_device(), name=launch.model, kind=kind, samples=2
+    )
     profiler.set_optimizer(make_optimizer)
     with tempfile.TemporaryDirectory() as folder:
         profile = profiler.profile_all(
@@ -115,9 +119,9 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     kind = launch.kinds[rank]
     waits.jitter.factor = launch.slow_right if launch.nodes[rank] != launch.nodes[0] else 1.0
     profiler_links.SIZE_S = LINK_S
-    crew = Crew(torch.device("cpu"), kind)
+    crew = Crew(choose_device(), kind)
     jobs = [Job(launch, layout) for layout in launch.layouts]
-    if launch.model == "gpt":
+    if launch.model == "gpt" and crew.device == CPU:
         pin(rank)
     sizes = sorted({layout.micro_batch for layout in launch.layouts})
     for job in jobs:

@@ -174,9 +174,10 @@ def run_queue(session: Session, lab: Lab) -> None:
 def run_disk(session: Session, disk: Path) -> None:
     """Run out of disk for the checkpoint, on this machine: the lab's nodes have no small disk."""
     session.write("full.yaml", LAPTOP.replace("checkpoints/first", str(disk / "ckpt")))
-    session.run("submit full.yaml --follow", "No space left on device", code=None)
-    session.run("status last --once", "No space left on device", code=10)
-    session.run("logs last --errors", "what to do: .*(disk|room|space)")
+    session.run("submit full.yaml", "as job")
+    session.wait_for("last", "a save waits, .*no room in ", 90)
+    session.run("status last --once", "make room there", code=15)
+    session.run("cancel last", "cancelled")
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@
 #
 # needs podman or docker, enroot, 60 GB of disk and a way to nvcr.io (its PyTorch images need no
 # account). 25.11 has Python 3.12, PyTorch 2.10.0a0 and CUDA 13.0: driver 580, or an older one of
-# data center GPUs with the image's own compatibility libraries.
+# data center GPUs with the image's own compatibility libraries. apex is the one that NVIDIA has built
+# into that image, from a source of its own: its metadata say 0.1, whatever the commit, so the release
+# of the base is what pins it. `gpu-small` is a smaller image without it.
 ARG BASE=nvcr.io/nvidia/pytorch:25.11-py3
 FROM ${BASE}
 
@@ -19,6 +21,8 @@ RUN pip install --no-cache-dir --no-deps /tmp/varuna_core-*.whl && rm /tmp/varun
 
 # Says at build time what would else fail in a job.
 RUN python3 -c "from importlib.metadata import version as v; \
+from importlib.util import find_spec; \
 import torch, varuna_core; \
 print(torch.__version__, v('apex'), v('deepspeed')); \
+assert find_spec('amp_C'), 'apex without its compiled parts'; \
 assert tuple(map(int, torch.__version__.split('.')[:2])) >= (2, 9)"

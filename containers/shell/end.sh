@@ -2,7 +2,7 @@
 #
 #   end LABEL TOOL...
 #
-# TOOL is podman or docker with its own options. Whoever else removes one meanwhile is welcome.
+# TOOL is podman or docker with its own options. Another process may remove one meanwhile.
 set -euo pipefail
 label=$1
 shift

@@ -62,7 +62,7 @@ unpack_squashfs() {
     unsquashfs -no-progress -user-xattrs -d "$roots/$1" "$image" >"$log" 2>&1 || status=$?
   fi
   if [ "$status" -ne 0 ] && { [ "$status" -ne 2 ] || has_other_errors "$log"; }; then
-    grep -v '^$' "$log" | tail -n 5 >&2 || true
+    grep -vE '^($|Parallel unsquashfs|created |[0-9]+ inodes|\[[=|/ -])' "$log" | tail -n 5 >&2 || true
     rm -f "$log"
     if [ "$(count_free)" -lt $((16 << 20)) ]; then
       fail "No space left on $roots while $image was unpacked: set container.scratch to a" \
@@ -133,14 +133,37 @@ make_target() {
   done
 }
 
+# Copies for one run alone (a name with its run in it) whose agent was killed, after an hour; and what
+# was generated for runs of last month.
+sweep_orphans() {
+  local lock name
+  find "$base/conf" -type f -mtime +30 -delete 2>/dev/null || true
+  find "$roots" -maxdepth 1 -name '.vjob-????????????-*.lock' -mmin +60 -print0 2>/dev/null |
+    while IFS= read -r -d '' lock; do
+      name=${lock##*/.}
+      name=${name%.lock}
+      [ ! -e "$roots/.$name.use" ] || flock -n -x "$roots/.$name.use" true || continue
+      flock -n -x "$lock" true || continue
+      if [ -d "$roots/$name" ] && [ ! -L "$roots/$name" ]; then
+        chmod -R u+rwX "$roots/$name" 2>/dev/null || true
+      fi
+      rm -rf "${roots:?}/$name" "$roots/$name.facts" "$roots/$name".part.* 2>/dev/null || true
+      rm -f "$roots/.$name.use" "$lock"
+    done
+}
+
 make_base
+sweep_orphans
 [ "$kind" = reference ] || [ -e "$image" ] || fail "$image is not on $(hostname)"
+if [ "$kind" = folder ] && [ ! -e "$image/bin" ] && [ ! -L "$image/bin" ]; then
+  fail "$image is not the root folder of an image: it has no bin in it"
+fi
 exec 9>"$roots/.$name.lock"
 flock 9
 if [ "$kind" = folder ] && [ "$reuse" != false ]; then
   ln -sfn "$image" "$root"
 elif ! is_whole; then
-  if [ -e "$facts" ]; then echo "unpacking $image anew: $root is torn or of an older image" >&2; fi
+  if [ -e "$facts" ]; then echo "unpacking $image again: $root is torn or of an older image" >&2; fi
   unpack
   { describe_image; list_tree "$root/"; } >"$facts"
 fi

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from vjob.jobs.conf.fates import list_changed
-from vjob.jobs.conf.loading.load import apply_overrides, read_text
+from vjob.jobs.conf.loading.load import build_tree, read_text
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.conf.write import dump_yaml, render_resolved
-from vjob.jobs.conf.yaml_tree import Scalar, Table, join_key, parse_tree
+from vjob.jobs.conf.yaml_tree import Scalar, Table, join_key
 from vjob.jobs.errors import InputError
 
 if TYPE_CHECKING:
@@ -77,8 +77,10 @@ def resolve(source: ConfText, *, require_env: bool = True) -> Resolved:
 def find_written(source: ConfText, *keys: str) -> str | None:
     """The text of a key that a conf writes, such as `program`, `python`; None where it does not."""
     text = read_text(source.path, str(source.path)) if source.text is None else source.text
-    tree, _ = parse_tree(text, str(source.path))
-    tree, _ = apply_overrides(tree, source.overrides)
+    base = Path(os.path.abspath(source.path)).parent
+    tree, _ = build_tree(
+        text, str(source.path), base, source.overrides, os.environ, is_file=source.text is None
+    )
     for key in keys:
         entry = tree.entries.get(key) if isinstance(tree, Table) else None
         if entry is None:

@@ -6,11 +6,12 @@ nothing of it is unpickled: its results are None where it ended well.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,21 +23,21 @@ from varuna_core.functions.environment import VjobPaths
 from varuna_core.records import record as records
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import list_names
+from varuna_core.records.logs.rank_output import RankOutput, find_output
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.requests import LEFT, read_stop, write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.watcher import VjobInfoWatcher
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.runs.cancel import cancel_run
+from vjob.jobs.runs.cancel import call_agents, cancel_run
 from vjob.jobs.runs.find import RunView, is_over, view_run
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from vjob.jobs.conf.schema import JobConf
     from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
     from vjob.jobs.monitor.stacks.group import Stacks
+    from vjob.reports.export.tables import JobTables
 
 R = TypeVar("R", covariant=True)
 log = logging.getLogger(__name__)
@@ -214,12 +215,16 @@ class VjobJob(Job[R]):
 
         target = self.run.report if path is None else Path(path).expanduser().absolute()
         here = Path.cwd()
-        write_report(str(self.run.path), here, log.info, ReportOutputs(page=target))
+        write_report(str(self.run.path), here, log.info, ReportOutputs(output=target))
         return target
 
     @property
-    def tables(self) -> Mapping[str, pd.DataFrame]:
-        """The tables of `vjob report --csv` as DataFrames, by name; read again each time."""
+    def tables(self) -> JobTables:
+        """DataFrames by name (docs/notebook.md), `job.tables.steps`; read again each time.
+
+        >>> tables = vjob.job("last").tables
+        >>> tables.steps.took_s.median(), tables.losses.loss.min()
+        """
         from vjob.jobs.reporting.report import load_tables
 
         return load_tables(self.run.path)
@@ -252,6 +257,7 @@ class VjobJob(Job[R]):
         if not attempts:
             raise InputError(f"{self.name} has started no rank yet")
         write_signal(attempts[-1], "USR2", f"interrupt-{uuid.uuid4().hex}")
+        call_agents(self.run)
 
     def grow(self, count: int, *, queue: str | None = None) -> str:
         """Submit a job of `count` nodes that joins this run, which may morph; its id."""
@@ -317,8 +323,9 @@ class VjobJob(Job[R]):
             return FailedJobError(f"{verdict}\n{shown}{hint}")
         if self.has_function and self._ended_well(rank):
             return UncompletedJobError(f"{verdict}\n{self._explain_lost(rank)}\n{hint}")
-        text = read_text(VjobPaths(self.folder, self.job_id, rank).stderr)
-        last = "\n".join((text or "").splitlines()[-LAST_LINES:])
+        outputs = self._find_outputs(rank, "err")
+        text = _decode(outputs[-1].read()) if outputs else ""
+        last = "\n".join(text.splitlines()[-LAST_LINES:])
         shown = f"{where} it wrote last:\n{last}\n" if last else ""
         return UncompletedJobError(f"{verdict}\n{shown}{hint}")
 
@@ -401,27 +408,30 @@ class VjobJob(Job[R]):
         return f"rank {rank} on {host}:"
 
     def _hint(self, rank: int) -> str:
-        logs = [one.rank_log(rank, kind) for one in self.run.attempts() for kind in ("out", "err")]
-        if any(path.exists() for path in logs):
+        found = [self._find_outputs(rank, kind) for kind in ("out", "err")]
+        if any(output.path.exists() for outputs in found for output in outputs):
             return f"All lines: vjob logs {self.run.path} --rank {rank}"
         return f"More: vjob status {self.run.path}"
 
     def _get_logs_string(self, name: str) -> str | None:
         """One rank's lines of all attempts: submitit's logs go on after a requeue, too."""
-        attempts = self.run.attempts()
-        logs = [one.rank_log(self.paths.task_id, name[3:]) for one in attempts]
-        return "".join(read_text(path) or "" for path in logs) if attempts else None
+        outputs = self._find_outputs(self.paths.task_id, name[3:])
+        return _decode(b"".join(one.read() for one in outputs)) if outputs else None
+
+    def _find_outputs(self, rank: int, kind: str) -> list[RankOutput]:
+        """Of all attempts, oldest first."""
+        return [
+            find_output(one, read_attempt_plan(self.run, one.number), rank, kind)
+            for one in self.run.attempts()
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_reader"}
 
 
-def read_text(path: Path) -> str | None:
-    """The text of a log; None before it is there."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return None
+def _decode(data: bytes) -> str:
+    """The text of a log."""
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace").read()
 
 
 def read_pickle(path: Path) -> Any:

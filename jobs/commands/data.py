@@ -14,7 +14,8 @@ from typing import Any
 
 import click
 
-from vjob.jobs.commands.arguments import json_option
+from vjob.jobs.commands.arguments import json_option, print_object, write_commands
+from vjob.jobs.commands.terminal import say
 from vjob.jobs.errors import InputError, VjobError
 
 TOKENIZERS = ("bpe", "wordpiece-lower", "wordpiece-cased", "whitespace")
@@ -29,6 +30,9 @@ class DataGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_commands(formatter, "Commands", self.commands.values())
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             from varuna_core.data.errors import DataError
@@ -40,7 +44,7 @@ class DataGroup(click.Group):
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("numpy", "tokenizers", "zstandard"):
                 raise
-            raise InputError(f"{error}: pip install 'vjob[data]'") from None
+            raise InputError(f"{error}: pip install '.[data]' in vjob's checkout") from None
         except BrokenPipeError:
             raise  # the reader of our lines has left
         except OSError as error:
@@ -52,7 +56,7 @@ def data() -> None:
     """Make training data from text, and look at it.
 
     \b
-    vjob data prepare wiki.jsonl.gz -o data/wiki --tokenizer bpe --train 32000 --append-eod
+    vjob data prepare wiki.jsonl.gz -o data/wiki --train 32000 --append-eod
     vjob data inspect data/wiki_text_document      sizes, split, index maps
     vjob data sample data/wiki_text_document       what a run would be fed
 
@@ -98,7 +102,7 @@ split_option = click.option(
     "--max-line-mb", type=click.IntRange(1), default=1000, show_default=True, help="Longest line."
 )
 @click.option("--processes", "-p", type=click.IntRange(1), help="Default: one a core.")
-@click.option("--again", is_flag=True, help="Make it anew if it is there.")
+@click.option("--again", is_flag=True, help="Make it again if it is there.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def prepare(
     inputs: tuple[Path, ...],
@@ -124,10 +128,10 @@ def prepare(
 
     \b
     vjob data prepare *.jsonl.zst -o data/wiki --train 32000 --append-eod
-    vjob data prepare a.txt.gz -o data/a --vocab vocab.json --merges merges.txt --append-eod
-    vjob data prepare a.jsonl -o data/bert --tokenizer wordpiece-lower --vocab vocab.txt \\
-        --split-sentences
-    vjob data prepare a.txt -o data/a --tokenizer whitespace --vocab vocab.json --append-eod
+    vjob data prepare a.txt.gz -o data/a --vocab vocab.json --merges merges.txt
+    vjob data prepare a.jsonl -o data/bert --tokenizer wordpiece-lower \\
+        --vocab vocab.txt --split-sentences
+    vjob data prepare a.txt -o data/a --tokenizer whitespace --vocab vocab.json
 
     INPUTS are JSON lines (.jsonl, .json: the text under --key) or plain text, a document a line;
     .gz and .zst are known by their contents. What was begun is kept in PREFIX_text_document.part:
@@ -165,7 +169,10 @@ def prepare(
         _note(f"interrupted; {_what_is_left(part)}")
         sys.exit(130)
     progress.close()
-    click.echo(json.dumps(summary, indent=1) if as_json else _render(summary))
+    if as_json:
+        print_object(summary)
+    else:
+        say(_render(summary))
 
 
 def _what_is_left(part: Path) -> str:
@@ -176,7 +183,7 @@ def _what_is_left(part: Path) -> str:
 
 def _note(text: str) -> None:
     """Words on the way go to stderr: what a script reads is the result."""
-    click.echo(f"vjob: {text}", err=True)
+    say(f"vjob: {text}", err=True)
 
 
 def _render(summary: dict[str, Any]) -> str:
@@ -206,7 +213,7 @@ def inspect(prefix: str, split: str, as_json: bool) -> None:
     from varuna_core.data import inspect as inspecting
 
     found = inspecting.inspect(prefix, split)
-    click.echo(json.dumps(found, indent=1) if as_json else inspecting.render(found))
+    click.echo(json.dumps(found, indent=1)) if as_json else say(inspecting.render(found))
 
 
 @data.command()

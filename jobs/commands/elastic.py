@@ -2,29 +2,46 @@
 
 from __future__ import annotations
 
-import json
 import sys
+import time
 from pathlib import Path
 
 import click
 
-from vjob.jobs.commands.arguments import job_argument, json_option
+from vjob.jobs.commands.arguments import (
+    Duration,
+    complete_by,
+    job_argument,
+    json_option,
+    print_object,
+)
+from vjob.jobs.commands.terminal import say
+from vjob.jobs.conf.quantities import MINUTES
 from vjob.jobs.errors import InputError
 
 
 @click.command()
 @job_argument
 @click.option("--count", type=int, required=True, metavar="N", help="How many nodes.")
-@click.option("--queue", metavar="NAME", help="Their Slurm partition; default: the run's first.")
 @click.option(
-    "--walltime-min", type=click.IntRange(min=1), metavar="MIN", help="Default: as the run's."
+    "--queue",
+    metavar="NAME",
+    shell_complete=complete_by("complete_queue"),
+    help="Their Slurm partition; default: the run's first.",
+)
+@click.option(
+    "--walltime-min",
+    type=Duration(MINUTES, least=1, whole=True),
+    metavar="MINUTES",
+    help="Default: as the run's.",
 )
 @json_option
 def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_json: bool) -> None:
-    """Submit a job of N nodes that joins JOB, a run that may morph.
+    """Add N nodes to JOB, an elastic run (`morph.enabled`).
 
-    The nodes are like those of the run's group with that queue, else like its first group. Once
-    they are there the run saves, and goes on with them; their job ends with the run.
+    A job is submitted for them. They are like those of the run's group with that queue, else like
+    its first group. Once they are there the run saves and continues with them; their job ends with
+    the run.
 
     \b
     vjob grow last --count 4 --queue gpu2
@@ -36,10 +53,10 @@ def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_j
     join, added = membership.grow(run, count=count, queue=queue, walltime_min=walltime_min)
     if as_json:
         facts = {"run": run.name, "job": added, "group": join.name, "count": count}
-        click.echo(json.dumps(facts))
+        print_object(facts, is_line=True)
         return
     nodes = "a node" if count == 1 else f"{count} nodes"
-    click.echo(f"job {added} brings {nodes} to {run.name} when it starts")
+    say(f"job {added} brings {nodes} to {run.name} when it starts")
     click.echo(f"  status  vjob status {run.name}")
     click.echo(f"  log     {run.scheduler_log(join.name)}")
 
@@ -47,9 +64,17 @@ def grow(job: str, count: int, queue: str | None, walltime_min: int | None, as_j
 @click.command()
 @job_argument
 @click.option("--count", type=int, metavar="N", help="How many nodes; the last to come go first.")
-@click.option("--node", "nodes", multiple=True, metavar="HOST", help="This node (repeatable).")
-def shrink(job: str, count: int | None, nodes: tuple[str, ...]) -> None:
-    """Let nodes of JOB, a run that may morph, go at its next checkpoint.
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="HOST",
+    shell_complete=complete_by("complete_node"),
+    help="This node (repeatable).",
+)
+@json_option
+def shrink(job: str, count: int | None, nodes: tuple[str, ...], as_json: bool) -> None:
+    """Remove nodes from JOB, an elastic run, at its next checkpoint.
 
     A job that joined ends when all of its nodes have left. Nodes of the run's own job stay in that
     job, unused, until it ends.
@@ -63,17 +88,26 @@ def shrink(job: str, count: int | None, nodes: tuple[str, ...]) -> None:
 
     if (count is None) == (not nodes):
         raise InputError("say how many nodes (--count N) or which (--node HOST), one of the two")
-    for text in membership.shrink(find_run(job, Path.cwd()), count=count, hosts=nodes):
-        click.echo(text)
+    run = find_run(job, Path.cwd())
+    said = membership.shrink(run, count=count, hosts=nodes)
+    if as_json:
+        print_object({"run": run.name, "messages": list(said)}, is_line=True)
+        return
+    for text in said:
+        say(text)
 
 
 @click.command()
 @job_argument
-def tend(job: str) -> None:
-    """Look after JOB as `morph.grow` and `morph.leave_slow` of its conf say, to its end.
+@json_option
+def tend(job: str, as_json: bool) -> None:
+    """Add idle nodes to JOB and drop slow ones automatically.
+
+    As `morph.grow` and `morph.leave_slow` of its conf say, to its end.
 
     The batch script runs this beside the run. Where a compute node may not submit jobs, run it on
-    the login node: one of them is enough, and a second one ends at once.
+    the login node: one of them is enough, and a second one ends at once. With --json each line is
+    an object, on standard output.
 
     \b
     vjob tend last
@@ -81,7 +115,12 @@ def tend(job: str) -> None:
     from vjob.jobs.elastic.autoscale import run_autoscaler
     from vjob.jobs.runs.find import find_run
 
-    def say(text: str) -> None:
-        click.echo(f"tend: {text}", err=True)
+    run = find_run(job, Path.cwd())
 
-    sys.exit(run_autoscaler(find_run(job, Path.cwd()), say))
+    def tell(text: str) -> None:
+        if as_json:
+            print_object({"time": time.time(), "run": run.name, "message": text}, is_line=True)
+        else:
+            say(f"tend: {text}", err=True)
+
+    sys.exit(run_autoscaler(run, tell))

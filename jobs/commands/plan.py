@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from vjob.jobs.commands.arguments import json_option, set_option
+from vjob.jobs.commands.arguments import (
+    Duration,
+    OutputFile,
+    complete_by,
+    json_option,
+    print_object,
+    set_option,
+)
+from vjob.jobs.commands.terminal import say
+from vjob.jobs.conf.quantities import HOURS
 from vjob.jobs.errors import InputError
 
 
@@ -49,18 +57,29 @@ def read_prices(
     metavar="GB/S",
     help="A node's link to the others, where none was measured.  [of an estimate: 12.5]",
 )
-@click.option("--top", default=5, show_default=True, type=click.IntRange(min=1), help="Plans told.")
+@click.option(
+    "--top",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How many plans to show.",
+)
 @click.option(
     "--limit",
     "limit_s",
     default=60.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Duration(),
     metavar="SECONDS",
     help="How long to search.",
 )
 @click.option("--from-slurm", is_flag=True, help="Take the nodes that sinfo shows, not the conf's.")
-@click.option("--queue", metavar="NAME", help="With --from-slurm: of this Slurm partition alone.")
+@click.option(
+    "--queue",
+    metavar="NAME",
+    shell_complete=complete_by("complete_queue"),
+    help="With --from-slurm: of this Slurm partition alone.",
+)
 @click.option(
     "--prices",
     multiple=True,
@@ -76,21 +95,21 @@ def read_prices(
 @click.option(
     "--deadline",
     "deadline_h",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Duration(HOURS, is_open=True),
     metavar="HOURS",
     help="The cheapest plan whose whole run takes no longer.",
 )
 @click.option(
     "--write",
     "written",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write the plan for `vjob submit CONF --plan FILE`.",
 )
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write a page with the figure of cost against time, plan.html.",
 )
@@ -139,8 +158,12 @@ def plan(
             from vjob.jobs.planning.recalibrate import recalibrate_by_run, render_factors
 
             target, fitted = recalibrate_by_run(job, Path.cwd(), profile, output)
-        click.echo(render_factors(fitted))
-        click.echo(f"wrote {target}: vjob plan CONF --profile {target}")
+        if as_json:
+            factors = [{"what": one.what, "value": one.value} for one in fitted.factors]
+            print_object({"profile": str(target), "factors": factors})
+        else:
+            say(render_factors(fitted))
+        click.echo(f"wrote {target}: vjob plan CONF --profile {target}", err=as_json)
         return
     if conf is None:
         raise click.UsageError("which conf? such as: vjob plan conf.yaml")
@@ -166,9 +189,9 @@ def plan(
             question, limit_s=limit_s, top=top, budget=budget, deadline_h=deadline_h
         )
         if as_json:
-            click.echo(json.dumps(build_json(answer), indent=1))
+            print_object(build_json(answer))
         else:
-            click.echo(render_answer(answer).rstrip("\n"))
+            say(render_answer(answer).rstrip("\n"))
         if written is not None:
             why = f"{question.basis}; predicted {answer.best.step.step_s:.4g} s a step"
             write_plan_file(written, conf.resolve(), read, answer.best, why)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
 
 import click
 
-from vjob.jobs.commands.arguments import complete_job, job_argument, json_option
+from vjob.jobs.commands.arguments import (
+    OutputFile,
+    check_port,
+    complete_job,
+    job_argument,
+    json_option,
+    port_option,
+)
+from vjob.jobs.commands.terminal import find_width, say
 
 
 @click.command()
@@ -16,49 +23,40 @@ from vjob.jobs.commands.arguments import complete_job, job_argument, json_option
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Where the page goes; default: report.html in JOB's folder.",
+    type=OutputFile(may_be_folder=True),
+    metavar="PATH",
+    help="Where the page goes, or the export; default: report.html in JOB's folder, or JOB's name.",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser.")
 @click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
 @click.option("--text", is_flag=True, help="Print the report in the terminal.")
 @click.option(
-    "--csv",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Write every table as CSV.",
-)
-@click.option(
-    "--parquet",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Write every table as Parquet.",
-)
-@click.option(
-    "--trace",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write a timeline for ui.perfetto.dev, such as trace.json.gz.",
+    "--export",
+    type=click.Choice(("parquet", "csv", "perfetto", "kineto")),
+    help="Write tables, or a timeline for ui.perfetto.dev, or traces for HTA and TensorBoard.",
 )
 @click.option(
     "--png",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write a picture of the page; needs Chromium or Chrome.",
 )
+@json_option
+@click.option("--live", is_flag=True, help="Serve the page here, growing, until Ctrl-C.")
+@port_option
 def report(
     job: str,
     output: Path | None,
     is_opened: bool,
     cdn: bool,
     text: bool,
-    csv: Path | None,
-    parquet: Path | None,
-    trace: Path | None,
+    export: str | None,
     png: Path | None,
+    as_json: bool,
+    live: bool,
+    port: int | None,
 ) -> None:
-    """Say where JOB's time went, and what to change: one page that opens anywhere.
+    """Show where JOB's time went, and what to change: one page that opens anywhere.
 
     JOB may also be a folder of per-node logs, such as log2/10932251, or one log. A page is written
     unless only other things are asked for.
@@ -66,22 +64,42 @@ def report(
     \b
     vjob report last --open
     vjob report last --text
-    vjob report log2/10932251 -o page.html --csv tables
-    vjob report gpt2-xl --trace trace.json.gz
+    vjob report last --json | jq .headline.goodput
+    vjob report log2/10932251 -o page.html
+    vjob report gpt2-xl --export parquet -o tables
+    vjob report gpt2-xl --export perfetto
+    vjob report last --live                  in a browser, growing while JOB runs
     """
+    check_port(port, live, "--live")
+    if live:
+        if output or cdn or text or export or png or as_json:
+            raise click.UsageError("--live writes nothing: without the other options, but --port")
+        from vjob.jobs.monitor.web.serve import serve_report
+
+        serve_report(job, Path.cwd(), click.echo, port=port or 0, opens=is_opened)
+        return
     from vjob.jobs.reporting.report import ReportOutputs, write_report
 
+    if output is not None and output.is_dir() and export in (None, "perfetto"):
+        raise click.BadParameter(f"{output} is a folder: name a file in it", param_hint="-o")
     wanted = ReportOutputs(
         text=text,
-        csv=csv,
-        parquet=parquet,
-        trace=trace,
-        page=output,
+        export=export,
+        output=output,
         png=png,
         cdn=cdn,
         is_opened=is_opened,
+        as_json=as_json,
     )
-    write_report(job, Path.cwd(), click.echo, wanted)
+
+    def tell(text: str) -> None:
+        """What was written goes to standard error, so that the rest is JSON alone."""
+        if text.startswith("{"):
+            click.echo(text)
+        else:
+            say(text, err=as_json)
+
+    write_report(job, Path.cwd(), tell, wanted)
 
 
 @click.command()
@@ -89,14 +107,14 @@ def report(
 @click.option(
     "-o",
     "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write a page instead.",
 )
 @click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
 @json_option
 def compare(jobs: tuple[str, ...], output: Path | None, cdn: bool, as_json: bool) -> None:
-    """Hold two or more JOBs against each other: times, idle parts, memory, losses, confs.
+    """Compare two or more jobs: times, idle parts, memory, losses, confs.
 
     The name of a sweep stands for its runs: their final figures against what was swept, the least
     loss first. With -o a page that draws them.
@@ -108,5 +126,9 @@ def compare(jobs: tuple[str, ...], output: Path | None, cdn: bool, as_json: bool
     """
     from vjob.jobs.reporting.compare import compare_jobs
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    compare_jobs(jobs, Path.cwd(), click.echo, as_json=as_json, page=output, cdn=cdn, width=width)
+    width = find_width(sys.stdout)
+
+    def tell(text: str) -> None:
+        click.echo(text, err=as_json and not text.startswith("{"))
+
+    compare_jobs(jobs, Path.cwd(), tell, as_json=as_json, page=output, cdn=cdn, width=width)

@@ -15,11 +15,14 @@ import click
 from vjob.jobs.commands.arguments import (
     after_any_option,
     after_option,
+    complete_by,
     complete_job,
     conf_argument,
     json_option,
+    print_object,
     set_option,
 )
+from vjob.jobs.commands.terminal import StatusLine, say
 from vjob.jobs.errors import InputError, VjobError
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from vjob.jobs.conf.schema import JobConf
     from vjob.jobs.planning.resolve_auto import Resolved
     from vjob.jobs.submit.chain import AfterRuns
+    from vjob.jobs.submit.submit import Prepared
     from vjob.jobs.submit.sweep import Sweep
 
 CANCEL_S = 60
@@ -51,7 +55,7 @@ CANCEL_S = 60
     "plan_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A layout that `vjob plan --write` chose; --set counts over it.",
+    help="A layout that `vjob plan --write` chose; --set overrides it.",
 )
 @after_option
 @after_any_option
@@ -59,6 +63,7 @@ CANCEL_S = 60
     "--sweep",
     "sweeps",
     multiple=True,
+    shell_complete=complete_by("complete_key"),
     metavar="KEY=A,B",
     help="A run for each value; of several keys, for each combination.",
 )
@@ -101,7 +106,7 @@ def submit(
     vjob submit conf.yaml --dry-run | less
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
-    vjob submit conf.yaml --after last               starts when that has ended well
+    vjob submit conf.yaml --after last             starts when that has ended well
     vjob submit conf.yaml --sweep train.optimizer.lr=1e-4,3e-4 --at-most 4
     vjob submit --like last --set program.args[1]=0.1
     """
@@ -146,43 +151,55 @@ def submit(
         )
         resolved, snapshot = again.resolved, again.snapshot
         if again.warning:
-            click.echo(f"vjob: {again.warning}", err=True)
+            say(f"vjob: {again.warning}", err=True)
     else:
         assert conf is not None, "one of the two is given"
         resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     refuse_function(resolved.conf)
     if dry_run:
-        from vjob.jobs.submit.preview import render_preview
-
-        ready = submitting.prepare(resolved, for_preview=True, snapshot=snapshot)
-        click.echo(render_preview(ready, before), nl=False)
+        _preview(submitting.prepare(resolved, for_preview=True, snapshot=snapshot), before, as_json)
         return
     if test_only:
-        from vjob.jobs.submit.preview import test_only as ask
+        from vjob.jobs.submit import preview
 
-        click.echo(ask(submitting.prepare(resolved, snapshot=snapshot)))
+        ready = submitting.prepare(resolved, snapshot=snapshot)
+        estimates = preview.test_only(ready)
+        if as_json:
+            print_object(preview.describe_estimates(ready, estimates))
+        else:
+            say("\n".join(estimates.values()))
         return
     executor = make_executor(resolved)
     run, record = submitting.submit(resolved, after=before, executor=executor, snapshot=snapshot)
-    promise = None if as_json else describe_promise(run)
+    promise = describe_promise(run)
     more = {"plan": promise} if promise else {}
     if not as_json and like is None:
         from vjob.jobs.submit.trial.tried import take_hint
 
         hint = take_hint(resolved, run, record.code)
         if hint:
-            click.echo(f"vjob: {hint}", err=True)
+            say(f"vjob: {hint}", err=True)
     print_submitted(run, record, more, as_json=as_json, follow=follow)
+
+
+def _preview(ready: Prepared, after: AfterRuns, as_json: bool) -> None:
+    from vjob.jobs.submit import preview
+
+    if as_json:
+        print_object(preview.describe_preview(ready, after))
+    else:
+        click.echo(preview.render_preview(ready, after), nl=False)
 
 
 def _show_progress(word: str) -> Callable[[int, int], None]:
     """A line of progress on a terminal, gone once all is done."""
-    if not sys.stderr.isatty():
-        return lambda done, total: None
+    line = StatusLine()
 
     def show(done: int, total: int) -> None:
-        text = f"{done} of {total} {word}" if done < total else ""
-        click.echo(f"\r\033[K{text}", err=True, nl=False)
+        if done < total:
+            line.show(f"{done} of {total} {word}")
+        else:
+            line.clear()
 
     return show
 
@@ -190,9 +207,12 @@ def _show_progress(word: str) -> Callable[[int, int], None]:
 def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: bool) -> None:
     """Show a sweep, or submit it: its runs as they go, then where to look."""
     if dry_run:
-        from vjob.jobs.submit.preview import render_sweep_preview
+        from vjob.jobs.submit import preview
 
-        click.echo(render_sweep_preview(sweep, after), nl=False)
+        if as_json:
+            print_object(preview.describe_sweep_preview(sweep, after))
+        else:
+            click.echo(preview.render_sweep_preview(sweep, after), nl=False)
         return
     from vjob.jobs.submit.submit import find_warnings
     from vjob.jobs.submit.sweep import build_json, render_submitted, submit_sweep
@@ -221,9 +241,9 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
     if as_json:
         click.echo(json.dumps(build_json(submitted), indent=1))
     else:
-        click.echo(render_submitted(sweep, submitted))
+        say(render_submitted(sweep, submitted))
     for warning in find_warnings(submitted[0][0]):
-        click.echo(f"vjob: {warning}", err=True)
+        say(f"vjob: {warning}", err=True)
 
 
 def make_executor(resolved: Resolved) -> VjobExecutor:
@@ -248,7 +268,8 @@ def print_submitted(
 
     ids = [job.id for job in record.jobs]
     if as_json:
-        click.echo(json.dumps({"run": run.name, "folder": str(run.path), "jobs": ids, **more}))
+        facts = {"run": run.name, "folder": str(run.path), "jobs": ids, **more}
+        print_object(facts, is_line=True)
     else:
         click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
         code = describe(record.code)
@@ -257,26 +278,29 @@ def print_submitted(
         for label, text in {**more, "files": str(run.path), **look}.items():
             click.echo(f"  {label:<8}{text}")
     for warning in find_warnings(run):
-        click.echo(f"vjob: {warning}", err=True)
+        say(f"vjob: {warning}", err=True)
     if follow:
-        sys.exit(_follow(run, record))
+        sys.exit(_follow(run, record, as_json=as_json))
 
 
-def _follow(run: RunFolder, record: RunRecord) -> int:
-    """Print the run's lines to its end, and return its exit code.
+def _follow(run: RunFolder, record: RunRecord, *, as_json: bool) -> int:
+    """Print the run's lines to its end, and return its exit code; as JSON one object a line.
 
     On a list of machines, as with Varuna's launcher, Ctrl-C ends the run.
     """
-    from vjob.jobs.monitor.log_lines.print_logs import follow_run
+    from vjob.jobs.monitor.log_lines.print_logs import LineFilter, follow_run
+
+    def say(text: str) -> None:
+        click.echo(text, err=as_json and not text.startswith("{"))
 
     try:
-        return follow_run(run, click.echo)
+        return follow_run(run, say, LineFilter.make(as_json=as_json))
     except KeyboardInterrupt:
         if record.scheduler != "ssh":
             raise
     from vjob.jobs.runs.cancel import cancel_run
 
-    click.echo(cancel_run(run, now=False, wait_s=CANCEL_S, say=click.echo))
+    say(cancel_run(run, now=False, wait_s=CANCEL_S, say=say))
     return 128 + signal.SIGINT
 
 
@@ -342,10 +366,9 @@ def profile(
     target = choose_output(resolved.conf, resolved.path.parent, output)
     words = build_words(target, sizes, tensor)
     if dry_run:
-        from vjob.jobs.submit.preview import render_preview
+        from vjob.jobs.submit.chain import NO_RUNS
 
-        ready = submitting.prepare(resolved, words, for_preview=True)
-        click.echo(render_preview(ready), nl=False)
+        _preview(submitting.prepare(resolved, words, for_preview=True), NO_RUNS, as_json)
         return
     run, record = submitting.submit(resolved, words, executor=make_executor(resolved))
     print_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
@@ -395,6 +418,7 @@ def build_words(target: Path, sizes: str | None, tensor: str | None) -> Sequence
     help="How often torchrun starts failed ranks again; default: cluster.restarts.",
 )
 @set_option
+@json_option
 def export(
     conf: Path,
     folder: Path,
@@ -402,6 +426,7 @@ def export(
     elastic: str | None,
     restarts: int | None,
     overrides: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Write CONF as scripts into FOLDER, for machines without Slurm and without vjob.
 
@@ -445,6 +470,9 @@ def export(
             written.append(RunFolder(folder).program)
     except OSError as error:
         raise VjobError(f"{folder} cannot be written: {error.strerror}") from None
+    if as_json:
+        print_object({"files": [str(path) for path in written]}, is_line=True)
+        return
     for path in written:
         click.echo(path)
 

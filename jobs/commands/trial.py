@@ -11,47 +11,47 @@ from types import FrameType
 
 import click
 
-from vjob.jobs.commands.arguments import conf_argument, json_option, set_option
-
-_LIMIT = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-def read_limit(ctx: click.Context, param: click.Parameter, text: str) -> float:
-    """`90s`, `2m` or `0.5h` in seconds."""
-    match = _LIMIT.fullmatch(text.strip())
-    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
-    if seconds <= 0:
-        raise click.BadParameter(f"{text!r}: want a time such as 90s, 2m or 0.5h")
-    return seconds
+from vjob.jobs.commands.arguments import (
+    Duration,
+    complete_by,
+    conf_argument,
+    json_option,
+    set_option,
+)
+from vjob.jobs.commands.terminal import StatusLine, say
 
 
 class Progress:
     """Progress on standard error: one line that changes on a terminal, else a line a change."""
 
     def __init__(self, *, is_quiet: bool) -> None:
-        self._is_quiet, self._is_terminal = is_quiet, sys.stderr.isatty()
+        self._line = StatusLine()
+        self._is_quiet, self._is_terminal = is_quiet, self._line.is_shown
         self._last = ""
 
     def __call__(self, text: str) -> None:
-        plain = re.sub(r" \(at most .*\)", "", text)
+        plain = re.sub(r" \(at most [^()]*\)", "", text)
         if self._is_quiet or text == self._last or (plain == self._last and not self._is_terminal):
             return
         self._last = text if self._is_terminal else plain
         if self._is_terminal:
-            click.echo(f"\r\033[K{text[:79]}", err=True, nl=False)
+            self._line.show(text)
         else:
-            click.echo(f"try: {plain}", err=True)
+            say(f"try: {plain}", err=True)
 
     def clear(self) -> None:
-        if self._is_terminal and self._last:
-            click.echo("\r\033[K", err=True, nl=False)
+        self._line.clear()
 
 
 @click.command(name="try")
 @conf_argument
 @set_option
-@click.option("--queue", metavar="NAME", help="On a node of this Slurm partition, such as debug.")
+@click.option(
+    "--queue",
+    metavar="NAME",
+    shell_complete=complete_by("complete_queue"),
+    help="On a node of this Slurm partition, such as debug.",
+)
 @click.option("--here", is_flag=True, help="On this machine, though Slurm is there.")
 @click.option(
     "--limit",
@@ -59,7 +59,7 @@ class Progress:
     default="2m",
     show_default=True,
     metavar="TIME",
-    callback=read_limit,
+    type=Duration(is_open=True),
     help="How long to wait for two steps, once the ranks run.",
 )
 @click.option("--keep", is_flag=True, help="Keep the try's run folder where all is well, too.")
@@ -113,7 +113,7 @@ def try_(
         sys.exit(130)
     finally:
         progress.clear()
-    click.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
+    click.echo(json.dumps(result.as_json(), indent=1)) if as_json else say(render(result))
     sys.exit(0 if result.is_healthy else 1)
 
 

@@ -24,24 +24,44 @@ from vjob.jobs.conf.yaml_tree import join_key
 INTRO = """\
 # conf.yaml
 
-The one file that you edit. This page is made from `jobs/conf/schema.py`; `vjob init` writes the
-same keys as a commented file to start from.
+The one file that you edit. This page is made from `jobs/conf/schema.py`. To begin with:
 
-- Paths are relative to the folder of the conf; `~` is your home folder. Variables are not expanded.
+- `vjob init > conf.yaml` writes all keys, with comments; `vjob init --minimal` or `--for ddp` (or
+  `script`, `gpt`, `deepspeed`, `megatron`) only those that are needed.
+- `vjob schema > conf.schema.json` is for editors. With yaml-language-server (the YAML extension of
+  VS Code), a conf that begins with `# yaml-language-server: $schema=conf.schema.json` is completed
+  and checked as you type.
+
+How it is read:
+
+- Paths are relative to the folder of the conf; `~` is your home folder. Shell variables in
+  values are not expanded: see `pass_env`.
 - YAML anchors and merge keys work. A key given twice or unknown is an error, never ignored.
 - A value means what its key needs: `12:30` and `no` are text where text is wanted, `1e-5` is a
   number where a number is wanted, and environment values and arguments are what you wrote.
+- A time is a number in the unit of its key, or `90s`, `30m`, `2h`, `1d12h`, `1:30:00` (hours,
+  minutes, seconds), `1-12:00:00`; a size is a number, or `512M`, `64G`, `1T` (of 1024).
+- `args` may be one text, `"--lr 1e-4 --name 'my run'"`: it is split as a shell would, and nothing
+  in it is expanded.
 - `--set key=value` replaces one key for one run: `--set train.steps=100`,
   `--set "cluster.nodes[0].count=3"`, `--set env.NCCL_DEBUG=INFO`. The value is YAML.
-- `${train.steps}` in `program.args` and in the values of `env` is the value of that key: any key,
-  for any program. `$${` stands for `${` itself; other variables are not expanded, see `pass_env`.
+- `${train.steps}` in a value is replaced by the value of that key: `folder: ckpt/${name}`. A value
+  that is only a reference, `data: ${parallel.pipeline}`, takes over a number, list or mapping as it
+  is (inside `{}` and `[]` YAML needs quotes around it). `program.args` and `env` are filled once
+  the layout is known, so they may refer to keys that are `auto`. Write `$${` for a literal `${`.
+  In `setup`, `notify.command` and `progress` every `$` is left as it is.
+- `include: base.yaml`, or a list of files, reads other confs first. Mappings are merged key by key,
+  lists and single values replaced; later files win over earlier ones, and this file over all. The
+  name is relative to the including file; all other paths are relative to the folder of the conf
+  that you submit. Included files may include others and need not be complete. A run keeps the
+  result in one file, `resolved.yaml`.
 - All problems are reported at once, each with its line: first those of single keys, and once these
-  are mended, those of keys against each other and of files that are missing.
+  are fixed, those of keys against each other and of files that are missing.
 - Values of keys that look secret (`HF_TOKEN`, `WANDB_API_KEY`, `notify.webhook`) are not shown, nor
   kept in the run's copies of the conf. Better still, leave them out and name them in `pass_env`.
 
 **With a script** of your own (`program: {script: ...}`), and with a function, the column *script*
-says what becomes of a key that the conf writes. A variable: the key reaches every rank in it, and
+says what becomes of a key that the conf sets. A variable: every rank gets the value in it, and
 [`varuna_core.Varuna`](script.md#what-the-conf-says) takes it from there. *acts*: it acts outside
 the script, on the cluster, the container or the monitor. *refer*: vjob does nothing with it, so it
 is refused unless `program.args` or `env` pass it on as `${key}`.
@@ -83,6 +103,12 @@ STARTER: Mapping[str, object] = {
     "cluster.nodes[].count": 1,
     "cluster.nodes[].ranks": 1,
 }
+EXAMPLES: Mapping[str, object] = {
+    "track.wandb.project": "my-project",
+    "track.mlflow.experiment": "my-experiment",
+    "track.mlflow.uri": "mlruns",
+}
+"""Of keys that a section needs which itself is not needed."""
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
         "or pretrain_gpt, or pretrain_bert: they need model and data",
@@ -251,7 +277,7 @@ def _render_field(field: Any, hint: Any, path: str, indent: str, doc: str) -> It
     allowed = describe(hint)
     if allowed.startswith("one of "):
         doc = f"{allowed.removeprefix('one of ').replace(', ', ' | ')}. {doc}"
-    default = STARTER.get(path, get_default(field))
+    default = STARTER.get(path, EXAMPLES.get(path, get_default(field)))
     assert default is not MISSING, f"STARTER must give {path}"
     yield from _render_key(indent, field.name, default, doc, active=path in STARTER)
 

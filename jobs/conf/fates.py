@@ -65,6 +65,7 @@ ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Beginnings of the keys that these programs get by reference alone."""
+_MORPH_LIMITS = ("stop_s", "return_s", "manager_failures")
 NEEDS: Mapping[str, tuple[str, ...]] = {
     **{
         f"container.{name}": ("container.image",)
@@ -73,7 +74,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     **{f"profile.{name}": ("profile.nsys", "profile.ncu") for name in ("ranks", "options")},
     **{
         f"morph.{name}": ("morph.enabled",)
-        for name in ("layout", "min_nodes", "max_nodes", "warm", "look_s")
+        for name in ("layout", "min_nodes", "max_nodes", "warm", "look_s", *_MORPH_LIMITS)
     },
 }
 """Keys that act with one of these others, which switches them on. Where one of the others is

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from vjob.jobs.conf.quantities import Unit, explain_refusal, parse_quantity
 from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import (
     BUILT_IN,
@@ -34,7 +36,7 @@ FAILED: Final = object()
 """Stands for a value whose problem has been noted; None is a value."""
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
-_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
+_FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
 _ORDER = {bool: 1, int: 2, float: 3, str: 4}
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 # Keys beside the one that names a program's file; `config` is DeepSpeed's.
@@ -91,15 +93,17 @@ def describe(hint: Any) -> str:
         words = [describe(member) for member in members]
         return " or ".join([*words, "null"] if is_optional(hint) else words)
     limits = " and ".join(f"{bound.relation} {bound.limit}" for bound in find_bounds(members[0]))
-    return f"{_describe_member(_strip_bounds(members[0]))} {limits}".rstrip()
+    unit = find_unit(members[0])
+    word = f"{unit.name}," if unit else _describe_member(strip_bounds(members[0]))
+    return f"{word} {limits}".rstrip()
 
 
-def _strip_bounds(hint: Any) -> Any:
+def strip_bounds(hint: Any) -> Any:
     return hint.__origin__ if get_origin(hint) is Annotated else hint
 
 
 def _describe_member(member: Any) -> str:
-    origin, args = get_origin(member), tuple(map(_strip_bounds, get_args(member)))
+    origin, args = get_origin(member), tuple(map(strip_bounds, get_args(member)))
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
     if origin is tuple:
@@ -192,10 +196,16 @@ def find_bounds(hint: Any) -> tuple[Bound, ...]:
     for member in get_members(hint):
         origin = get_origin(member)
         if origin is Annotated:
-            return tuple(member.__metadata__)
+            return tuple(one for one in member.__metadata__ if isinstance(one, Bound))
         if origin is tuple or origin is Mapping:
             return find_bounds(get_args(member)[origin is Mapping])
     return ()
+
+
+def find_unit(hint: Any) -> Unit | None:
+    """Unit of a time or of a size."""
+    metadata = (getattr(member, "__metadata__", ()) for member in get_members(hint))
+    return next((one for found in metadata for one in found if isinstance(one, Unit)), None)
 
 
 def get_section_class(hint: Any) -> type | None:
@@ -274,6 +284,17 @@ class ConfReader:
             message += '; write "" for an empty one'
         return self.refuse(node, key, message)
 
+    def read_quantity(self, node: Scalar, hint: Any, key: str, unit: Unit) -> Any:
+        """A whole number, as it is or with units: 90, `1h30m`, `1:30:00`; 64, `64G`."""
+        if node.is_null or (node.plain and _INT.fullmatch(node.text)):
+            return self.read_value(node, hint, key)
+        if node.text.strip().isdecimal():
+            return self.read_scalar(node, hint, key)  # in quotes: refused as all numbers are
+        value = parse_quantity(node.text, unit)
+        if value is None or value.denominator != 1:
+            return self.refuse(node, key, explain_refusal(node.text, unit))
+        return int(value)
+
     def read_member(self, node: Node, hint: Any, key: str) -> Any:
         """A node against one type that is not a plain scalar; null stands for an empty one."""
         if hint is Program:
@@ -295,11 +316,17 @@ class ConfReader:
 
     def read_record(self, node: Node, cls: type, key: str) -> Any:
         assert isinstance(node, Table)
-        hints = get_hints(cls)
+        hints, annotations = get_hints(cls), get_annotations(cls)
         values = {}
         for name, entry in node.entries.items():
             if name in hints:
                 self.lines[join_key(key, name)] = entry.where
+                unit = find_unit(annotations[name])
+                if unit is not None and isinstance(entry.node, Scalar):
+                    values[name] = self.read_quantity(
+                        entry.node, hints[name], join_key(key, name), unit
+                    )
+                    continue
                 values[name] = self.read_value(entry.node, hints[name], join_key(key, name))
             else:
                 message = "unknown key; " + self.suggest_key(name, hints)
@@ -376,12 +403,26 @@ class ConfReader:
             self.lines[inner] = entry.where
             if name == kind:
                 values["path"] = self.read_value(entry.node, str, inner)
+            elif name == "args" and isinstance(entry.node, Scalar) and not entry.node.is_null:
+                values[name] = self.read_words(entry.node, inner)
             elif name in known_kinds[kind]:
                 values[name] = self.read_value(entry.node, get_hints(Program)[name], inner)
             else:
                 message = f"unknown key; {suggest(name, [kind, *known_kinds[kind]])}"
                 self.note(entry.where, inner, entry.node, message)
         return FAILED if FAILED in values.values() else Program(**values)
+
+    def read_words(self, node: Scalar, key: str) -> Any:
+        """Arguments in one text, split as a shell would; nothing is expanded."""
+        problem = find_text_problem(node.text)
+        if problem:
+            return self.refuse(node, key, problem)
+        try:
+            words = tuple(shlex.split(node.text))
+        except ValueError as error:
+            return self.refuse(node, key, f"cannot be split as a shell would: {error}")
+        self.lines.update({f"{key}[{index}]": node.where for index in range(len(words))})
+        return words
 
     def read_model(self, node: Node, key: str) -> Any:
         if isinstance(node, Scalar) and node.text in MODELS:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vjob.jobs.conf.schema import FUNCTION, JobConf
 
-_WEIGHT = re.compile(r"(?:^|\s)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
+_WEIGHT = re.compile(r"(?:^|\s)((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s+(?=\S)")
 IMAGE_SUFFIXES = (".sqsh", ".sqfs", ".sif")
 
 
@@ -55,6 +55,10 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
     def resolve(text: str | None) -> str | None:
         return resolve_path(text, base, environ) if text else text
 
+    def resolve_store(uri: str) -> str:
+        is_path = uri and ":" not in uri and uri != "databricks"
+        return resolve_path(uri, base, environ) if is_path else uri
+
     def resolve_blend(text: str | None) -> str | None:
         if not text:
             return text
@@ -72,7 +76,7 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
     image = container.image
     if image and is_image_path(image, container.runtime):
         image = resolve(image)
-    checkpoint, cluster = conf.train.checkpoint, conf.cluster
+    checkpoint, cluster, mlflow = conf.train.checkpoint, conf.cluster, conf.track.mlflow
     return replace(
         conf,
         program=replace(program, path=path, config=resolve(program.config), python=python),
@@ -90,6 +94,11 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
             ssh_config=resolve(cluster.ssh_config),
         ),
         profile=replace(conf.profile, traces=resolve(conf.profile.traces)),
+        track=replace(
+            conf.track,
+            openmetrics=resolve(conf.track.openmetrics),
+            mlflow=mlflow and replace(mlflow, uri=resolve_store(mlflow.uri)),
+        ),
         workdir=resolve(conf.workdir),
         log_folder=resolve_path(conf.log_folder, base, environ),
     )

@@ -92,6 +92,12 @@ _SHAPES = (_CHAT_HOOK, _SIGNATURE, _PIPED, _PASSWORD_FLAG, _USER_FLAG, _LOGIN)
 """What goes before the secret, then the secret itself."""
 
 _SHOWN_CHARS = 60
+LEAST_SECRET = 6
+"""Shorter words are found in any text."""
+_PLAIN = re.compile(
+    r"[-+.\d]+(?:e[-+]?\d+)?|true|false|none|null|yes|no|(?:\.{0,2}|~)/.*|[$%].*", re.IGNORECASE
+)
+"""Numbers, switches, paths and references: no secrets themselves."""
 
 
 def is_secret(key: str) -> bool:
@@ -136,6 +142,60 @@ def redact_code(text: str) -> str:
     return redact_string(_LITERAL.sub(hide, text))
 
 
+def find_secrets(text: str, *, in_output: bool = False) -> Iterator[str]:
+    """The secrets that stand in a text, by shape or beside a secret's name.
+
+    In what a program printed (`in_output`) many a name is harmless, `key: layer_3` or `tokens=big`:
+    there a value counts that looks drawn by chance.
+    """
+    for value in _find_shapes(text):
+        if not _is_plain(value):
+            yield value
+    for pattern, group in ((_ASSIGNED, 3), (_FLAG, 3), (_HEADER, 4), (_LITERAL, 3)):
+        for match in pattern.finditer(text):
+            value = match[group].strip("\"'")
+            if in_output and match[1].lower() == "key":  # of a mapping, a node's seat, a weight
+                continue
+            if is_secret_name(match[1]) and _may_be_secret(value, is_drawn=in_output):
+                yield value
+
+
+def _find_shapes(text: str) -> Iterator[str]:
+    for match in _KEY_BLOCK.finditer(text):
+        yield match[2].strip()
+    for match in _KNOWN_TOKEN.finditer(text):
+        yield match[0]
+    for match in _URL_PASSWORD.finditer(text):
+        user, colon, password = match[0][3:-1].partition(":")
+        yield password if colon else user
+    for pattern in _SHAPES:
+        for match in pattern.finditer(text):
+            yield match[2].strip("\"'")
+
+
+def _is_plain(value: str) -> bool:
+    return not value or "redacted" in value or _PLAIN.fullmatch(value) is not None
+
+
+def is_value_secret(name: str, value: str) -> bool:
+    """True for a variable whose value no other text may hold: by its name, or where it looks drawn
+    by chance."""
+    return _may_be_secret(value, is_drawn=not is_secret_name(name))
+
+
+def _may_be_secret(value: str, *, is_drawn: bool) -> bool:
+    if _is_plain(value):
+        return False
+    if not is_drawn:
+        return len(value) >= LEAST_SECRET
+    classes = (r"[a-z]", r"[A-Z]", r"\d")
+    return (
+        re.fullmatch(r"[\w+/=-]{16,}", value) is not None
+        and sum(re.search(one, value) is not None for one in classes) >= 2
+        and len(re.findall(r"\d", value)) >= 3
+    )
+
+
 def redact_value(value: Any, secret: bool = False) -> Any:
     """A conf's plain data (mappings, lists, scalars) without its secrets."""
     if isinstance(value, Mapping):
@@ -171,13 +231,19 @@ def show(key: str, value: object) -> str:
         text = "null" if value.is_null else value.text or '""'
     else:
         text = "null" if value is None else str(value) or '""'
-    parts = [re.sub(r"(\[\d+\])+$", "", part) for part in key.split(".")]
+    parts = [_cut_index(part) for part in key.split(".")]
     if text not in ("null", '""') and any(map(is_secret, parts)):
         return REDACTED
     text = redact_string(text)
     if not text.isprintable() or text != text.strip():
         text = repr(text)
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
+
+
+def _cut_index(part: str) -> str:
+    """`keys` of `keys[0][1]`."""
+    head = part.rstrip("[]0123456789")
+    return head + part[len(head) :].partition("[")[0]
 
 
 def redact_text(text: str) -> str:

@@ -19,8 +19,8 @@ from vjob.jobs.conf.schema import SCRIPT, JobConf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem
 
-_REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)\}|\$\{")
-_STEP = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
+REFERENCE = re.compile(r"\$\$\{|\$\{([^}]{0,200})\}|\$\{")
+STEP = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 _KEY = re.compile(r"[^.\[\]\s]+(\[\d{1,6}\]|\.[^.\[\]\s]+)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*(:?[-=?+].*)?")
 _COUNT = re.compile(r"cluster\.nodes\[\d+\]\.count")
@@ -43,19 +43,19 @@ def list_referenced(conf: JobConf) -> frozenset[str]:
     return frozenset(
         match[1].strip()
         for _, text in list_texts(conf)
-        for match in _REFERENCE.finditer(text)
+        for match in REFERENCE.finditer(text)
         if match[1] is not None
     )
 
 
 def has_references(text: str) -> bool:
-    return _REFERENCE.search(text) is not None
+    return REFERENCE.search(text) is not None
 
 
 def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """References that cannot be filled: to unknown keys, or to keys without a value."""
     for place, text in list_texts(conf):
-        for match in _REFERENCE.finditer(text):
+        for match in REFERENCE.finditer(text):
             if match[0] == "$${":
                 continue
             message = "is not closed by }; " + LITERAL if match[1] is None else ""
@@ -72,7 +72,7 @@ def _find_problem(conf: JobConf, key: str, place: str) -> str:
     try:
         value = find_value(conf, key)
     except LookupError:
-        return f"is no key of the conf; {_suggest(conf, key)}"
+        return f"is no key of the conf; {suggest_reference(key)}"
     if is_dataclass(value) or isinstance(value, Mapping):
         names = list(vars(value)) if is_dataclass(value) else list(value)
         inner = f", such as ${{{join_key(key, str(names[0]))}}}" if names else ""
@@ -90,7 +90,8 @@ def _find_problem(conf: JobConf, key: str, place: str) -> str:
     return ""
 
 
-def _suggest(conf: JobConf, key: str) -> str:
+def suggest_reference(key: str) -> str:
+    """What may have been meant by a reference to no key."""
     if _VARIABLE.fullmatch(key):
         return _explain_shell(key)
     last = key.rpartition(".")[2]
@@ -125,7 +126,7 @@ def fill_references(conf: JobConf) -> JobConf:
         return mark_layout(key) if key in later else _fill(conf, match)
 
     def fill(text: str) -> str:
-        return _REFERENCE.sub(fill_one, text)
+        return REFERENCE.sub(fill_one, text)
 
     def fill_all(env: Mapping[str, str]) -> dict[str, str]:
         return {name: fill(text) for name, text in env.items()}
@@ -176,7 +177,7 @@ def find_value(conf: JobConf, key: str, *, is_closed: bool = False) -> Any:
     With `is_closed` (the layout is known) derived defaults are computed.
     """
     value: Any = conf
-    for name, index in _STEP.findall(key):
+    for name, index in STEP.findall(key):
         if index:
             if not isinstance(value, tuple):
                 raise LookupError(key)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from vjob.jobs.conf.quantities import GIB, MIB, MINUTES, SECONDS
+
 FUNCTION: Literal["function"] = "function"
 """A pickled function of the Python interface; no conf of a user's names it."""
 ProgramKind = Literal[
@@ -46,10 +48,13 @@ class Bound:
 
 
 PositiveInt = Annotated[int, Bound(">=", 1)]
+NodeCount = Annotated[int, Bound(">=", 1), Bound("<=", 100_000)]
 NonNegativeInt = Annotated[int, Bound(">=", 0)]
 PositiveFloat = Annotated[float, Bound(">", 0)]
 NonNegativeFloat = Annotated[float, Bound(">=", 0)]
 Share = Annotated[float, Bound(">=", 0), Bound("<", 1)]
+Seconds = Annotated[PositiveInt, SECONDS]
+SecondsOrZero = Annotated[NonNegativeInt, SECONDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +219,6 @@ class Train:
     """Steps between log lines and detailed trace events."""
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
-    tensorboard: bool = False
-    """Write TensorBoard scalars into the run's folder; the ranks' Python needs tensorboard."""
     compile: bool = False
     """Let torch.compile take each block; not with schedules zero_bubble, zbv and auto."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
@@ -261,7 +264,7 @@ class NodeGroup:
 
     group: str
     """Name of the group; letters, digits, - and _."""
-    count: PositiveInt = 1
+    count: NodeCount = 1
     """Number of nodes."""
     queue: str | None = None
     """Slurm partition; default: the cluster's own."""
@@ -269,7 +272,7 @@ class NodeGroup:
     """GPUs of a node: `a100:4` (type and count), 4, or none."""
     cpus: PositiveInt | None = None
     """CPUs asked for on each node."""
-    memory_gb: NonNegativeInt | None = None
+    memory_gb: Annotated[NonNegativeInt, GIB] | None = None
     """Memory asked for on each node; 0 for all of it."""
     interface: str = "auto"
     """Network interface; auto follows the route to the master."""
@@ -315,7 +318,7 @@ class Cluster:
     hetero: Literal["auto", "hetjob", "split"] = "auto"
     """Several groups as one het job, or as jobs that find each other; auto: a het job, and split
     for a run that may morph, for Slurm ends a whole het job with one of its nodes."""
-    walltime_min: PositiveInt = 60
+    walltime_min: Annotated[PositiveInt, MINUTES] = 60
     """Time limit; on a list of machines there is none."""
     account: str | None = None
     """Slurm account."""
@@ -335,21 +338,24 @@ class Cluster:
     """Address of the first node as the others reach it; default: by its name and routes."""
     port: int | Auto = "auto"
     """Master's port; auto picks a free one outside the ephemeral range."""
-    grace_s: PositiveInt = 20
+    grace_s: Seconds = 20
     """Time between TERM and KILL for the ranks; Slurm cuts it at its KillWait (`vjob doctor`)."""
-    join_s: PositiveInt = 600
+    join_s: Seconds = 600
     """How long nodes wait for each other at the start."""
-    prepare_s: PositiveInt = 1800
+    prepare_s: Seconds = 1800
     """How long a node may take to prepare its container."""
-    finish_s: NonNegativeInt = 600
+    finish_s: SecondsOrZero = 600
     """How long after the first node's end the last one may end; 0 is no limit."""
-    signal_before_end_s: NonNegativeInt = 0
+    signal_before_end_s: SecondsOrZero = 0
     """Every rank gets SIGUSR1 this long before the time limit; 0 sends none."""
-    lost_s: Annotated[int, Bound(">=", 15)] = 90
+    lost_s: Annotated[int, Bound(">=", 15), SECONDS] = 90
     """Silence after which a node counts as lost, in a split or morphing run and on a list of
     machines."""
-    sample_s: PositiveInt = 10
+    sample_s: Seconds = 10
     """Seconds between GPU samples."""
+    log_limit_mb: Annotated[NonNegativeInt, MIB] = 1024
+    """Most that a node's .out and .err hold in an attempt, half of it each: their beginnings and
+    their newest lines; a line says how much is left out between. 0 is no limit."""
     sbatch: Mapping[str, Any] = field(default_factory=dict)
     """More sbatch options, such as {reservation: week7}."""
     nodes: tuple[NodeGroup, ...] = ()
@@ -386,7 +392,8 @@ class Profile:
     """What is measured while training: docs/external.md."""
 
     timeline: bool = True
-    """Write the trace that `vjob report` draws, Megatron-LM its times."""
+    """Write the trace that `vjob report` draws, Megatron-LM its times. Where the conf says true,
+    engines that are not ours are watched too, in the ranks' Python: docs/external.md."""
     traces: str | None = None
     """Folder where the program leaves torch.profiler's files, for `vjob report`; those in the run
     folder are found without it."""
@@ -423,13 +430,21 @@ class Morph:
     leave_slow: bool = False
     """Go on without a node that is over 15 % slower than its peers, where that is worth the
     pause."""
-    look_s: PositiveInt = 60
+    look_s: Seconds = 60
     """Seconds between two looks of these two."""
+    stop_s: Annotated[int, Bound(">=", 5), Bound("<=", 86400), SECONDS] = 120
+    """How long ranks that were asked to end may take beyond `cluster.grace_s`; then their node
+    counts as lost."""
+    return_s: Annotated[int, Bound(">=", 5), Bound("<=", 86400), SECONDS] = 30
+    """How long nodes wait for a manager that was killed to come back, beyond `cluster.lost_s`; then
+    they give the job back to Slurm."""
+    manager_failures: Annotated[int, Bound(">=", 1), Bound("<=", 1000)] = 10
+    """How often in a row the manager may fail within a minute of its start before the job ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Notify:
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
+    """Whom `vjob watch` notifies when the job is in trouble, well again, or over."""
 
     mail: str | None = None
     """Mail address; goes through `sendmail` of the machine that watches."""
@@ -437,6 +452,49 @@ class Notify:
     """URL that gets a JSON body, its `text` as chat services want it."""
     command: str | None = None
     """Shell command that gets the JSON on its standard input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wandb:
+    """A run of Weights & Biases; the ranks' Python needs wandb."""
+
+    project: str
+    """Project of the run."""
+    entity: str | None = None
+    """User or team; default: that of the login."""
+    mode: Literal["online", "offline"] = "online"
+    """offline writes into the run folder what `wandb sync` sends later."""
+    group: str | None = None
+    """Group of runs."""
+    tags: tuple[str, ...] = ()
+    """Tags of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlflow:
+    """A run of MLflow; the ranks' Python needs mlflow or mlflow-skinny."""
+
+    experiment: str
+    """Experiment of the run."""
+    uri: str
+    """Tracking server, `sqlite:////shared/mlflow.db`, or a folder (relative to the conf's folder)
+    that the first node sees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Track:
+    """Tools in which the run is shown, for any program, without a change of it: docs/track.md.
+    Passwords and keys of servers are not set here (docs/track.md, Secrets)."""
+
+    wandb: Wandb | None = None
+    """Weights & Biases."""
+    mlflow: Mlflow | None = None
+    """MLflow."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files into the folder tensorboard of the run folder."""
+    openmetrics: str | None = None
+    """File for the textfile collector of the first node's node exporter (relative to the conf's
+    folder)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -470,7 +528,7 @@ class JobConf:
     """Shell lines run on each node first, such as `module load cuda`."""
     progress: str | None = None
     """Regular expression of a line that says that a step is done, where vjob does not know the
-    program's own (docs/status.md): named groups `step`, and `total`, `loss`, `seconds` and others.
+    program's own (docs/steps.md): named groups `step`, and `total`, `loss`, `seconds` and others.
     Then no other line counts."""
     profile: Profile = field(default_factory=Profile)
     """What is measured while training."""
@@ -479,6 +537,8 @@ class JobConf:
     prices: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for `vjob plan`."""
     notify: Notify = field(default_factory=Notify)
-    """Who hears from `vjob watch` when the job is in trouble, well again, or over."""
+    """Whom `vjob watch` notifies when the job is in trouble, well again, or over."""
+    track: Track = field(default_factory=Track)
+    """Tools in which the run is shown: W&B, MLflow, TensorBoard, Prometheus."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""

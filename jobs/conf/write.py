@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -14,6 +15,18 @@ import yaml
 from vjob.jobs.conf.fates import drop_unwritten
 from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.conf.schema import FUNCTION, JobConf, Program
+from vjob.jobs.conf.yaml_tree import join_key
+
+_LITERAL = re.compile(
+    r"program\.args(\[\d+\])?|env\..*|cluster\.nodes\[\d+\]\.env\..*"
+    r"|setup(\[\d+\])?|progress|notify\.command",
+    re.DOTALL,
+)
+
+
+def is_kept_literal(key: str) -> bool:
+    """True for a text whose `$` are kept when a conf is read: it is filled later, or never."""
+    return _LITERAL.fullmatch(key) is not None
 
 
 class _Dumper(yaml.SafeDumper):
@@ -60,7 +73,18 @@ def render_resolved(
         plain = drop_unwritten(conf, plain, written)
     if redact:
         plain = redact_value(plain)
-    return dump_yaml(plain)
+    return dump_yaml(_escape(plain))
+
+
+def _escape(value: Any, key: str = "") -> Any:
+    """Texts in which `${` is no reference, as they are written."""
+    if isinstance(value, Mapping):
+        return {name: _escape(inner, join_key(key, str(name))) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_escape(inner, f"{key}[{at}]") for at, inner in enumerate(value)]
+    if isinstance(value, str) and "${" in value and not is_kept_literal(key):
+        return value.replace("${", "$${")
+    return value
 
 
 def _to_plain(value: Any) -> Any:

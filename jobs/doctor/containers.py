@@ -93,7 +93,7 @@ def examine_runtime(name: str, scratch: str) -> Diagnosis:
 
 def judge_start(name: str, version: str, problem: str, *, does: str) -> Diagnosis:
     """From what it said of its version, and of a start that failed."""
-    match = re.search(r"\d+(\.\d+)+\S*", version)
+    match = re.search(r"(?<!\d)\d+(\.\d+)+\S*", version)
     what = f"{name} {match.group().rstrip(',')}" if match else name
     if not problem:
         return Diagnosis(name=name, status="ok", text=f"{what} {does}")
@@ -307,7 +307,8 @@ def try_start(kind: type[Runtime], scratch: str) -> str:
         commands = kind().plan(build_request(folder, mounts))
         env = build_environment(commands, os.environ)
         try:
-            for words in (*commands.prepare, (*commands.start, "/bin/sh", "-c", ":")):
+            start = commands.hold or (*commands.start, "/bin/sh", "-c", ":")
+            for words in (*commands.prepare, start):
                 code, said = try_out(fill_in(words), env, START_S)
                 if code != 0:
                     return said.strip() or f"{words[0]} ended with {code}"

@@ -49,7 +49,8 @@ def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagno
             name="training",
             status="note",
             text=f"no {' and no '.join(missing)} under {sys.executable}, where bare ranks run",
-            remedy="pip install 'vjob[train]' there; or program.python, or container.image",
+            remedy="with it pip install '.[train]' in vjob's checkout; or set program.python or "
+            "container.image",
         )
     if has_gpus and str(torch).endswith("+cpu"):
         return Diagnosis(

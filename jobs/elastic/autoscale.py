@@ -6,8 +6,8 @@
 
 What it may do by itself stands under `morph` in the conf. The manager knows no scheduler, so this
 is no part of it: it asks as a person would, by the same files, and a run goes on without it. One
-poll every `morph.look_s`, with at most three questions to the scheduler; sinfo is asked only where
-more nodes would be worth a morph.
+poll every `morph.look_s`, and a question about the jobs each minute at most; sinfo, as seldom, only
+where more nodes would be worth a morph.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from vjob.jobs.elastic.growth import (
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.model.snapshot import Progress
 from vjob.jobs.monitor.readers.attempt import AttemptReader
-from vjob.jobs.monitor.readers.rank_files import TraceEnd
+from vjob.jobs.monitor.readers.rank_files import TraceFolder
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_run
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.base import Scheduler
+from vjob.jobs.schedulers.base import SELDOM_S, Scheduler
 from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes
 from vjob.jobs.schedulers.slurm_nodes import list_fitting
 
@@ -102,27 +102,27 @@ class AttemptPace:
     def __init__(self, attempt: AttemptFolder, plan: Plan) -> None:
         self.number, self._plan = attempt.number, plan
         self._reader = AttemptReader(attempt, plan, 0)
-        self._traces = {rank: TraceEnd(attempt.trace(rank)) for rank in range(plan.world)}
+        self._traces = TraceFolder(attempt)
 
     def find_pace(self) -> Pace | None:
         return find_pace(self._reader.read().progress)
 
     def read_works(self) -> dict[int, dict[int, float]]:
         """What each rank that traces computed itself in each step, the first steps left out."""
-        found = {}
-        for rank, trace in self._traces.items():
-            trace.poll()
-            found[rank] = trace.works_s()
-        return found
+        self._traces.find()
+        self._traces.poll()
+        return {rank: end.works_s() for rank, end in self._traces.ranks.items()}
 
     def list_steps_s(self) -> dict[int, float]:
         """What a step of each rank takes, as `read_works` saw it."""
-        medians = {rank: trace.medians()[0] for rank, trace in self._traces.items()}
+        medians = {rank: end.medians()[0] for rank, end in self._traces.ranks.items()}
         return {rank: step_s for rank, step_s in medians.items() if step_s is not None}
 
     def list_peers(self) -> list[list[int]]:
         """Ranks that do the same on the same kind of device."""
-        return list_peers(self._plan, {rank: t.device for rank, t in self._traces.items()})
+        return list_peers(
+            self._plan, {rank: end.device for rank, end in self._traces.ranks.items()}
+        )
 
     def map_nodes(self) -> dict[int, int]:
         """Each rank's node, by its index in the attempt's plan."""
@@ -161,7 +161,7 @@ class Autoscaler:
 
     def poll(self) -> bool:
         """Evaluate the run once, and act; False once the run is over."""
-        view = view_run(self._run, warn=False)
+        view = view_run(self._run, warn=False, floor_s=SELDOM_S)
         if view.record.state not in (records.INTENT, records.SUBMITTED):
             return False
         if view.problem:
@@ -343,7 +343,7 @@ def is_event(value: Any, *kinds: str) -> bool:
 
 @contextlib.contextmanager
 def _hear_signals() -> Iterator[threading.Event]:
-    """Set by whoever ends us; afterwards signals do what they did."""
+    """Set by the signal that ends us; afterwards signals do what they did."""
     left = threading.Event()
     before = {
         number: signal.signal(number, lambda number, frame: left.set())

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.records import record as records
 from varuna_core.records.files import (
     list_names,
@@ -153,6 +154,7 @@ def leave_out(run: RunFolder, seat: int, why: str) -> None:
         if seat in here:
             _check_enough(run, plan, here, 1)
             write_json(run.morph.leave(seat), {"node": seat, "why": why})
+            call_hub(run.morph.link)
             append_event(run.vjob_events, SLOW_ASKED, node=here[seat], seat=seat, why=why)
 
 
@@ -228,7 +230,7 @@ def read_leaving(run: RunFolder) -> frozenset[int]:
 
 def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
     expect_ours(run, "only its owner lets nodes come and go")
-    view = view_run(run)
+    view = view_run(run, warn=False)
     plan = read_plan(run.plan)
     if plan is None or plan.morphing is None:
         raise InputError(
@@ -240,6 +242,11 @@ def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
         raise InputError(
             f"{run.name} is over: {view.state}; submit its conf again with other nodes, and it "
             "goes on from its newest checkpoint"
+        )
+    if view.problem and not is_shrink:
+        raise VjobError(
+            f"no job is submitted: {view.record.scheduler} does not answer ({view.problem}); "
+            "try again once it does"
         )
     return view, plan
 
@@ -302,6 +309,7 @@ def _let_go(run: RunFolder, plan: Plan, here: dict[int, str], seats: Sequence[in
     _check_enough(run, plan, here, len(seats))
     for seat in seats:
         write_json(run.morph.leave(seat), {"node": seat})
+    call_hub(run.morph.link)
     names = [here[seat] for seat in seats]
     append_event(run.vjob_events, "shrink-asked", nodes=names, seats=list(seats))
     return [f"{', '.join(names)}: asked to leave at the next checkpoint"]

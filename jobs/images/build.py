@@ -30,10 +30,11 @@ from typing import Any
 import yaml
 
 import varuna_core
+from varuna_core.records.formatting import format_size
 from vjob.jobs.errors import InputError
 from vjob.jobs.images.fetch import Say, Ticker, explain_failure, import_image, land, make_folder
 from vjob.jobs.images.image import SUFFIXES
-from vjob.jobs.images.store import remove_tree, show_bytes
+from vjob.jobs.images.store import remove_tree
 from vjob.jobs.process import run_shown
 
 LEFT_OUT = ("dev/*", "dev/.*", "proc/*", "sys/*")
@@ -130,7 +131,7 @@ def check_output(options: Options) -> None:
     if not name.endswith(tuple(suffixes)):
         raise InputError(f"--output {options.output} must end in {', '.join(suffixes)}")
     if options.output.exists() and not options.again:
-        raise InputError(f"{options.output} is there already; --again makes it anew")
+        raise InputError(f"{options.output} is there already; --again makes it again")
     make_folder(options.output.parent)
 
 
@@ -227,7 +228,7 @@ def squash(tree: Path, options: Options, say: Say, *, left_out: tuple[str, ...])
             land(part, target)
         finally:
             part.unlink(missing_ok=True)
-    size = show_bytes(target.stat().st_size)
+    size = format_size(target.stat().st_size)
     say(f"{target}: {size} in {time.monotonic() - begun:.0f} s")
 
 

@@ -36,7 +36,7 @@ def import_image(
     """The image file of a reference; fetched if it is not there yet, or `again`."""
     reference = read_reference(text)
     if target.is_file() and not again:
-        say(f"{target} is there already; --again fetches it anew")
+        say(f"{target} is there already; --again fetches it again")
         return target
     if shutil.which("enroot") is None:
         raise InputError(
@@ -139,7 +139,7 @@ def _open_locked(path: Path, target: Path, say: Say) -> int:
     """The lock's file, held; one that its holder removed meanwhile is nobody's lock."""
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         except OSError as error:
             raise VjobError(f"{path} cannot be written: {error.strerror}") from None
         try:

@@ -1,44 +1,80 @@
-"""`vjob container inspect`: the contents of an unpacked image or an image file."""
+"""`vjob container inspect`: what is known of an unpacked image, a folder or an image file."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vjob.jobs import process
+from varuna_core.records.formatting import format_size
 from vjob.jobs.conf.redact import REDACTED, is_secret
-from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.errors import InputError
+from vjob.jobs.images.contents import Contents, FolderContents, SquashfsContents
 from vjob.jobs.images.image import explain_damage, find_imported, list_imported, read_squashfs
-from vjob.jobs.images.store import NodeStore, base_name, is_named, show_bytes
+from vjob.jobs.images.store import NodeStore, base_name, is_named
 
 RELEASES = ("usr/lib/os-release", "etc/os-release")
 ENVIRONMENT = "etc/environment"
 PYTHONS = ("usr/bin", "usr/local/bin", "opt/conda/bin")
 
-Read = Callable[[str], str]
-"""The text of a file of the image; empty where there is none."""
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """An image of this machine."""
+
+    kind: str
+    """unpacked, folder or image."""
+    path: Path
+    facts: Mapping[str, Any]
+    """Its name, and what the store knows of it."""
+
+    def open(self) -> Contents:
+        """Its files; InputError for an image file that is damaged or is no squashfs file."""
+        if self.kind != "image":
+            return FolderContents(self.path)
+        if damage := explain_damage(self.path):
+            raise InputError(
+                f"{self.path} {damage}; the files of another kind of image are read as a folder: "
+                "unpack it and name that"
+            )
+        return SquashfsContents(self.path)
 
 
-def inspect(name: str, store: NodeStore, cache: Path) -> dict[str, Any]:
-    """Facts of an unpacked image by its name or image, or of an image file by path or reference."""
+def find_image(name: str, store: NodeStore, cache: Path) -> Found:
+    """An unpacked image by its name or image, a folder, or an image file by path or reference."""
     for root in store.find_roots():
         if is_named(root, name) and root.name == base_name(root.name) and not os.path.isfile(name):
-            path = Path(root.path)
-            return {"kind": "unpacked", **asdict(root), **_describe_tree(path)}
+            return Found(kind="unpacked", path=Path(root.path), facts=asdict(root))
+    if os.path.isdir(name):
+        path = Path(name).absolute()
+        return Found(kind="folder", path=path, facts={"name": path.name, "path": str(path)})
     file = _find_file(name, cache)
     if file is None:
         names = [root.name for root in store.find_roots()]
         names += [item.name for item in list_imported(cache)]
         raise InputError(
-            f"{name} is no unpacked image of this node, no image file and not imported; there are "
-            f"{', '.join(names) or 'none'}"
+            f"{name} is no unpacked image of this node, no folder, no image file, and no reference "
+            f"that `vjob container import` has fetched; there are {', '.join(names) or 'none'}"
         )
-    return {"kind": "image", "name": file.name, "path": str(file), **_describe_file(file)}
+    return Found(kind="image", path=file, facts={"name": file.name, "path": str(file)})
+
+
+def inspect(name: str, store: NodeStore, cache: Path) -> dict[str, Any]:
+    """Facts of an unpacked image by its name or image, or of an image file by path or reference."""
+    image = find_image(name, store, cache)
+    found = {"kind": image.kind, **image.facts}
+    if image.kind == "image":
+        facts = read_squashfs(image.path)
+        damage = explain_damage(image.path)
+        found.update(bytes=image.path.stat().st_size, damage=damage)
+        if facts is None or damage:
+            return found
+        found.update(compression=facts.compression, entries=facts.num_entries, made=facts.made)
+    return {**found, **describe(image.open())}
 
 
 def _find_file(name: str, cache: Path) -> Path | None:
@@ -51,48 +87,24 @@ def _find_file(name: str, cache: Path) -> Path | None:
         return None
 
 
-def _describe_tree(root: Path) -> dict[str, Any]:
-    def read(name: str) -> str:
-        try:
-            fd = os.open(root / name, os.O_RDONLY | os.O_NOFOLLOW)
-            with open(fd, encoding="utf-8", errors="replace") as handle:
-                return handle.read()
-        except OSError:
-            return ""
-
-    pythons = []
-    for folder in PYTHONS:
-        place = root / folder
-        if place.is_dir() and not place.is_symlink():
-            pythons += [f"/{folder}/{name}" for name in os.listdir(place) if is_python(name)]
-    return describe(read, sorted(pythons))
-
-
-def _describe_file(path: Path) -> dict[str, Any]:
-    facts = read_squashfs(path)
-    found: dict[str, Any] = {"bytes": path.stat().st_size, "damage": explain_damage(path)}
-    if facts is None or found["damage"]:
-        return found
-
-    def read(name: str) -> str:
-        return _ask("unsquashfs", "-cat", str(path), name)
-
-    patterns = [f"{folder}/python3*" for folder in PYTHONS]
-    listed = _ask("unsquashfs", "-l", str(path), *patterns).splitlines()
-    names = [line.removeprefix("squashfs-root") for line in listed]
-    pythons = sorted(name for name in names if is_python(name.rpartition("/")[2]))
-    found.update(compression=facts.compression, entries=facts.num_entries, made=facts.made)
-    return {**found, **describe(read, pythons)}
-
-
-def describe(read: Read, pythons: list[str]) -> dict[str, Any]:
+def describe(contents: Contents) -> dict[str, Any]:
     """System, interpreters, and the variables that the image sets."""
-    releases = [match[1] for name in RELEASES if (match := _PRETTY.search(read(name)))]
     return {
-        "system": releases[0] if releases else "",
-        "pythons": pythons,
-        "environment": parse_environment(read(ENVIRONMENT)),
+        "system": find_system(contents),
+        "pythons": sorted(
+            f"/{folder}/{name}"
+            for folder in PYTHONS
+            for name in contents.list_names(folder)
+            if is_python(name)
+        ),
+        "environment": parse_environment(contents.read(ENVIRONMENT)),
     }
+
+
+def find_system(contents: Contents) -> str:
+    """Name and version of the distribution; empty where it does not say."""
+    releases = [match[1] for name in RELEASES if (match := _PRETTY.search(contents.read(name)))]
+    return releases[0] if releases else ""
 
 
 _PRETTY = re.compile(r'^PRETTY_NAME="?([^"\n]*)', re.MULTILINE)
@@ -116,7 +128,7 @@ def render(found: Mapping[str, Any]) -> str:
     lines = []
     for key, value in found.items():
         if key == "bytes":
-            value = show_bytes(value)
+            value = format_size(value)
         elif key in ("used", "made"):
             value = time.strftime("%Y-%m-%d %H:%M", time.localtime(value))
         elif key == "environment":
@@ -131,12 +143,3 @@ def render(found: Mapping[str, Any]) -> str:
         if value != "":
             lines.append(f"{key.replace('is_', '').replace('_', ' '):<12} {value}")
     return "\n".join(lines)
-
-
-def _ask(*command: str) -> str:
-    """Output of a command; empty where it failed or is not there."""
-    try:
-        result = process.run(command)
-    except VjobError:
-        return ""
-    return result.out if result.code == 0 else ""

@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from varuna_core.records.formatting import align_columns
+from varuna_core.records.formatting import align_columns, format_size
 from vjob.containers.store import find_base
-from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.errors import InputError
 
 Say = Callable[[str], None]
 FRESH_S = 60.0
@@ -46,6 +47,27 @@ class Root:
     bytes: int
     used: float
     """When a run last asked for it, in seconds since 1970."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cleaned:
+    """What became of the entries that were to be removed."""
+
+    removed: tuple[Root, ...]
+    """By a dry run: what would be removed."""
+    kept: tuple[tuple[Root, str], ...]
+    """Each with the reason."""
+
+    def as_json(self) -> dict[str, Any]:
+        kept = [{"name": root.name, "image": root.image, "why": why} for root, why in self.kept]
+        removed = [
+            {"name": root.name, "image": root.image, "bytes": root.bytes} for root in self.removed
+        ]
+        return {
+            "removed": removed,
+            "kept": kept,
+            "freed_bytes": sum(root.bytes for root in self.removed),
+        }
 
 
 class NodeStore:
@@ -260,8 +282,8 @@ def clean(
     everything: bool = False,
     older_than_days: float | None = None,
     dry_run: bool = False,
-) -> None:
-    """Remove what was asked for, and say of each what became of it; VjobError where some stays."""
+) -> Cleaned:
+    """Remove what was asked for, and say of each what became of it."""
     if sum((image is not None, everything, older_than_days is not None)) != 1:
         raise InputError("say what to remove: an IMAGE, --older-than DAYS, or --all")
     roots = store.find_roots()
@@ -276,21 +298,21 @@ def clean(
     if image is not None and not chosen:
         known = ", ".join(root.name for root in roots) or "nothing"
         raise InputError(f"{image} is not in {store.roots}, which holds {known}")
-    kept, freed = [], 0
+    removed, kept, freed = [], [], 0
     for root in chosen:
-        what = f"{root.name}  {show_bytes(root.bytes)}  {root.image}".rstrip()
+        what = f"{root.name}  {format_size(root.bytes)}  {root.image}".rstrip()
         why = _would_stay(root) if dry_run else store.remove(root)
         if why:
-            kept.append(root.name)
+            kept.append((root, why))
             say(f"kept {what}: {why}")
         else:
+            removed.append(root)
             freed += root.bytes
             say(f"{'would remove' if dry_run else 'removed'} {what}")
     if everything and not kept and not dry_run:
         store.sweep()
-    say(f"{show_bytes(freed)} {'would be ' if dry_run else ''}freed in {store.roots}")
-    if image is not None and kept:
-        raise VjobError(f"{image} was kept")
+    say(f"{format_size(freed)} {'would be ' if dry_run else ''}freed in {store.roots}")
+    return Cleaned(removed=tuple(removed), kept=tuple(kept))
 
 
 def is_named(root: Root, name: str) -> bool:
@@ -302,7 +324,7 @@ def is_named(root: Root, name: str) -> bool:
 
 def describe(root: Root) -> tuple[str, str, str, str, str]:
     """A row of `vjob container list`."""
-    size = "in place" if root.in_place else show_bytes(root.bytes)
+    size = "in place" if root.in_place else format_size(root.bytes)
     image = root.image + (" (has changed since)" if root.is_stale else "")
     return root.name, size, show_time(root.used), root.state, image
 
@@ -325,12 +347,3 @@ def show_time(moment: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit} ago"
     return "just now"
-
-
-def show_bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -28,10 +28,11 @@ from varuna_core.records.layout import include_ends, parse_counts
 from varuna_core.records.training import name_shapes
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
-from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.errors import InputError
 from vjob.jobs.planning.inputs import find_profile, read_open_conf
-from vjob.jobs.process import run
 from vjob.jobs.programs.training import build_training, name_model
+from vjob.jobs.schedulers import broker
+from vjob.jobs.schedulers.base import SELDOM_S
 from vjob.jobs.schedulers.slurm_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
 
 CPU = "cpu"
@@ -405,11 +406,7 @@ def load_question(
 
 def find_nodes(queue: str | None) -> list[NodeGroup]:
     """The node groups that sinfo shows now."""
-    command = build_sinfo_nodes_command(queue)
-    result = run(command)
-    if result.code != 0:
-        raise VjobError(f"sinfo failed: {result.err.strip() or f'exit code {result.code}'}")
-    return parse_sinfo_nodes(result.out)
+    return parse_sinfo_nodes(broker.ask(build_sinfo_nodes_command(queue), floor_s=SELDOM_S).text)
 
 
 def describe_basis(file: Path | None, profile: Profile | None) -> str:

@@ -16,6 +16,7 @@ from varuna_core.planner.result.recalibrate import (
     Recalibrated,
     recalibrate,
 )
+from varuna_core.records.files import read_text
 from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import read_record
@@ -84,7 +85,7 @@ def _find_profile(
     run: RunFolder, training: Training, plan: Plan, base: Path, given: Path | None
 ) -> Profile:
     """The profile that is given, else the conf's own, else an estimate."""
-    conf = parse_conf(run.resolved.read_text(encoding="utf-8"), str(run.resolved), base)
+    conf = parse_conf(read_text(run.resolved), str(run.resolved), base)
     file = given or find_profile(conf, base)
     shapes = name_shapes(training)
     if file is not None:

@@ -32,11 +32,9 @@ def build_arguments(conf: JobConf, config: str) -> tuple[str, ...]:
     return (*conf.program.args, *own, "--deepspeed_config", config)
 
 
-def build_config(
-    conf: JobConf, own: Mapping[str, Any], *, replicas: int, folder: str
-) -> dict[str, Any]:
+def build_config(conf: JobConf, own: Mapping[str, Any], *, replicas: int) -> dict[str, Any]:
     """The whole ds_config; InputError where the user's file does not fit the layout."""
-    ours = _build_ours(conf, folder)
+    ours = _build_ours(conf)
     asked = {key: own[key] for key in BATCH_KEYS if own.get(key, "auto") != "auto"}
     batch = _build_batch(conf, replicas)
     merged = merge({**({} if asked else batch), **ours}, _fill_auto(own, {**batch, **ours}))
@@ -125,7 +123,7 @@ def _build_batch(conf: JobConf, replicas: int) -> dict[str, Any]:
     return dict(zip(BATCH_KEYS, (whole, micro, whole // (micro * replicas)), strict=True))
 
 
-def _build_ours(conf: JobConf, folder: str) -> dict[str, Any]:
+def _build_ours(conf: JobConf) -> dict[str, Any]:
     train, parallel = conf.train, conf.parallel
     found: dict[str, Any] = {
         "steps_per_print": train.log_every,
@@ -154,9 +152,6 @@ def _build_ours(conf: JobConf, folder: str) -> dict[str, Any]:
             "synchronize_checkpoint_boundary": False,
             "profile": False,
         }
-    if train.tensorboard:
-        board = {"enabled": True, "output_path": f"{folder}/tensorboard", "job_name": conf.name}
-        found["tensorboard"] = board
     return found
 
 

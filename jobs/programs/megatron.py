@@ -102,10 +102,10 @@ PROFILED_STEPS = (10, 12)
 
 
 def build_arguments(
-    conf: JobConf, checkout: Checkout, *, replicas: int, world: int, folder: str
+    conf: JobConf, checkout: Checkout, *, replicas: int, world: int
 ) -> tuple[str, ...]:
-    """All arguments after the script; `folder` is the run's."""
-    options = list_options(conf, checkout, replicas=replicas, world=world, folder=folder)
+    """All arguments after the script."""
+    options = list_options(conf, checkout, replicas=replicas, world=world)
     known = checkout.flags
     words = [
         word
@@ -117,7 +117,7 @@ def build_arguments(
 
 
 def list_options(
-    conf: JobConf, checkout: Checkout, *, replicas: int, world: int, folder: str
+    conf: JobConf, checkout: Checkout, *, replicas: int, world: int
 ) -> list[tuple[str, ...]]:
     """Our options, without those that program.args decides."""
     options = [*_build_model(conf, checkout)]
@@ -125,7 +125,7 @@ def list_options(
     options += _build_optimizer(conf, checkout)
     options += _build_layout(conf, checkout, replicas)
     options += _build_data(conf, checkout)
-    options += _build_records(conf, checkout, folder)
+    options += _build_records(conf, checkout)
     options += _build_profile(conf, checkout, world)
     named = name_flags(conf.program.args)
     for rivals in RIVALS:
@@ -244,7 +244,7 @@ def _build_data(conf: JobConf, checkout: Checkout) -> Options:
         yield ("--mock-data",)
 
 
-def _build_records(conf: JobConf, checkout: Checkout, folder: str) -> Options:
+def _build_records(conf: JobConf, checkout: Checkout) -> Options:
     train, checkpoint = conf.train, conf.train.checkpoint
     yield "--log-interval", str(train.log_every)
     yield "--eval-interval", str(train.evaluate.every or train.steps)
@@ -255,8 +255,6 @@ def _build_records(conf: JobConf, checkout: Checkout, folder: str) -> Options:
         yield "--save-interval", str(checkpoint.every or train.steps)
         if checkout.generation != "v1":
             yield ("--exit-signal-handler",)  # SIGTERM saves before it ends
-    if train.tensorboard:
-        yield "--tensorboard-dir", f"{folder}/tensorboard"
 
 
 def _build_profile(conf: JobConf, checkout: Checkout, world: int) -> Options:
@@ -316,7 +314,7 @@ def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
         yield "parallel.pipeline", parallel.pipeline, message
     if checkout.generation == "v1" and pipeline > 1:
         yield "parallel.pipeline", pipeline, "this Megatron-LM, older than 2.0, has none"
-    options = list_options(conf, checkout, replicas=1, world=1, folder="")
+    options = list_options(conf, checkout, replicas=1, world=1)
     missing = sorted({option[0] for option in options} - checkout.flags - OPTIONAL)
     if checkout.flags and missing:
         message = f"this Megatron-LM does not have {', '.join(missing)}, which the conf asks for"

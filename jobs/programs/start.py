@@ -23,6 +23,8 @@ from vjob.jobs.programs.training import build_training
 
 PROFILE_OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
 
+RUNTIME: Mapping[str, str] = {"python": "3.10", "torch": "2.9", "numpy": "1.26"}
+"""The oldest versions that varuna_core trains with; setup.cfg says the same to pip."""
 NO_APEX = (
     "train.optimizer.apex is true, and wants NVIDIA's apex with its compiled parts (PyPI's package "
     "of that name is something else): set it to auto or false, or use an image that has it, as "
@@ -68,6 +70,11 @@ class Starter:
     def list_modules(self, conf: JobConf) -> tuple[tuple[str, str], ...]:
         """Modules that the conf asks for by a key, each with what to do where it is missing."""
         return ()
+
+    def list_packages(self, conf: JobConf, found: ProgramFiles) -> Mapping[str, str]:
+        """Packages that the program itself takes from the ranks' Python, each with the oldest
+        version that will do, or empty for any; `python` is that Python."""
+        return {}
 
     def build_group_env(self, group: NodeGroup) -> dict[str, str]:
         return {}
@@ -131,6 +138,9 @@ class BuiltIn(Starter):
             return ()
         return (("amp_C", NO_APEX), ("apex", NO_APEX))
 
+    def list_packages(self, conf: JobConf, found: ProgramFiles) -> Mapping[str, str]:
+        return RUNTIME
+
 
 class Megatron(Starter):
     """Megatron-LM's own script, in the user's checkout."""
@@ -147,9 +157,7 @@ class Megatron(Starter):
     def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
         checkout = _get_checkout(conf, found)
         world, replicas = get_world(conf), get_replicas(conf) or 1
-        args = megatron.build_arguments(
-            conf, checkout, replicas=replicas, world=world, folder=folder
-        )
+        args = megatron.build_arguments(conf, checkout, replicas=replicas, world=world)
         return (checkout.script, *args)
 
     def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
@@ -160,6 +168,11 @@ class Megatron(Starter):
     def build_env(self, conf: JobConf) -> dict[str, str]:
         # Tensor parallelism orders its communication before its kernels by it.
         return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+    def list_packages(self, conf: JobConf, found: ProgramFiles) -> Mapping[str, str]:
+        # Core takes torch's optimizers where there is no apex; before, it was imported always.
+        is_core = _get_checkout(conf, found).generation == "core"
+        return {"torch": ""} if is_core else {"torch": "", "apex": ""}
 
     def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
         yield from megatron.find_problems(conf)
@@ -194,7 +207,7 @@ class DeepSpeed(Starter):
     def build_files(
         self, conf: JobConf, found: ProgramFiles, folder: str, replicas: int
     ) -> dict[str, str]:
-        config = deepspeed.build_config(conf, found.config, replicas=replicas, folder=folder)
+        config = deepspeed.build_config(conf, found.config, replicas=replicas)
         return {deepspeed.CONFIG_FILE: deepspeed.render_config(config)}
 
     def build_env(self, conf: JobConf) -> dict[str, str]:
@@ -202,6 +215,9 @@ class DeepSpeed(Starter):
 
     def build_group_env(self, group: NodeGroup) -> dict[str, str]:
         return deepspeed.build_group_env(group)
+
+    def list_packages(self, conf: JobConf, found: ProgramFiles) -> Mapping[str, str]:
+        return {"torch": "", "deepspeed": ""}
 
     def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
         yield from deepspeed.find_problems(conf)

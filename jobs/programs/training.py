@@ -55,7 +55,6 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         log_every=train.log_every,
         evaluate_every=train.evaluate.every,
         evaluate_steps=train.evaluate.steps,
-        tensorboard=train.tensorboard,
         compile=train.compile,
         checkpoint_folder=train.checkpoint.folder,
         checkpoint_every=train.checkpoint.every,

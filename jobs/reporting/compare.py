@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from varuna_core.records.files import write_atomic
+from varuna_core.records.files import read_bytes, read_text, write_atomic
+from varuna_core.records.formatting import wrap_text
 from varuna_core.records.logs.tail import clean
 from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
@@ -25,6 +26,7 @@ from vjob.jobs.schedulers.slurm_commands import JobState
 
 if TYPE_CHECKING:
     from vjob.reports.page.comparison import Compared
+    from vjob.reports.page.sections import ReportTable
     from vjob.reports.page.sweep_page import SweptRun
 
 COMMIT = "commit"
@@ -68,10 +70,11 @@ def _build_json(chosen: Chosen) -> dict[str, Any]:
     if chosen.sweeps:
         from vjob.reports.page.sweep_page import build_sweep_json
 
-        return {"sweeps": chosen.sweeps, "runs": build_sweep_json(load_sweep(chosen))}
+        return {"format": 1, "sweeps": chosen.sweeps, "runs": build_sweep_json(load_sweep(chosen))}
     from vjob.reports.page import comparison
 
-    return comparison.build_json([_load(folder, run) for folder, run in chosen.folders])
+    jobs = [_load(folder, run) for folder, run in chosen.folders]
+    return {"format": 1, **comparison.build_json(jobs)}
 
 
 def compare_jobs(
@@ -88,22 +91,45 @@ def compare_jobs(
     chosen = choose_jobs(names, here)
     if as_json:
         say(json.dumps(_build_json(chosen), indent=1))
-    if as_json and page is None:
-        return
+        if page is None:
+            return
     if chosen.sweeps:
         _compare_sweep(chosen, here, say, page=page, cdn=cdn, width=width)
         return
-    from vjob.reports.export.text import render_table
     from vjob.reports.page import comparison
 
     jobs = [_load(folder, run) for folder, run in chosen.folders]
     if page is None:
-        for table in comparison.build_comparison(jobs):
-            say(f"{table.title.upper()}\n" + "\n".join(render_table(table, len(table.rows))) + "\n")
+        say("\n".join(_render_tables(comparison.build_comparison(jobs), width)).rstrip())
     else:
         text = comparison.render_comparison(jobs, made_at=format_now(), cdn=cdn)
         write_atomic(here / page, text)
         say(f"wrote {page}")
+
+
+def _render_tables(tables: Sequence[ReportTable], width: int | None) -> Iterator[str]:
+    """The tables of a comparison; where they are too wide, jobs have numbers in place of names."""
+    from vjob.reports.export.text import render_table
+
+    def render(table: ReportTable) -> list[str]:
+        return list(render_table(table, len(table.rows)))
+
+    def fits(lines: Sequence[str]) -> bool:
+        return width is None or max(map(len, lines)) <= width
+
+    if not all(fits(render(table)) for table in tables):
+        names = tables[0].columns[1:]
+        numbers = [str(number) for number in range(1, len(names) + 1)]
+        yield from ("JOBS", *map("  ".join, zip(numbers, names, strict=True)), "")
+        tables = [replace(table, columns=("", *numbers)) for table in tables]
+    for table in tables:
+        lines = render(table)
+        if not fits(lines):  # a long value, such as all arguments of a program
+            lines = []
+            for key, *values in table.rows:
+                cells = map("  ".join, zip(table.columns[1:], values, strict=True))
+                lines += [key, *(wrap_text(f"  {cell}", width) for cell in cells)]
+        yield from (table.title.upper(), *lines, "")
 
 
 def _compare_sweep(
@@ -189,7 +215,7 @@ def _read_commit(run: RunFolder) -> dict[str, str]:
     record = read_record(run)
     commit = format_commit(record.code) if record is not None else ""
     try:
-        mark = hashlib.sha256(run.code_diff.read_bytes()).hexdigest()[:6]
+        mark = hashlib.sha256(read_bytes(run.code_diff)).hexdigest()[:6]
     except OSError:
         mark = ""
     return {COMMIT: f"{commit} ({mark})" if mark else commit} if commit else {}
@@ -198,6 +224,6 @@ def _read_commit(run: RunFolder) -> dict[str, str]:
 def _read_conf(run: RunFolder) -> object:
     """The resolved conf, its secrets redacted; empty where it cannot be read."""
     try:
-        return yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
+        return yaml.safe_load(read_text(run.resolved))
     except (OSError, ValueError, yaml.YAMLError):
         return {}

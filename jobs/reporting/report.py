@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -24,13 +25,13 @@ from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.runs.find import find_run, view_run
+from vjob.jobs.runs.find import RunView, find_run, refuse_empty, view_run
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from vjob.reports.analysis.measures import Analysis
+    from vjob.reports.export.tables import JobTables
     from vjob.reports.load.tables import Job
+    from vjob.reports.load.trace_reader import GrowingTraces
 
 Say = Callable[[str], object]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -47,40 +48,43 @@ class ReportOutputs:
     """What to write of a report; the page where nothing is named."""
 
     text: bool = False
-    csv: Path | None = None
-    parquet: Path | None = None
-    trace: Path | None = None
-    page: Path | None = None
+    as_json: bool = False
+    export: str | None = None
+    """One of EXPORTS."""
+    output: Path | None = None
+    """Where the export goes, or else the page."""
     png: Path | None = None
     cdn: bool = False
     is_opened: bool = False
 
     @property
     def has_page(self) -> bool:
-        others = (self.csv, self.parquet, self.trace, self.png)
-        asked = self.page is not None or self.cdn or self.is_opened
-        return asked or not (self.text or any(others))
+        asked = (self.output is not None and self.export is None) or self.cdn or self.is_opened
+        return asked or not (self.text or self.as_json or self.export or self.png)
+
+
+EXPORTS = ("parquet", "csv", "perfetto", "kineto")
 
 
 def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
     """The folder of JOB, which may also be the path of a folder of logs, or of one log."""
+    refuse_empty(job)
     try:
         run = find_run(job, here)
     except InputError:
         path = here / Path(job).expanduser()
-        if path.exists():
+        if os.access(path, os.R_OK if path.is_file() else os.R_OK | os.X_OK):
             return path, None
         raise
     return run.path, run
 
 
-def is_partial(run: RunFolder | None) -> bool:
-    """True while the run goes on; a run of unknown state is taken as ended."""
-    if run is None:
-        return False
-    with contextlib.suppress(VjobError):
-        return view_run(run).record.state == records.SUBMITTED
-    return False
+def look_at(run: RunFolder | None) -> RunView | None:
+    """The run and its jobs' state; None for a folder of logs, or where it is not known."""
+    if run is not None:
+        with contextlib.suppress(VjobError):
+            return view_run(run)
+    return None
 
 
 def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
@@ -90,12 +94,14 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
     from vjob.reports.analysis import findings
     from vjob.reports.export import text as texts
 
+    view = look_at(run)  # before the files are read: what is written last is then in them
     needs_more = wanted.has_page or wanted.png is not None
-    found, analysed = read_job(folder, more_events=MORE_EVENTS if needs_more else 0)
+    found, analysed = read_job(folder, view, more_events=MORE_EVENTS if needs_more else 0)
     sentences = findings.find_all(found, analysed)
-    partial = is_partial(run)
+    partial = view is not None and view.record.state == records.SUBMITTED
     try:
-        _write_tables(found, analysed, say, wanted)
+        if wanted.export is not None:
+            _write_export(found, analysed, say, wanted)
         if needs_more:
             from vjob.reports.page.run_page import render_page
 
@@ -105,20 +111,34 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
             _write_page(page, wanted, here, folder, say)
     except OSError as error:
         raise VjobError(f"{error.filename or folder}: {error.strerror}") from None
+    if wanted.as_json:
+        value = texts.build_json(found, analysed, sentences, is_partial=partial)
+        say(json.dumps(value, indent=1, default=float))
     if wanted.text:
         say(texts.render_text(found, analysed, sentences, is_partial=partial).rstrip("\n"))
 
 
-def read_job(folder: Path, more_events: int = 0) -> tuple[Job, Analysis]:
-    """Read a job's files and analyse them; InputError where they cannot be read as a job."""
+def read_job(
+    folder: Path,
+    view: RunView | None = None,
+    *,
+    more_events: int = 0,
+    growing: GrowingTraces | None = None,
+) -> tuple[Job, Analysis]:
+    """Read a job's files and analyse them; InputError where they cannot be read as a job.
+
+    Its state is that of `view`, the same as in `vjob list`.
+    """
     from vjob.reports.analysis.measures import analyse
     from vjob.reports.load.sources import SourceError
-    from vjob.reports.load.tables import load_job
+    from vjob.reports.load.tables import format_state, load_job
 
     try:
-        job = load_job(folder, more_events=more_events)
+        job = load_job(folder, more_events=more_events, growing=growing)
     except SourceError as error:
         raise InputError(str(error)) from None
+    if view is not None:
+        job.state = format_state(view.state, view.record.message)
     return job, analyse(job)
 
 
@@ -127,26 +147,38 @@ def format_now() -> str:
     return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 
-def _write_tables(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs) -> None:
-    from vjob.reports.export import perfetto
-    from vjob.reports.export import tables as export
+def _write_export(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs) -> None:
+    from vjob.reports.export import kineto, perfetto, tables
 
-    for target, write in ((wanted.csv, export.write_csv), (wanted.parquet, export.write_parquet)):
-        if target is not None:
-            written = write(job, analysis, target)
-            say(f"wrote {len(written)} tables to {target}")
-    if wanted.trace is not None:
-        count = perfetto.write_perfetto(job, analysis, wanted.trace)
-        steps = sorted({int(step) for step in job.events["step"]})
-        which = ", ".join(map(str, steps)) if len(steps) < 9 else f"{steps[0]} to {steps[-1]}"
-        said = f" of steps {which}: open it in ui.perfetto.dev" if steps else ""
-        say(f"wrote {wanted.trace}, {count} slices{said}")
+    name = job.sources.name
+    target = wanted.output or Path(
+        f"{name}.perfetto.json.gz" if wanted.export == "perfetto" else f"{name}-{wanted.export}"
+    )
+    if wanted.export in ("csv", "parquet"):
+        write = tables.write_csv if wanted.export == "csv" else tables.write_parquet
+        written = write(tables.JobTables(job), target)
+        say(f"wrote {len(written)} tables to {target}; docs/notebook.md has their columns")
+        return
+    if job.events.empty:
+        raise VjobError(
+            f"{name} has no events of ranks to write as {wanted.export}: no rank wrote a trace "
+            "(docs/report.md, The trace); --export parquet writes what there is"
+        )
+    steps = sorted({int(step) for step in job.events["step"]})
+    which = ", ".join(map(str, steps)) if len(steps) < 9 else f"{steps[0]} to {steps[-1]}"
+    if wanted.export == "kineto":
+        written = kineto.write_kineto(job, target)
+        say(f"wrote {len(written)} traces of steps {which} to {target}, for HTA or TensorBoard")
+        return
+    count = perfetto.write_perfetto(job, analysis, target)
+    say(f"wrote {target}, {count} slices of steps {which}: open it in ui.perfetto.dev")
 
 
 def _write_page(page: str, wanted: ReportOutputs, here: Path, folder: Path, say: Say) -> None:
     with contextlib.ExitStack() as stack:
         if wanted.has_page:
-            target = here / (wanted.page or _choose_page(folder))
+            asked = wanted.output if wanted.export is None else None
+            target = here / (asked or _choose_page(folder))
             write_atomic(target, page)
             say(f"wrote {target}, {len(page) / 1e6:.1f} MB")
         else:
@@ -171,7 +203,8 @@ def check_libraries(*more: str) -> None:
     for name in ("numpy", "pandas", "pyarrow", *more):
         if importlib.util.find_spec(name) is None:
             raise VjobError(
-                f"reports need {name}, which is not installed: pip install 'vjob[report]'"
+                f"reports need {name}, which is not installed: "
+                "pip install '.[report]' in vjob's checkout"
             )
 
 
@@ -196,7 +229,7 @@ def write_png(page: Path, target: Path) -> None:
         ]
         asked = [*command, f"--window-size={WIDTH_PX},900", "--dump-dom", page.as_uri()]
         found = re.search(
-            r'<html[^>]*\bdata-height="(\d+)"', process.run(asked, timeout_s=BROWSER_TIMEOUT_S).out
+            r'<html[^<>]*\bdata-height="(\d+)"', process.run(asked, timeout_s=BROWSER_TIMEOUT_S).out
         )
         if found is None:
             raise VjobError(f"{browser} did not draw the page")
@@ -209,9 +242,13 @@ def write_png(page: Path, target: Path) -> None:
         shutil.copyfile(shot, target)
 
 
-def load_tables(folder: Path) -> dict[str, pd.DataFrame]:
-    """Every table of a job's report but its events, by name."""
+def load_tables(folder: Path) -> JobTables:
+    """Every table of a job, by name."""
     check_libraries()
-    from vjob.reports.export.tables import build_tables
+    from vjob.reports.export.tables import load_job
+    from vjob.reports.load.sources import SourceError
 
-    return build_tables(*read_job(folder))
+    try:
+        return load_job(folder)
+    except SourceError as error:
+        raise InputError(str(error)) from None

@@ -6,11 +6,14 @@ import contextlib
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.records import record as records
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
-from varuna_core.records.record import append_event
+from varuna_core.records.record import CANCEL_ASKED, CANCEL_FAILED, append_event
 from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
@@ -21,6 +24,7 @@ from vjob.jobs.schedulers.slurm_commands import OVER, JobState
 
 POLL_S = 1.0
 NOT_YOURS = "only its owner cancels it through vjob (an operator: scancel, by its job id)"
+CALLS_AT_ONCE = 16
 FRESH_S = 3.0
 """An agent's beat shows a change on its node within this time."""
 
@@ -28,27 +32,41 @@ FRESH_S = 3.0
 def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], object]) -> str:
     """Returns one sentence for the user."""
     expect_ours(run, NOT_YOURS)
-    view = view_run(run)
+    view = view_run(run, warn=False, after=time.time())
     if is_over(view):
         raise InputError(f"{run.name} is over already: {view.state}")
     if not view.record.jobs:
         raise VjobError(f"{run.name} has no job yet; look again in a moment")
-    scheduler = schedulers.get_scheduler(view.record.scheduler)
+    scheduler = schedulers.get_scheduler(view.record.scheduler, run)
+    is_asked = False
     try:
-        append_event(run.vjob_events, "cancel-asked", now=now)
+        append_event(run.vjob_events, CANCEL_ASKED, now=now)
         if not now and _can_checkpoint(view):
             say(f"asking {run.name} to checkpoint and leave, for at most {wait_s} s")
             write_signal(run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
+            is_asked = True
+            call_agents(run)
             if _wait_over(run, wait_s):
                 return _explain_leave(view_run(run))
     except OSError as error:  # a full disk must not keep a run from its end
         say(f"{run.path} cannot be written: {error.strerror}; nobody is asked to checkpoint")
     problems = _cancel_all(view, scheduler.cancel)
-    if problems and view_run(run).record.state != records.ENDED:
-        raise problems[0]
-    if _wait_over(run, wait_s):
-        return f"{run.name} is cancelled"
-    return f"{run.name} was told to end and has not yet; `vjob status {run.name}` shows it"
+    cancelled = time.time()
+    # Who did not answer a moment ago is not asked again.
+    last = view if view.problem or not problems else view_run(run, after=cancelled)
+    if problems and last.record.state != records.ENDED:
+        _note_failure(run)
+        raise VjobError(f"{run.name} is not cancelled: {problems[0]}; try again")
+    if _wait_over(run, wait_s, cancelled if _is_pending(view) else 0.0):
+        is_saved = is_asked and view_run(run).record.verdict == JobState.COMPLETED.value
+        return f"{run.name} checkpointed and left" if is_saved else f"{run.name} is cancelled"
+    return f"{run.name} was asked to end and has not yet; `vjob status {run.name}` shows it"
+
+
+def _note_failure(run: RunFolder) -> None:
+    """A later end is not by this cancel."""
+    with contextlib.suppress(OSError):
+        append_event(run.vjob_events, CANCEL_FAILED)
 
 
 def cancel_runs(
@@ -59,13 +77,14 @@ def cancel_runs(
     views = [view for view in view_runs(runs) if not is_over(view)]
     if not views:
         raise InputError("all of these runs are over already")
+    num_over = len(runs) - len(views)
     for view in views:
         expect_ours(view.run, NOT_YOURS)
     problems = [f"{view.run.name} has no job yet" for view in views if not view.record.jobs]
     views = [view for view in views if view.record.jobs]
     for view in views:
         with contextlib.suppress(OSError):  # a full disk must not keep a run from its end
-            append_event(view.run.vjob_events, "cancel-asked", now=now)
+            append_event(view.run.vjob_events, CANCEL_ASKED, now=now)
     running = [view for view in views if any(i.state is JobState.RUNNING for i in view.infos)]
     for view in reversed([view for view in views if view not in running]):
         problems += _try_cancel(view)
@@ -78,15 +97,31 @@ def cancel_runs(
         late = {view.run.name for view in _wait_all(asked, wait_s)}
         for view in asked:
             problems += _try_cancel(view) if view.run.name in late else []
-    going = _wait_all(views, wait_s)
-    problems += [f"{view.run.name} was told to end and has not yet" for view in going]
+    going = _wait_all(views, wait_s, time.time() if any(map(_is_pending, views)) else 0.0)
+    problems += [f"{view.run.name} was asked to end and has not yet" for view in going]
     if problems:
         raise VjobError("\n  ".join(["not all of them are cancelled:", *problems]))
     left = view_runs([view.run for view in asked if view.run.name not in late])
     num_saved = sum(view.state == JobState.COMPLETED.value for view in left)
     saved = f", {num_saved} of them after a checkpoint" if num_saved else ""
     done = "1 run is" if len(views) == 1 else f"{len(views)} runs are"
-    return f"{done} cancelled{saved}"
+    over = f"; {num_over} {'was' if num_over == 1 else 'were'} over already" if num_over else ""
+    return f"{done} cancelled{saved}{over}"
+
+
+def describe_cancelled(runs: Sequence[RunFolder], text: str) -> dict[str, Any]:
+    """The runs as they are now, for scripts."""
+    views = view_runs(runs)
+    found = [
+        {
+            "run": view.run.name,
+            "folder": str(view.run.path),
+            "jobs": [job.id for job in view.record.jobs],
+            "state": view.state,
+        }
+        for view in views
+    ]
+    return {"message": text, "runs": found}
 
 
 def _ask_all(views: Sequence[RunView]) -> list[RunView]:
@@ -96,23 +131,33 @@ def _ask_all(views: Sequence[RunView]) -> list[RunView]:
         with contextlib.suppress(OSError):
             write_signal(view.run.attempts()[-1], "USR1", f"cancel-{uuid.uuid4().hex}")
             asked.append(view)
+    with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:  # a firewall lets each of them wait
+        list(pool.map(call_agents, [view.run for view in asked]))
     return asked
+
+
+def call_agents(run: RunFolder) -> bool:
+    """Ask the run's agents to look at its files now; else they do so some seconds later."""
+    attempts = run.attempts()
+    return call_hub(run.morph.link) or bool(attempts and call_hub(attempts[-1].link))
 
 
 def _try_cancel(view: RunView) -> list[str]:
     """Cancel a run's jobs; the problems of one that goes on all the same."""
-    problems = _cancel_all(view, schedulers.get_scheduler(view.record.scheduler).cancel)
-    if not problems or is_over(view_run(view.run)):
+    problems = _cancel_all(view, schedulers.get_scheduler(view.record.scheduler, view.run).cancel)
+    if not problems or is_over(view_run(view.run, after=time.time())):
         return []
+    _note_failure(view.run)
     return [f"{view.run.name}: {problem}" for problem in problems[:1]]
 
 
-def _wait_all(views: Sequence[RunView], wait_s: int) -> list[RunView]:
+def _wait_all(views: Sequence[RunView], wait_s: int, cancelled: float = 0.0) -> list[RunView]:
     """Wait for the end of runs, with one query for all; returns those that go on."""
     deadline = time.monotonic() + wait_s
     going = list(views)
     while True:
-        going = [view for view in view_runs([each.run for each in going]) if not is_over(view)]
+        views = view_runs([each.run for each in going], after=cancelled)
+        going = [view for view in views if not is_over(view)]
         if not going or time.monotonic() > deadline:
             return going
         time.sleep(POLL_S)
@@ -174,10 +219,15 @@ def _catches(view: RunView, waited_s: float) -> bool | None:
     return False if waited_s > (FRESH_S if everybody else 2 * plan.timing.beat_s) else None
 
 
-def _wait_over(run: RunFolder, wait_s: int) -> bool:
+def _is_pending(view: RunView) -> bool:
+    """True where a cancelled job is over at once; one that runs says so by its files."""
+    return any(info.state is JobState.PENDING for info in view.infos)
+
+
+def _wait_over(run: RunFolder, wait_s: int, cancelled: float = 0.0) -> bool:
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        view = view_run(run)
+        view = view_run(run, after=cancelled)
         if view.record.state == records.ENDED or (
             view.infos and all(info.state in OVER for info in view.infos)
         ):

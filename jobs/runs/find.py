@@ -33,10 +33,11 @@ from varuna_core.records.record import (
 )
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.runs.outcome import explain_end, judge_run
-from vjob.jobs.runs.owner import is_ours
+from vjob.jobs.runs.outcome import explain_end, find_ended, has_own_cause, judge_run
+from vjob.jobs.runs.owner import explain_closed, find_owner, is_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.base import FLOOR_S
 from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_launch
 
@@ -55,6 +56,12 @@ SUBMIT_S = 120.0
 ORPHAN_S = 600.0
 """An intent without a job after this long was never given to the scheduler."""
 NOT_OURS = "; a job that vjob did not submit has no run"
+CANCELS = ("cancelled", "cancelled before it started")
+"""What is said of a cancel that was not made with vjob."""
+Asked = tuple[str, int | None, Path | None]
+"""Scheduler, user and folder of the jobs that are asked about together."""
+ENDING_S = (1.0, 5.0)
+"""A job is over for Slurm so long after its batch script wrote the outcome, or at the latest."""
 FRESH_S = 120.0
 """A `vjob grow` on another host may still be at work for so long, and the scheduler show no job."""
 
@@ -73,6 +80,18 @@ class RunView:
     """Why the scheduler did not answer."""
 
     @property
+    def asked(self) -> float | None:
+        """The time for which the states are good; None where they are as of now."""
+        times = [info.asked for info in (*self.infos, *self.joined) if info.asked is not None]
+        return min(times, default=None)
+
+    @property
+    def is_under_way(self) -> bool:
+        """True once the ranks of the last attempt were started: no job of the run is waited for."""
+        attempts = self.run.attempts()
+        return bool(attempts) and find_mtime(attempts[-1].go) > 0
+
+    @property
     def state(self) -> str:
         """One word for the run."""
         if self.record.state == records.ENDED:
@@ -80,6 +99,8 @@ class RunView:
         if self.record.state in (records.REFUSED, records.INTENT):
             return self.record.state.upper()
         words = [info.state for info in self.infos]
+        if self.record.layout == "split" and JobState.PENDING in words and not self.is_under_way:
+            return str(JobState.PENDING.value)
         for state in LIVE:
             if state in words:
                 return str(state.value)
@@ -91,23 +112,28 @@ def is_over(view: RunView) -> bool:
     return view.record.state in (records.ENDED, records.REFUSED)
 
 
+def refuse_empty(job: str) -> None:
+    """InputError for `vjob status "$UNSET"`, which is not a question about the current folder."""
+    if not job.strip():
+        raise InputError(
+            "JOB is empty: give a job id, a run's name, `last`, or a folder; `.` is this one"
+        )
+
+
 def find_run(job: str, here: Path) -> RunFolder:
     """JOB is an id, a name, a run id, `last`, or the path of a run folder."""
+    refuse_empty(job)
     path = Path(job).expanduser()
     try:
         if (path / "record.json").is_file() or (path / "plan.json").is_file():
             return RunFolder(path.resolve())
     except PermissionError as error:
-        raise InputError(
-            f"you may not read {path}: permission denied for {error.filename}"
-        ) from None
+        raise InputError(explain_closed(path, str(error.filename))) from None
     found: RunFolder | None = None
     if job == "last":
-        found = index.find_latest(None)
+        found = _find_latest(None)
     elif re.fullmatch(r"[\w.-]+(\+\d+)?", job):
-        found = (
-            index.find_job(job.partition("+")[0]) or index.find_run(job) or index.find_latest(job)
-        )
+        found = index.find_job(job.partition("+")[0]) or index.find_run(job) or _find_latest(job)
         if found is None:
             found = _find_link(here, job.partition("+")[0])
     if found is None:
@@ -120,14 +146,71 @@ def find_run(job: str, here: Path) -> RunFolder:
     return found
 
 
+def _find_last() -> RunFolder | None:
+    """The newest run that was not refused, which is said; where all were, the newest."""
+    passed: list[str] = []
+    newest = None
+    for run in index.list_newest():
+        newest = newest or run
+        record = read_record(run)
+        if record is None or record.state != records.REFUSED:
+            if passed:
+                more = f" and {len(passed) - 1} more" if len(passed) > 1 else ""
+                said = "`last` passes over %s%s, which the scheduler refused; it is %s"
+                log.warning(said, passed[0], more, run.name)
+            return run
+        passed.append(run.name)
+    return newest
+
+
+def _find_latest(name: str | None) -> RunFolder | None:
+    """The newest run, of this name if one is given; InputError where a newer one's folder is gone
+    and its job goes on: another run than the one meant would be shown, or cancelled."""
+    found = index.find_latest(name) if name is not None else _find_last()
+    for removed in find_removed(index.list_removed(name, found)):
+        raise InputError(removed.explain())
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemovedRun:
+    """A run whose folder is gone and whose jobs go on."""
+
+    run: str
+    infos: tuple[JobInfo, ...]
+
+    @property
+    def jobs(self) -> list[str]:
+        return sorted({info.leader for info in self.infos}, key=lambda job: (len(job), job))
+
+    def explain(self) -> str:
+        ids = " ".join(self.jobs)
+        return f"the folder of run {self.run} was removed, its job goes on: scancel {ids}"
+
+
+def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
+    """Those of these runs, whose folders are gone, that Slurm still has a job of; it is asked where
+    there are any."""
+    if not runs:
+        return []
+    found: dict[str, list[JobInfo]] = {}
+    with contextlib.suppress(VjobError):  # there is no Slurm, or it does not answer
+        found = schedulers.get_scheduler("slurm").find_orphans()
+    going = {
+        run: tuple(x for x in found[run] if x.state not in OVER and x.leader in jobs)
+        for run in runs
+        if run in found and (jobs := index.list_removed_jobs(run))
+    }
+    return [RemovedRun(run=run, infos=going[run]) for run in runs if going.get(run)]
+
+
 def _explain_removed(job: str) -> str:
-    """A sentence for a run whose folder is gone and whose jobs go on; else empty."""
+    """A sentence for a job id whose run's folder is gone; else empty."""
     with contextlib.suppress(VjobError):
         for run, infos in schedulers.get_scheduler("slurm").find_orphans().items():
-            ids = sorted({info.leader for info in infos})
-            if job == run or job.partition("+")[0] in ids:
-                words = " ".join(ids)
-                return f"the folder of run {run} was removed, its job goes on: scancel {words}"
+            removed = RemovedRun(run=run, infos=tuple(infos))
+            if job == run or job.partition("+")[0] in removed.jobs:
+                return removed.explain()
     return ""
 
 
@@ -140,36 +223,45 @@ def _find_link(here: Path, name: str) -> RunFolder | None:
     return None
 
 
-def view_run(run: RunFolder, *, warn: bool = True) -> RunView:
+def view_run(
+    run: RunFolder, *, warn: bool = True, floor_s: float = FLOOR_S, after: float = 0.0
+) -> RunView:
     """The run as it is now; adopts, ends and records what has changed."""
-    views = view_runs([run], warn=warn)
+    views = view_runs([run], warn=warn, floor_s=floor_s, after=after)
     if not views:
         raise InputError(f"{run.path} holds no readable record.json; is it a run folder of vjob?")
     return views[0]
 
 
-def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
+def view_runs(
+    runs: Sequence[RunFolder], *, warn: bool = True, floor_s: float = FLOOR_S, after: float = 0.0
+) -> list[RunView]:
     """Many runs with one query to each scheduler; runs without a record are left out.
 
-    With `warn` a scheduler that does not answer is logged too.
+    With `warn` a scheduler that does not answer is logged too. Its answer may be `floor_s` old, but
+    not from before `after`, nor from before the last change that a run's files show.
     """
     known: list[tuple[RunFolder, RunRecord]] = []
     for run in runs:
         record = read_record(run)
         if record is not None:
             known.append((run, bring_up_to_date(run, record)))
-    asked: dict[str, list[str]] = {}
+    asked: dict[Asked, dict[str, float]] = {}
     joined: dict[str, list[str]] = {}
     for run, record in known:
         if record.state == records.SUBMITTED:
             joined[str(run.path)] = list(list_joined(run))
-            ids = [*(job.id for job in record.jobs), *joined[str(run.path)]]
-            asked.setdefault(record.scheduler, []).extend(ids)
-    found: dict[str, dict[str, list[JobInfo]]] = {}
+            since = max(after, find_change(run))
+            jobs = asked.setdefault(_find_asked(run, record), {})
+            jobs.update({job.id: since for job in record.jobs})
+            jobs.update({job: after for job in joined[str(run.path)]})
+    found: dict[Asked, dict[str, list[JobInfo]]] = {}
     problems: dict[str, str] = {}
-    for name, jobs in asked.items():
+    for who, jobs in asked.items():
+        name, user, path = who
         try:
-            found[name] = schedulers.get_scheduler(name).poll(jobs)
+            scheduler = schedulers.get_scheduler(name, None if path is None else RunFolder(path))
+            found[who] = scheduler.poll(list(jobs), user=user, floor_s=floor_s, after=jobs)
         except UncertainError as error:  # then nothing is concluded about any run
             problems[name] = str(error)
             if warn:
@@ -178,8 +270,10 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
     for run, record in known:
         infos: list[JobInfo] = []
         more: list[JobInfo] = []
-        looked = found.get(record.scheduler)
-        if record.state == records.SUBMITTED and looked is not None:
+        looked = None
+        if record.state == records.SUBMITTED and record.scheduler not in problems:
+            looked = found.get(_find_asked(run, record))
+        if looked is not None:
             infos = [info for job in record.jobs for info in looked[job.id]]
             more = [info for job in joined[str(run.path)] for info in looked[job]]
             record = record_end(run, record, infos)
@@ -191,6 +285,34 @@ def view_runs(runs: Sequence[RunFolder], *, warn: bool = True) -> list[RunView]:
             end_joined(view)
         views.append(view)
     return views
+
+
+def _find_asked(run: RunFolder, record: RunRecord) -> Asked:
+    """Jobs of one user go into one question; what runs on this machine is in its run's files."""
+    if record.scheduler in schedulers.ON_THIS_MACHINE:
+        return record.scheduler, None, run.path
+    return record.scheduler, find_owner(run), None
+
+
+def find_change(run: RunFolder) -> float:
+    """When the run's files last said something that its scheduler knows too; 0 without any.
+
+    A job was submitted, an attempt began, its ranks ended. The job itself ends a little later than
+    they: what the scheduler said until then counts as said before.
+    """
+    attempts = run.attempts()
+    started = find_mtime(attempts[-1].master) if attempts else 0.0
+    ended = find_mtime(attempts[-1].outcome) if attempts else 0.0
+    ends = (ended + wait_s for wait_s in ENDING_S if 0 < ended + wait_s <= time.time())
+    return max(find_mtime(run.record), started, *ends, 0.0)
+
+
+def find_mtime(path: Path) -> float:
+    """Time of the last change by the file server's clock; 0 where it is not there."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
@@ -213,8 +335,11 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
     """Take over the jobs of a submit that was cut off: those that carry this run's id."""
     if _is_submitting(record):
         return record
+    cut_off = _cut_off.setdefault(str(run.path), time.time())
     try:
         jobs = find_jobs(run, record)
+        if len(jobs) < record.num_jobs:  # perhaps by an answer from before the last submit
+            jobs = find_jobs(run, record, after=cut_off)
     except UncertainError as error:
         log.warning("%s may have a job that is not known yet: %s", run.name, error)
         return record
@@ -226,7 +351,7 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
         changed = _refuse(record, "the submit was cut off before the scheduler had the job")
     elif len(jobs) < record.num_jobs:
         for job in jobs:
-            schedulers.get_scheduler(record.scheduler).cancel(job.id)
+            schedulers.get_scheduler(record.scheduler, run).cancel(job.id)
         done = f"after {len(jobs)} of {record.num_jobs} jobs"
         changed = _refuse(record, f"the submit was cut off {done}, now cancelled; submit again")
     else:
@@ -237,6 +362,10 @@ def adopt(run: RunFolder, record: RunRecord) -> RunRecord:
         for job in jobs:
             index.add_job(run, job.id)
     return changed
+
+
+_cut_off: dict[str, float] = {}
+"""When this process first saw that nobody submits these runs any more."""
 
 
 def _refuse(record: RunRecord, message: str) -> RunRecord:
@@ -250,12 +379,12 @@ def _is_submitting(record: RunRecord) -> bool:
     return time.time() - record.submitted < SUBMIT_S
 
 
-def find_jobs(run: RunFolder, record: RunRecord) -> tuple[JobRecord, ...]:
+def find_jobs(run: RunFolder, record: RunRecord, after: float = 0.0) -> tuple[JobRecord, ...]:
     """Every job of the run that shows anywhere: in the record, the queue, or the run folder."""
     groups = {job.id: job.group for job in record.jobs}
     place = record.array
     comment = run.name if place is None else place.name
-    orphans = schedulers.get_scheduler(record.scheduler).find_orphans()
+    orphans = schedulers.get_scheduler(record.scheduler).find_orphans(after)
     for info in orphans.get(comment, []):
         if place is None or info.leader.endswith(f"_{place.index}"):
             groups.setdefault(info.leader, None)
@@ -281,7 +410,9 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> R
     plan = read_plan(run.plan)
     if plan is not None and plan.morph:  # the others are nodes that it may lose
         infos = infos[:1]
-    worst = next((i for i in infos if i.state is not JobState.COMPLETED), infos[0])
+    attempts = run.attempts()
+    has_cause = outcome is not None and bool(attempts) and has_own_cause(attempts[-1], outcome)
+    worst = find_ended(infos, has_cause=has_cause)
     fallback = explain_launch(worst) or worst.reason or f"the scheduler says {worst.word}"
     return _end(run, record, worst.state.value, fallback, outcome)
 
@@ -296,7 +427,7 @@ def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> No
     for info in infos:
         if info.state is JobState.PENDING:
             with contextlib.suppress(VjobError):  # gone meanwhile
-                schedulers.get_scheduler(record.scheduler).cancel(info.leader)
+                schedulers.get_scheduler(record.scheduler, run).cancel(info.leader)
 
 
 def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
@@ -319,10 +450,21 @@ def _end(
     run: RunFolder, record: RunRecord, verdict: str, fallback: str, outcome: Outcome | None
 ) -> RunRecord:
     message = _explain_chain(run, record, verdict) or explain_end(run, verdict, outcome)
-    message = message or fallback
+    message = _name_canceller(record, verdict, message or fallback)
     ended = replace(record, state=records.ENDED, verdict=verdict, message=message, outcome=outcome)
     _save(run, ended)
     return ended
+
+
+def _name_canceller(record: RunRecord, verdict: str, message: str) -> str:
+    """Who cancelled a run, where that was not done with vjob and the scheduler knows."""
+    if message == f"the scheduler says {JobState.CANCELLED.value}":
+        message = CANCELS[0]
+    if verdict != JobState.CANCELLED.value or message not in CANCELS:
+        return message
+    names = {schedulers.get_scheduler(record.scheduler).find_canceller(x.id) for x in record.jobs}
+    known = " and ".join(sorted(names - {""}))
+    return message.replace("cancelled", f"cancelled by {known}", 1) if known else message
 
 
 def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> str:
@@ -400,7 +542,7 @@ def _is_asking(join: Join) -> bool:
 def cancel_joined(view: RunView, joins: Sequence[Join] | None = None) -> None:
     """End the jobs that joined, or these; those that are over already are no matter."""
     folder = view.run.morph
-    scheduler = schedulers.get_scheduler(view.record.scheduler)
+    scheduler = schedulers.get_scheduler(view.record.scheduler, view.run)
     over = find_joined_over(view)
     for join in read_joins(folder) if joins is None else joins:
         said = read_join_job(folder, join)

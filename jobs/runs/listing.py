@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from varuna_core.records.formatting import align_columns
-from varuna_core.records.logs.tail import clean
+from varuna_core.records.formatting import align_columns, wrap_columns
+from varuna_core.records.logs.tail import clean, clean_name
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.runs.find import RunView, view_runs
+from vjob.jobs.runs.find import find_removed, view_runs
 from vjob.jobs.schedulers import run_index as index
 
 MOST_NAMED = 5
 """Sweeps that are named where one is not known."""
 
 
-def list_runs(
-    limit: int | None, describe: Callable[[RunView], dict[str, Any]] | None = None
-) -> list[dict[str, Any]]:
-    """Runs as plain rows, the newest last; `describe` adds columns, or replaces these."""
+def list_runs(limit: int | None) -> list[dict[str, Any]]:
+    """Runs as plain rows, the newest last."""
     index.check_readable()
     runs = index.list_runs()
     rows = []
@@ -34,10 +32,24 @@ def list_runs(
                 "submitted": record.submitted,
                 "message": record.message,
                 "folder": str(view.run.path),
-                **(describe(view) if describe is not None else {}),
             }
         )
-    return rows
+    return [*rows, *_list_removed()]
+
+
+def _list_removed() -> list[dict[str, Any]]:
+    """Rows of the runs whose folders are gone and whose jobs go on."""
+    return [
+        {
+            "run": removed.run,
+            "jobs": removed.jobs,
+            "state": "UNKNOWN",
+            "submitted": None,
+            "message": removed.explain(),
+            "folder": "",
+        }
+        for removed in reversed(find_removed(index.list_removed(None)))
+    ]
 
 
 def find_sweep(name: str) -> list[RunFolder]:
@@ -92,31 +104,23 @@ def shorten_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
-    """A table, or what to do where there is nothing; lines end at `width`, where one is given."""
+    """A table, or what to do where there is nothing; messages wrap at `width`, if one is given."""
     if not rows:
         return "no runs yet; `vjob submit conf.yaml` makes one"
     cells = [("JOB", "STATE", "SUBMITTED", "RUN", "")]
     for row in rows:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
+        when = "-"
+        if row["submitted"] is not None:
+            when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
         message = clean(" ".join(str(row["message"]).split()))
         cells.append((",".join(row["jobs"]) or "-", row["state"], when, row["run"], message))
     return "\n".join(fit_lines(cells, width))
 
 
 def fit_lines(cells: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """The lines of a table whose last column is cut at `width`."""
-    lines = align_columns(cells)
-    if width is None:
-        return lines
-    start = 2 + max(map(len, align_columns([row[:-1] for row in cells])))
-    return [_cut_message(line, start, width) for line in lines]
-
-
-def _cut_message(line: str, start: int, width: int) -> str:
-    """The line cut at `width`, but never before the message, which starts at `start`."""
-    if len(line) <= width:
-        return line
-    return line[: width - 3] + "..." if width > start + 3 else line[:start].rstrip()
+    """The lines of a table, whose last column wraps at `width`, if one is given."""
+    cells = [[clean_name(cell) for cell in row] for row in cells]
+    return align_columns(cells) if width is None else wrap_columns(cells, width)
 
 
 def known_jobs() -> list[str]:

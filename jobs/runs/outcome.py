@@ -7,16 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from varuna_core.records.exits import Outcome, judge_exits, read_exits, read_outcome
+from varuna_core.records.exits import NODE_LOST, Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, find_remedy, read_attempt_plan, read_plan
 from varuna_core.records.record import is_cancel_asked
-from varuna_core.records.requests import read_stop
+from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
 from vjob.jobs.schedulers.slurm_reasons import explain_launch
 
+FROM_OUTSIDE = frozenset(OVER - {JobState.COMPLETED, JobState.FAILED})
+TOLD_SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
+"""What ranks die of as the scheduler ends their job."""
 LAST_LINES = 400
 """Of a log, looked through for a known message."""
 
@@ -67,22 +70,43 @@ def explain_end(run: RunFolder, verdict: str, outcome: Outcome | None) -> str:
     The ranks know only that the scheduler told them to end; why, the scheduler's word says.
     """
     was_asked = is_cancel_asked(run)
-    told = {
+    by_scheduler = {
         JobState.TIMEOUT.value: "the time limit was reached",
         JobState.PREEMPTED.value: "preempted",
         JobState.CANCELLED.value: "cancelled with vjob cancel" if was_asked else "cancelled",
     }
     attempts = run.attempts()
     if not attempts:
-        return f"{told[verdict]} before it started" if verdict in told else ""
+        return f"{by_scheduler[verdict]} before it started" if verdict in by_scheduler else ""
     if outcome is None:
         return ""
-    stop = read_stop(attempts[-1]) or {}
-    if stop.get("kind") == "signal" and stop.get("reason") == outcome.reason and verdict in told:
-        return told[verdict]
+    if verdict in by_scheduler and not has_own_cause(attempts[-1], outcome):
+        return by_scheduler[verdict]
     if verdict == JobState.COMPLETED.value and was_asked:
         return f"{outcome.reason}, after vjob cancel"
     return add_remedy(run, attempts[-1], outcome)
+
+
+def has_own_cause(attempt: AttemptFolder, outcome: Outcome) -> bool:
+    """True where a rank failed by itself, or a node was lost: not the echo of what the scheduler
+    did to the job. Whoever it ends first leaves no exit, or is missed by the others."""
+    if outcome.culprit_rank is not None and outcome.code != NODE_LOST:
+        return outcome.culprit_signal not in TOLD_SIGNALS
+    stop = read_stop(attempt) or {}
+    said = str(stop.get("reason"))
+    is_lost = stop.get("kind") == "lost" and HAS_LEFT not in said and BY_SCHEDULER not in said
+    return outcome.code == 0 or is_lost or stop.get("kind") in ("rank", "not-ready")
+
+
+def find_ended(infos: Sequence[JobInfo], *, has_cause: bool) -> JobInfo:
+    """The job, of those of a run that is over, whose word is the run's.
+
+    The first that did not end well; but a split run whose jobs left because one of them was ended
+    from outside has that one's word, unless its ranks have a cause of their own.
+    """
+    bad = [info for info in infos if info.state is not JobState.COMPLETED]
+    from_outside = [info for info in bad if info.state in FROM_OUTSIDE]
+    return [*([] if has_cause else from_outside), *bad, *infos][0]
 
 
 def add_remedy(run: RunFolder, attempt: AttemptFolder, outcome: Outcome) -> str:

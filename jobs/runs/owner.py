@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+from pathlib import Path
 
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
@@ -22,15 +23,42 @@ def is_ours(run: RunFolder) -> bool:
         return False
 
 
+def find_owner(run: RunFolder) -> int | None:
+    """The user whose jobs the run's are; None where that cannot be known."""
+    try:
+        return os.lstat(run.path).st_uid
+    except OSError:
+        return None
+
+
 def expect_ours(run: RunFolder, why: str) -> None:
     """InputError for a run of another user; `why` says what would be done for its owner."""
     if is_ours(run):
         return
-    try:
-        number = os.lstat(run.path).st_uid
-    except OSError as error:
-        raise InputError(f"{run.path}: {error.strerror}") from None
-    owner = str(number)
-    with contextlib.suppress(KeyError):
-        owner = pwd.getpwuid(number).pw_name
+    owner = name_owner(run.path)
+    if owner is None:
+        raise InputError(f"{run.path} is not there, or a folder above it hides it from you")
     raise InputError(f"{run.path} belongs to user {owner}: {why}; ask them to do it")
+
+
+def name_owner(path: Path) -> str | None:
+    """Name of the user whose file or folder it is; None where that cannot be seen."""
+    try:
+        number = os.lstat(path).st_uid
+    except OSError:
+        return None
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(number).pw_name
+    return str(number)
+
+
+def explain_closed(path: Path, file: str) -> str:
+    """What to do about a run that its owner has not shared."""
+    for place in (path, *path.absolute().parents):
+        owner = name_owner(place)
+        if owner is not None:
+            return (
+                f"you may not read {path}: permission denied for {file}; "
+                f"ask {owner} to run: vjob share {path} --group G"
+            )
+    return f"you may not read {path}: permission denied for {file}"

@@ -6,7 +6,7 @@ Jobs are submitted by `script_executor.ScriptExecutor`, with that command.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,14 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.schedulers.slurm_commands import NOTHING, After, JobInfo
 from vjob.jobs.schedulers.slurm_nodes import IdleNode
+
+FLOOR_S = 25.0
+"""Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a
+minute has six at most."""
+SELDOM_S = 60.0
+"""Between two questions about nodes, about jobs that squeue does not show any more, and of those
+who have time."""
+NO_CHANGES: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +54,19 @@ class Scheduler(ABC):
         return VjobError(f"the job could not be started (exit code {code}): {text.strip()[-300:]}")
 
     @abstractmethod
-    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+    def poll(
+        self,
+        jobs: Sequence[str],
+        *,
+        user: int | None = None,
+        floor_s: float = FLOOR_S,
+        after: Mapping[str, float] = NO_CHANGES,
+    ) -> dict[str, list[JobInfo]]:
         """The state of each job, one item a component; empty for a job that it has forgotten.
 
-        Raises UncertainError where the scheduler does not answer: that says nothing of any job.
+        The jobs are those of `user`, else ours. The answer may be `floor_s` old; of a job in
+        `after` one from before that time is no use. Raises UncertainError where the scheduler does
+        not answer: that says nothing of any job.
         """
 
     @abstractmethod
@@ -68,9 +85,13 @@ class Scheduler(ABC):
         """Seconds until the job's time limit; None where that is not known."""
         return None
 
+    def find_canceller(self, job: str) -> str:
+        """Name of the user who cancelled a job; empty where that is not known."""
+        return ""
+
     @abstractmethod
-    def find_orphans(self) -> dict[str, list[JobInfo]]:
-        """This user's live jobs that carry a run id in their comment, by run id.
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
+        """This user's live jobs that carry a run id in their comment, by run id, as of `after`.
 
         Raises UncertainError where the scheduler does not answer.
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGTERM
@@ -20,14 +20,14 @@ from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import Machine, read_machine_list
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
-from varuna_core.records.files import read_json, write_json
+from varuna_core.records.files import as_number, read_json, write_json
 from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.base import Scheduler, Submission
+from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, Scheduler, Submission
 from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState, parse_state
 
 
@@ -63,10 +63,15 @@ def read_machines(path: str) -> tuple[Machine, ...]:
 
 START_S = 30.0
 """A supervisor that has not written its state after this long never will."""
+NOT_STARTED = (
+    "its supervisor did not start; its scheduler.out says why, unless the run folder had no room"
+)
 POLL_S = 0.1
+NUMBERS = ("pid", "time", "restarts")
+"""Of a state file."""
 DETACH = """\
 job=$1 log=$2; shift 2
-setsid env -i "$@" </dev/null >>"$log" 2>&1 &
+setsid "$@" </dev/null >>"$log" 2>&1 &
 echo "$job"
 """
 
@@ -79,20 +84,28 @@ def state_file(run: RunFolder, group: str | None) -> Path:
 def is_alive(state: dict[str, Any]) -> bool:
     """True while the supervisor that wrote this state runs."""
     pid = int(state.get("pid") or 0)
-    return pid > 0 and start_time(pid) == state.get("pid_start")
+    began = start_time(pid) if pid > 0 else None
+    return began is not None and began == state.get("pid_start")
 
 
 class LocalScheduler(Scheduler):
-    """Runs batch scripts on this machine."""
+    """Runs batch scripts on this machine.
+
+    Ids of its jobs are counted for each user and index: L1 of another one is another job. So those
+    of a run are looked for in its folder alone.
+    """
 
     name = "local"
+
+    def __init__(self, run: RunFolder | None = None) -> None:
+        self._run = run
 
     def make_command(self, submission: Submission) -> list[str]:
         """A shell that starts the supervisor in a session of its own, and prints the job's id."""
         run, group = submission.run, submission.group
         waits = {
-            "succeeded": [str(_find_state_file(job)) for job in submission.after.succeeded],
-            "ended": [str(_find_state_file(job)) for job in submission.after.ended],
+            "succeeded": [_find_awaited(job) for job in submission.after.succeeded],
+            "ended": [_find_awaited(job) for job in submission.after.ended],
         }
         try:
             job = index.next_local_job()
@@ -107,58 +120,70 @@ class LocalScheduler(Scheduler):
         command = process.build_own_command(
             "-m", "vjob.jobs.schedulers.local_supervisor", str(run.path), job, group or ""
         )
-        env = {**local_environment(os.environ), **keep_ssh_agent(os.environ)}
-        env.pop("SLURM_JWT", None)  # no use here, and everybody sees a command line
-        words = [f"{name}={value}" for name, value in env.items()]
-        log = str(run.scheduler_log(group))
-        return ["sh", "-c", DETACH, "sh", job, log, *words, *command]
+        kept = {*local_environment(os.environ), *keep_ssh_agent(os.environ)} - {"SLURM_JWT"}
+        words = process.build_clean_command(command, sorted(kept))
+        return ["sh", "-c", DETACH, "sh", job, str(run.scheduler_log(group)), *words]
 
-    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
-        return {job: _read_job(job) for job in jobs}
+    def poll(
+        self,
+        jobs: Sequence[str],
+        *,
+        user: int | None = None,
+        floor_s: float = FLOOR_S,
+        after: Mapping[str, float] = NO_CHANGES,
+    ) -> dict[str, list[JobInfo]]:
+        """By their files, which cost nothing: always as of now."""
+        states = {job: self._read_state(job) for job in jobs}
+        return {job: [judge_state(state)] if state else [] for job, state in states.items()}
 
     def cancel(self, job: str) -> None:
         deadline = time.monotonic() + START_S
-        state = _read_state(job)
+        state = self._read_state(job)
         while state and not state.get("pid") and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            state = _read_state(job)
+            state = self._read_state(job)
         if state is None or not state.get("pid"):
             raise VjobError(f"job {job} has no supervisor; its scheduler.out says why")
-        if state["machine"] != identify_machine():
-            host = str(state["machine"]).partition(" ")[0]
+        if state.get("machine") != identify_machine():
+            host = str(state.get("machine")).partition(" ")[0]
             raise VjobError(f"job {job} runs on {host}; do this there")
         if not is_alive(state):
             raise VjobError(f"job {job} does not run any more")
         os.kill(int(state["pid"]), SIGTERM)
 
-    def find_orphans(self) -> dict[str, list[JobInfo]]:
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
         return {}  # the supervisor's state file lies in the run folder itself
 
+    def _read_state(self, job: str) -> dict[str, Any] | None:
+        path = find_state_file(self._run, job) if self._run is not None else _find_indexed(job)
+        return None if path is None else _read_file(path)
 
-def _find_state_file(job: str) -> Path:
-    """The state file of a job that another one waits for."""
+
+def find_state_file(run: RunFolder, job: str) -> Path | None:
+    """The state file of a job of this run."""
+    found = sorted(run.path.glob("local*.json"))
+    return next((path for path in found if _read_file(path).get("job") == job), None)
+
+
+def _find_indexed(job: str) -> Path | None:
+    """The state file of a job of this user."""
     run = index.find_job(job)
-    for path in sorted(run.path.glob("local*.json")) if run is not None else ():
-        if _read_file(path).get("job") == job:
-            return path
-    raise VjobError(f"job {job} is to be waited for, and its run folder is not there any more")
+    return None if run is None else find_state_file(run, job)
 
 
-def _read_state(job: str) -> dict[str, Any] | None:
-    try:
-        return _read_file(_find_state_file(job))
-    except VjobError:
-        return None
+def _find_awaited(job: str) -> str:
+    """The state file of a job that another one waits for."""
+    path = _find_indexed(job)
+    if path is None:
+        raise VjobError(f"job {job} is to be waited for, and its run folder is not there any more")
+    return str(path)
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    """What should be a number and is none is as good as missing."""
     state = read_json(path)
-    return state if isinstance(state, dict) else {}
-
-
-def _read_job(job: str) -> list[JobInfo]:
-    state = _read_state(job)
-    return [] if state is None else [judge_state(state)]
+    found = state if isinstance(state, dict) else {}
+    return {k: v for k, v in found.items() if k not in NUMBERS or as_number(v) is not None}
 
 
 def judge_state(state: dict[str, Any]) -> JobInfo:
@@ -167,8 +192,8 @@ def judge_state(state: dict[str, Any]) -> JobInfo:
     is_here = state.get("machine") == identify_machine()
     if word in ("PENDING", "RUNNING") and is_here and not is_alive(state):
         word, reason = "NODE_FAIL", "the supervisor of this job was killed"
-    if word == "PENDING" and not state.get("pid") and time.time() - state["time"] > START_S:
-        word, reason = "FAILED", "its supervisor did not start; its scheduler.out says why"
+    if word == "PENDING" and not state.get("pid") and time.time() - state.get("time", 0) > START_S:
+        word, reason = "FAILED", NOT_STARTED
     return JobInfo(
         id=str(state.get("job", "")),
         state=parse_state(word),

@@ -22,7 +22,7 @@ from types import FrameType
 
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
-from varuna_core.records.files import read_json, write_atomic, write_json
+from varuna_core.records.files import NO_ROOM, read_json, write_atomic, write_json
 from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.morphing import add_joins, read_joins
 from varuna_core.records.plan import Plan, read_plan
@@ -36,7 +36,12 @@ MARGIN_S = 10.0
 """Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
 
 WAIT_S = 0.5
-"""Between two looks at the jobs that must be over first."""
+"""Between two looks at the jobs that must be over first, or for room."""
+ROOM_S = 20.0
+"""How long to wait for room before the first state: less than START_S, after which a job without
+one counts as one that will never start."""
+MORE_ROOM_S = 600.0
+"""And before each later one."""
 
 STEP = "vjob.jobs.schedulers.local_srun"
 WATCHED_LIST = "varuna_core.launch.watch"
@@ -59,6 +64,7 @@ class LocalJob:
         self.reason = ""
         """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
+        self._has_begun = False
         self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
         if plan.machine_list is not None:
             # Agents are let go, then killed, and a machine that is lost has its own time to end.
@@ -205,23 +211,29 @@ class LocalJob:
         pid = os.getpid()
         groups = [g for g in self.plan.groups if self.group in (None, g.name)]
         last = groups[-1].first_node + groups[-1].count - 1
-        write_json(
-            state_file(self.run, self.group),
-            {
-                "job": self.job,
-                "state": word,
-                "pid": pid,
-                "pid_start": start_time(pid),
-                "machine": identify_machine(),
-                "time": time.time(),
-                "restarts": self.restarts,
-                "exit_code": exit_code,
-                "reason": self.reason,
-                "nodes": Path(
-                    self.plan.machine_list or f"local[{groups[0].first_node}-{last}]"
-                ).name,
-            },
-        )
+        nodes = self.plan.machine_list or f"local[{groups[0].first_node}-{last}]"
+        state = {
+            "job": self.job,
+            "state": word,
+            "pid": pid,
+            "pid_start": start_time(pid),
+            "machine": identify_machine(),
+            "time": time.time(),
+            "restarts": self.restarts,
+            "exit_code": exit_code,
+            "reason": self.reason,
+            "nodes": Path(nodes).name,
+        }
+        deadline = time.monotonic() + (MORE_ROOM_S if self._has_begun else ROOM_S)
+        while True:
+            try:
+                write_json(state_file(self.run, self.group), state)
+                break
+            except OSError as error:
+                if error.errno not in NO_ROOM or time.monotonic() > deadline:
+                    raise
+            time.sleep(WAIT_S)
+        self._has_begun = True
 
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         self.asked = self.asked or "CANCELLED"

@@ -7,6 +7,7 @@ only: a run that it does not know is still found by path, and through the links 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,9 @@ def check_readable() -> None:
 
 
 def _entries() -> list[dict[str, Any]]:
-    return [entry for entry in read_lines(_file()) if isinstance(entry, dict)]
+    """Its lines; one without a path stands for a number that was given out."""
+    entries = [entry for entry in read_lines(_file()) if isinstance(entry, dict)]
+    return [one for one in entries if isinstance(one.get("path"), str) or set(one) == {"number"}]
 
 
 def add_run(run: RunFolder, name: str, sweep: str = "") -> None:
@@ -83,6 +86,13 @@ def find_latest(name: str | None) -> RunFolder | None:
     return _find("name", name)
 
 
+def list_newest() -> Iterator[RunFolder]:
+    """Every known run whose folder still exists, newest first; looks at no more than is taken."""
+    for path in dict.fromkeys(str(x["path"]) for x in reversed(_entries()) if "run" in x):
+        if Path(path).is_dir():
+            yield RunFolder(Path(path))
+
+
 def find_sweep(sweep: str) -> list[RunFolder]:
     """The runs of a sweep whose folders still exist, in their order."""
     paths = dict.fromkeys(str(x["path"]) for x in _entries() if x.get("sweep") == sweep)
@@ -103,6 +113,29 @@ def list_runs() -> list[RunFolder]:
     """Every known run whose folder still exists, oldest first."""
     paths = dict.fromkeys(str(entry["path"]) for entry in _entries() if "run" in entry)
     return [RunFolder(Path(path)) for path in paths if Path(path).is_dir()]
+
+
+def list_removed(name: str | None, than: RunFolder | None = None) -> list[str]:
+    """Runs whose folders are gone, the newest first; of this name or run id if one is given.
+
+    With `than` only those that are newer than this run.
+    """
+    found: list[str] = []
+    for entry in reversed(_entries()):
+        if "run" not in entry or name not in (None, entry.get("name"), entry["run"]):
+            continue
+        if than is not None and entry["path"] == str(than.path):
+            break
+        if not Path(str(entry["path"])).is_dir():
+            found.append(str(entry["run"]))
+    return found
+
+
+def list_removed_jobs(run: str) -> frozenset[str]:
+    """Ids of the jobs of a run whose folder is gone: another folder may hold a run of this id."""
+    paths = {entry.get("path") for entry in _entries() if entry.get("run") == run}
+    gone = {path for path in paths if not Path(str(path)).is_dir()}
+    return frozenset(str(x["job"]) for x in _entries() if "job" in x and x.get("path") in gone)
 
 
 def _find(key: str, value: str | None) -> RunFolder | None:

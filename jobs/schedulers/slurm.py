@@ -4,19 +4,40 @@ as accounting is not everywhere.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pwd
+import shutil
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from varuna_core.records.machine import clean_environment
+from varuna_core.records.machine import KEPT, clean_environment
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
+from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers import slurm_commands as slurm
-from vjob.jobs.schedulers.base import Scheduler, Submission
-from vjob.jobs.schedulers.slurm_commands import COMMENT_PREFIX, JobInfo
-from vjob.jobs.schedulers.slurm_nodes import IdleNode, build_sinfo_idle_command, parse_idle_nodes
+from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, SELDOM_S, Scheduler, Submission
+from vjob.jobs.schedulers.slurm_commands import COMMENT_PREFIX, JobInfo, JobState
+from vjob.jobs.schedulers.slurm_nodes import (
+    IdleNode,
+    build_sinfo_idle_command,
+    build_sinfo_nodes_command,
+    parse_idle_nodes,
+    parse_starting_nodes,
+)
+
+AWAY = "unable to contact slurm controller"
+LONG_FLOOR_S, MANY_JOBS = 30.0, 1000
+"""The floor for a user with more jobs. How many others have would be a question of its own."""
+JUST_S = 5.0
+"""So short after a change one question about that job alone is the cheapest."""
+FULL_S = 300.0
+"""How long jobs that run may be asked about by their states alone."""
 
 
 class SlurmScheduler(Scheduler):
@@ -34,8 +55,8 @@ class SlurmScheduler(Scheduler):
             after=submission.after,
             expedite="#SBATCH --requeue\n" in text and _can_expedite(),
         )
-        words = [f"{k}={v}" for k, v in clean_environment(os.environ).items()]
-        return ["timeout", f"{SUBMIT_S:g}", "sh", "-c", SHIELD, "sh", *words, *sbatch]
+        # Ctrl-C goes to the whole foreground group: sbatch must not die of it once its job is made.
+        return ["timeout", f"{SUBMIT_S:g}", *process.build_clean_command(sbatch, KEPT)]
 
     def explain_failure(self, code: int, text: str) -> VjobError:
         if code == TIMED_OUT:
@@ -54,22 +75,45 @@ class SlurmScheduler(Scheduler):
             raise VjobError(explain_refusal(said))
         return said
 
-    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
-        """squeue for all in one call; what it has forgotten from scontrol, then sacct."""
+    def poll(
+        self,
+        jobs: Sequence[str],
+        *,
+        user: int | None = None,
+        floor_s: float = FLOOR_S,
+        after: Mapping[str, float] = NO_CHANGES,
+    ) -> dict[str, list[JobInfo]]:
+        """One squeue for all jobs of the user, which all his commands share (broker.py).
+
+        A job that has changed since the last one is asked about alone, by scontrol: files told of
+        it. For those that squeue lacks: scontrol for the first, and one sacct.
+        """
         found: dict[str, list[JobInfo]] = {job: [] for job in jobs}
-        if not jobs:
+        if not found:
             return found
-        text = _ask_surely(slurm.build_squeue_command(jobs))
-        _fill(found, slurm.parse_squeue_output(text))
-        for job in [job for job in jobs if not found[job]]:
-            text = _ask_surely(slurm.build_show_job_command(job))
-            _fill(found, slurm.parse_show_job_output(text))
-        forgotten = [job for job in jobs if not found[job]]
+        queue = slurm.build_squeue_command(os.getuid() if user is None else user)
+        late = _find_late(queue, floor_s, {job: after.get(job, 0.0) for job in found})
+        if len(late) == 1:
+            try:
+                _fill(found, _ask_job(late[0], floor_s, after.get(late[0], 0.0)))
+            except UncertainError as error:
+                if AWAY in str(error).lower():  # seconds were spent on that
+                    raise
+        if not all(found.values()):
+            since = max((after.get(job, 0.0) for job in late if not found[job]), default=0.0)
+            _fill(found, _ask_queue(queue, floor_s, since))
+        missing = [job for job in found if not found[job]]
+        if missing:
+            _fill(found, _ask_job(missing[0], SELDOM_S, after.get(missing[0], 0.0)))
+        if len(missing) > 1 and found[missing[0]]:  # then it is new, and others may be
+            _fill(found, _ask_queue(queue, floor_s, time.time()))
+        forgotten = [job for job in missing if not found[job]]
         if forgotten:
-            text = _ask(slurm.build_sacct_command(forgotten))
             # sacct lags: it said PENDING of jobs that ran (22.05). It is asked for the dead alone.
-            ended = [info for info in slurm.parse_sacct_output(text) if info.state in slurm.OVER]
-            _fill(found, ended)
+            with contextlib.suppress(UncertainError):
+                answer = broker.ask(slurm.build_sacct_command(forgotten), floor_s=SELDOM_S)
+                infos = slurm.parse_sacct_output(answer.text)
+                _fill(found, [info for info in infos if info.state in slurm.OVER])
         # squeue lists components in no order of ours.
         return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
 
@@ -81,25 +125,48 @@ class SlurmScheduler(Scheduler):
         return parse_idle_nodes(_ask(build_sinfo_idle_command(queues)))
 
     def find_left_s(self, job: str) -> float | None:
-        return slurm.parse_time_left(_ask(slurm.build_time_left_command(job)))
+        infos = self.poll([job], floor_s=SELDOM_S)[job]
+        now = time.time()
+        left_s = [x.left_s - (now - (x.asked or now)) for x in infos if x.left_s is not None]
+        return min(left_s, default=None)
 
     def cancel(self, job: str) -> None:
         _tell(slurm.build_scancel_command(job))
 
-    def find_orphans(self) -> dict[str, list[JobInfo]]:
-        user = str(os.getuid())
-        text = _ask_surely(slurm.build_squeue_command([], user=user))
+    def find_canceller(self, job: str) -> str:
+        """From accounting, which may know it a little later than the controller."""
+        command = slurm.build_sacct_command([job])
+        try:
+            answer = broker.ask(command, floor_s=SELDOM_S, after=time.time() - JUST_S)
+        except UncertainError:
+            return ""
+        number = slurm.parse_canceller(answer.text)
+        return "" if number is None else name_user(number)
+
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
         found: dict[str, list[JobInfo]] = {}
-        for info in slurm.parse_squeue_output(text):
+        queue = slurm.build_squeue_command(os.getuid())
+        for info in _ask_queue(queue, FLOOR_S, after):
             if info.comment.startswith(COMMENT_PREFIX):
                 found.setdefault(info.comment[len(COMMENT_PREFIX) :], []).append(info)
         return found
 
 
-def _can_expedite() -> bool:
-    from vjob.jobs.schedulers.slurm_settings import read_slurm_config
+def name_user(number: int) -> str:
+    """Name of a user by number; the number where there is none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except (KeyError, OverflowError):
+        return str(number)
 
-    return slurm.can_expedite(read_slurm_config() or {})
+
+def _can_expedite() -> bool:
+    from vjob.jobs.schedulers.slurm_settings import read_settings
+
+    facts = read_settings()
+    if "SLURM_VERSION" not in facts and slurm.EXPEDITES in facts.get("SlurmctldParameters", ""):
+        facts["SLURM_VERSION"] = _ask(["sbatch", "--version"])  # of this machine: asks nobody
+    return slurm.can_expedite(facts)
 
 
 REFUSALS = (
@@ -129,7 +196,7 @@ REFUSALS = (
     ),
     ("time limit", "lower cluster.walltime_min, or take another queue"),
     (
-        "unable to contact slurm controller",
+        AWAY,
         "the controller is down or SLURM_CONF points elsewhere: try `scontrol ping`",
     ),
     (
@@ -150,8 +217,6 @@ SUBMIT_S = 600.0
 """A controller under load answers after minutes; Slurm's own patience ends sooner."""
 TIMED_OUT = 124
 """What `timeout` exits with where it ended the command."""
-SHIELD = 'trap "" INT; exec env -i "$@" </dev/null'
-"""Ctrl-C goes to the whole foreground group: sbatch must not die of it after its job was made."""
 
 UNCERTAIN = ("timed out", "zero bytes were transmitted", "unexpected message")
 """What sbatch says where the controller may have made the job and only its answer was lost."""
@@ -176,23 +241,91 @@ def explain_refusal(text: str) -> str:
     return f"sbatch refused the job:{said}{''.join(remedies[:1])}"
 
 
+def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float]) -> list[str]:
+    """Jobs for which an answer about the whole queue is too old and the next one is not due.
+
+    Just after a submit, or a cancel, one question about that job alone is the cheapest too; and for
+    who looks after one job and seldom asks.
+    """
+    known, now = broker.peek(queue) or broker.Answer(), time.time()
+    late = [job for job, since in after.items() if known.known < since <= now]
+    if known.asked and broker.is_fresh(known, floor_s):
+        return late
+    if len(after) > 1:
+        return []
+    (job, since), *_ = after.items()
+    alone = broker.peek(slurm.build_show_job_command(job)) or broker.Answer()
+    is_known = bool(alone.text) and alone.known >= since and broker.is_fresh(alone, floor_s)
+    return [job] if is_known or floor_s >= SELDOM_S or now - since < JUST_S else []
+
+
+def _ask_job(job: str, floor_s: float, after: float) -> list[JobInfo]:
+    """One job, by scontrol; none where the controller does not know it."""
+    answer = broker.ask(slurm.build_show_job_command(job), floor_s=floor_s, after=after)
+    return _date(slurm.parse_show_job_output(answer.text), answer)
+
+
+def _ask_queue(queue: Sequence[str], floor_s: float, after: float) -> list[JobInfo]:
+    """All jobs of a user, by squeue."""
+    known = broker.peek(queue)
+    if known is not None and known.text.count("\n") > MANY_JOBS:
+        floor_s = max(floor_s, LONG_FLOOR_S)
+    if known is not None and after <= known.known and not broker.is_fresh(known, floor_s):
+        _confirm(queue, known)
+    answer = broker.ask(queue, floor_s=floor_s, after=after)
+    return _date(slurm.parse_squeue_output(answer.text), answer)
+
+
+def _confirm(queue: Sequence[str], known: broker.Answer) -> None:
+    """Ask for the states alone, where squeue can (24.05), all jobs run, and none did anything."""
+    infos = slurm.parse_squeue_output(known.text)
+    live = {info.id: info for info in infos if info.state not in slurm.OVER}
+    age_s = time.time() - known.asked
+    if not 0 <= age_s < FULL_S or {info.state for info in live.values()} != {JobState.RUNNING}:
+        return
+    with contextlib.suppress(UncertainError):
+        version = broker.ask(["squeue", "--version"], floor_s=broker.KEPT_S)
+        if not slurm.has_only_state(version.text):
+            return
+        jobs = list(dict.fromkeys(info.leader for info in live.values()))
+        answer = broker.ask(slurm.build_states_command(jobs), floor_s=JUST_S)
+        if slurm.parse_states(answer.text) == {info.id: info.word for info in live.values()}:
+            broker.confirm(queue, answer.known)
+
+
+def _date(infos: Sequence[JobInfo], answer: broker.Answer) -> list[JobInfo]:
+    """Note when they were true."""
+    since_s = answer.known - answer.asked
+    return [
+        replace(
+            info,
+            asked=answer.known,
+            left_s=None if info.left_s is None else max(0.0, info.left_s - since_s),
+        )
+        for info in infos
+    ]
+
+
 def _ask(command: Sequence[str]) -> str:
-    """A question's answer; empty where the tool is not there or out of order."""
+    """What is asked now and then; empty where the tool is not there or out of order."""
     try:
-        return process.run(command, env=process.tool_environment(os.environ)).out
-    except VjobError:
+        return broker.ask(command, floor_s=SELDOM_S).text
+    except UncertainError:
         return ""
 
 
-def _ask_surely(command: Sequence[str]) -> str:
-    """The controller's answer; empty where it knows no such job, UncertainError without one."""
-    try:
-        result = process.run(command, env=process.tool_environment(os.environ))
-    except VjobError as error:
-        raise UncertainError(str(error)) from None
-    if result.code != 0 and "invalid job id" not in result.err.lower():
-        raise UncertainError(f"{command[0]} failed: {result.err.strip()[:300]}")
-    return result.out
+def list_queues() -> list[str]:
+    """Slurm partitions, for completion; none where sinfo does not answer."""
+    text = _ask(build_sinfo_nodes_command())
+    return sorted({line.split("|")[1].strip(" *") for line in text.splitlines() if "|" in line})
+
+
+def find_starting_nodes() -> tuple[list[NodeGroup], str]:
+    """What a first conf may ask for, the most frequent kind first, and what is to be said of it."""
+    if shutil.which("sinfo") is None:
+        return [], ""
+    groups = parse_starting_nodes(_ask(build_sinfo_nodes_command()))
+    return groups, "" if groups else "sinfo did not answer: add queue: NAME and gpus: KIND:COUNT"
 
 
 def _tell(command: Sequence[str]) -> None:
@@ -202,6 +335,8 @@ def _tell(command: Sequence[str]) -> None:
 
 
 def _fill(found: dict[str, list[JobInfo]], infos: Sequence[JobInfo]) -> None:
+    """Fill in jobs of which nothing is known yet."""
+    empty = {job for job in found if not found[job]}
     for info in infos:
-        if info.leader in found:
+        if info.leader in empty:
             found[info.leader].append(info)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
+from typing import Any
 
 from vjob.jobs.errors import UncertainError
 
@@ -83,6 +85,10 @@ class JobInfo:
     exit_code: str = ""
     start: str = ""
     """Start, or expected start, as the scheduler writes it."""
+    left_s: float | None = None
+    """Until its time limit, when it was asked; None where that is not known."""
+    asked: float | None = field(default=None, compare=False)
+    """The time for which all this is good; None where the scheduler is this machine."""
 
     @property
     def leader(self) -> str:
@@ -144,11 +150,14 @@ def build_sbatch_command(
     return [*command, script]
 
 
+EXPEDITES = "enable_expedited_requeue"
+
+
 def can_expedite(facts: Mapping[str, str]) -> bool:
     """True where `scontrol show config` has expedited requeue: from 25.11, if it is enabled."""
-    match = re.match(r"(\d+)\.(\d+)", facts.get("SLURM_VERSION", ""))
+    match = re.search(r"(\d{1,9})\.(\d{1,9})", facts.get("SLURM_VERSION", ""))
     is_new = match is not None and (int(match[1]), int(match[2])) >= (25, 11)
-    return is_new and "enable_expedited_requeue" in facts.get("SlurmctldParameters", "").split(",")
+    return is_new and EXPEDITES in facts.get("SlurmctldParameters", "").split(",")
 
 
 def parse_sbatch_output(text: str) -> str:
@@ -166,14 +175,16 @@ def parse_sbatch_output(text: str) -> str:
     )
 
 
-def build_squeue_command(jobs: Sequence[str], *, user: str | None = None) -> list[str]:
-    """All asked jobs in one call."""
+def build_squeue_command(user: int) -> list[str]:
+    """All jobs of a user: one question serves whoever asks about any of them.
+
+    Without the user squeue loads the jobs of all users. `--local` saves a request about a
+    federation; what is left is two, one of them about partitions.
+    """
     fields = "JobArrayID,HetJobID,HetJobOffset,State,NodeList,Reason,RestartCnt,StartTime,Comment"
-    layout = ",".join(f"{name}:|" for name in fields.split(","))
-    command = ["squeue", "--noheader", "--array", "--states=all", "-O", layout]
-    if user is not None:
-        return [*command, f"--user={user}"]
-    return [*command, "--jobs=" + ",".join(jobs)]
+    layout = ",".join(f"{name}:|" for name in [*fields.split(","), "TimeLeft"])
+    command = ["squeue", "--noheader", "--array", "--local", "--states=all"]
+    return [*command, f"--user={user}", "-O", layout]
 
 
 def parse_squeue_output(text: str) -> list[JobInfo]:
@@ -184,7 +195,8 @@ def parse_squeue_output(text: str) -> list[JobInfo]:
         if len(cells) < 9:
             continue
         job, het, offset, word, nodes, reason, restarts, start = (x.strip() for x in cells[:8])
-        comment = "|".join(cells[8:]).rstrip("|").strip()
+        *words, left = cells[8:-1] if len(cells) > 10 else [*cells[8:], ""]
+        comment = "|".join(words).rstrip("|").strip()
         is_het = het.isdigit() and het != "0" and offset.isdigit()
         found.append(
             JobInfo(
@@ -192,35 +204,98 @@ def parse_squeue_output(text: str) -> list[JobInfo]:
                 state=parse_state(word),
                 word=word,
                 nodes="" if nodes in ("(null)", "None") else nodes,
-                reason="" if reason == "None" else reason,
+                reason=parse_reason(reason),
                 comment="" if comment == "(null)" else comment,
                 restarts=int(restarts) if restarts.isdigit() else 0,
                 start="" if start == "N/A" else start,
+                left_s=parse_time(left),
             )
         )
     return found
 
 
-def build_time_left_command(job: str) -> list[str]:
-    return ["squeue", "--noheader", f"--jobs={job}", "-O", "TimeLeft:|"]
+def parse_reason(text: str) -> str:
+    """The reason without the brackets that some layouts put around it; empty for None."""
+    text = text.strip()
+    bare = text[1:-1] if text[:1] == "(" and text[-1:] == ")" else text
+    return "" if bare == "None" else bare
 
 
-def parse_time_left(text: str) -> float | None:
-    """Seconds of `1-02:03:04|`; None for UNLIMITED, INVALID and what else is no time. Of a het job
-    the least."""
-    found = []
-    for line in text.splitlines():
-        match = re.fullmatch(r"(?:(\d+)-)?((?:\d+:){0,2}\d+)", line.rstrip("|").strip())
-        if match:
-            seconds = 0
-            for part in match[2].split(":"):
-                seconds = 60 * seconds + int(part)
-            found.append(float(86400 * int(match[1] or 0) + seconds))
-    return min(found, default=None)
+def has_only_state(version: str) -> bool:
+    """True if this squeue (`slurm 24.05.1`) can ask for states alone."""
+    match = re.search(r"(\d{1,9})\.(\d{1,9})", version)
+    return match is not None and (int(match[1]), int(match[2])) >= (24, 5)
+
+
+def build_states_command(jobs: Sequence[str]) -> list[str]:
+    """The states of these jobs and nothing else. It goes with no `--user` (fatal from 25.05)."""
+    command = ["squeue", "--noheader", "--array", "--only-job-state", "--states=all"]
+    return [*command, "--jobs=" + ",".join(jobs), "-o", "%i|%T"]
+
+
+def parse_states(text: str) -> dict[str, str]:
+    """The scheduler's words by job, or component."""
+    rows = [line.partition("|") for line in text.splitlines() if "|" in line]
+    return {job.strip(): word.strip() for job, _, word in rows}
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds of `1-02:03:04`; None for UNLIMITED, INVALID and what else is no time."""
+    match = re.fullmatch(r"(?:(\d+)-)?((?:\d+:){0,2}\d+)", text.strip())
+    if match is None:
+        return None
+    seconds = 0
+    for part in match[2].split(":"):
+        seconds = 60 * seconds + int(part)
+    return float(86400 * int(match[1] or 0) + seconds)
+
+
+_ESTIMATE = re.compile(
+    r"to start at (?P<start>\S+)(?: using (?P<cpus>\d+) processors)?"
+    r"(?: on (?:nodes? )?(?P<nodes>\S+))?(?: in partition (?P<queue>\S+))?"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What `sbatch --test-only` says: `sbatch: Job 7 to start at 2026-11-23T01:12:00 using 4
+    processors on nodes a[1-2] in partition gpu1`."""
+
+    start: str
+    """In the local time of the machine that asked."""
+    num_cpus: int | None
+    nodes: str
+    queue: str
+
+    def as_json(self) -> dict[str, Any]:
+        try:
+            start: float | None = datetime.fromisoformat(self.start).timestamp()
+        except ValueError:
+            start = None
+        return {
+            "start": start,
+            "num_cpus": self.num_cpus,
+            "nodes": expand_nodes(self.nodes),
+            "queue": self.queue,
+        }
+
+
+def parse_estimate(text: str) -> Estimate | None:
+    """None where it is another sentence."""
+    match = _ESTIMATE.search(text)
+    if match is None:
+        return None
+    return Estimate(
+        start=match["start"],
+        num_cpus=int(match["cpus"]) if match["cpus"] else None,
+        nodes=match["nodes"] or "",
+        queue=match["queue"] or "",
+    )
 
 
 def build_show_job_command(job: str) -> list[str]:
-    return ["scontrol", "-o", "show", "job", job]
+    """One job, all components: the cheapest question there is, one request to the controller."""
+    return ["scontrol", "--local", "-o", "show", "job", job]
 
 
 def parse_show_job_output(text: str) -> list[JobInfo]:
@@ -236,17 +311,19 @@ def parse_show_job_output(text: str) -> list[JobInfo]:
             job = f"{facts.get('ArrayJobId', job)}_{index}"
         nodes = facts.get("NodeList", "")
         word = facts.get("JobState", "")
+        limit_s, run_s = (parse_time(facts.get(name, "")) for name in ("TimeLimit", "RunTime"))
         found.append(
             JobInfo(
                 id=f"{het}+{offset}" if het.isdigit() and offset else job,
                 state=parse_state(word),
                 word=word,
                 nodes="" if nodes == "(null)" else nodes,
-                reason="" if facts.get("Reason") == "None" else facts.get("Reason", ""),
+                reason=parse_reason(facts.get("Reason", "").replace("_", " ")),
                 comment=facts.get("Comment", ""),
                 restarts=int(facts.get("Restarts", "0") or 0),
                 exit_code=facts.get("ExitCode", ""),
                 start=facts.get("StartTime", ""),
+                left_s=None if limit_s is None else max(0.0, limit_s - (run_s or 0.0)),
             )
         )
     return found
@@ -271,13 +348,19 @@ def parse_sacct_output(text: str) -> list[JobInfo]:
                 state=parse_state(cells[1]),
                 word=cells[1],
                 nodes="" if cells[2] == "None assigned" else cells[2],
-                reason="" if cells[3] == "None" else cells[3],
+                reason=parse_reason(cells[3]),
                 exit_code=cells[4],
                 start=cells[5],
                 comment="|".join(cells[6:]),
             )
         )
     return found
+
+
+def parse_canceller(text: str) -> int | None:
+    """The user's number in sacct's `CANCELLED by 1000`; None where it has none."""
+    match = re.search(r"\|CANCELLED by (\d{1,10})\|", text)
+    return int(match[1]) if match else None
 
 
 LOST = re.compile(r"down|fail|error|unknown|reboot|powered|powering_down|.*\*$", re.IGNORECASE)
@@ -348,9 +431,9 @@ def build_beside_command(
 def expand_nodes(text: str) -> list[str]:
     """`rack[1-2]n[01-03],gpu-a[1,3-4]-int` in Slurm's own order."""
     names: list[str] = []
-    for item in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+    for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
         partial = [""]
-        for part in re.findall(r"\[[^\]]*\]|[^\[\]]+", item):
+        for part in re.findall(r"\[[^\[\]]*\]|[^\[\]]+", item):
             choices = _expand_range(part[1:-1]) if part.startswith("[") else [part]
             partial = [head + choice for head in partial for choice in choices]
         names += partial

@@ -139,10 +139,20 @@ def parse_sinfo_nodes(text: str) -> list[NodeGroup]:
     return groups
 
 
+def parse_starting_nodes(text: str) -> list[NodeGroup]:
+    """The groups of nodes with GPUs; where there are none, one of the default Slurm partition."""
+    try:
+        return parse_sinfo_nodes(text)
+    except InputError:
+        queues = [line.split("|")[1].strip() for line in text.splitlines() if line.count("|") > 1]
+        known = sorted(queues, key=lambda queue: not queue.endswith("*"))
+        return [NodeGroup(group="main", queue=known[0].rstrip("*"))] if known else []
+
+
 def parse_gres(text: str) -> list[tuple[str, int]]:
     """`gpu:a100:4(S:0-1),shard:8` as [("a100", 4)]; shards and MIG slices are no GPUs of ours."""
     found = []
-    for word in re.findall(r"(?:[^,(]|\([^)]*\))+", text):
+    for word in re.findall(r"(?:[^,(]|\([^()]*\))+", text):
         match = _GPU.fullmatch(word.strip())
         if match and int(match["count"]):
             found.append((match["type"] or "", int(match["count"])))

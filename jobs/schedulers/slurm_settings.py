@@ -1,19 +1,29 @@
-"""Checks of Slurm's own settings (`scontrol show config`), for `vjob doctor` and each submit."""
+"""Checks of Slurm's own settings, for `vjob doctor` (`scontrol show config`) and each submit."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from vjob.jobs.conf.schema import Cluster
-from vjob.jobs.schedulers.diagnosis import Diagnosis, ask
+from vjob.jobs.errors import UncertainError
+from vjob.jobs.schedulers import broker
+from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
 
 EXIT_S = 5
 """What the agents need after the grace, to end what is left and to write the exits."""
 
 
+CONF = Path("/etc/slurm/slurm.conf")
+CONFIG_S = 86400.0
+"""How old an answer may be for a submit: settings seldom change, and it costs two requests."""
+
+
 def examine_slurm() -> list[Diagnosis]:
-    facts = read_slurm_config()
+    facts = read_slurm_config(floor_s=0.0)
     if facts is None:
         return [
             Diagnosis(
@@ -34,10 +44,34 @@ def examine_slurm() -> list[Diagnosis]:
     return [judge(facts) for judge in judges]
 
 
-def read_slurm_config() -> dict[str, str] | None:
-    """Output of `scontrol show config` by key; None where it does not answer."""
-    config = ask("scontrol", "show", "config")
-    return None if config is None else parse_config(config)
+def read_settings() -> dict[str, str]:
+    """Slurm's settings for a submit: those of slurm.conf, where that is whole and here, which asks
+    nobody; else the controller's. Empty where neither tells."""
+    found = parse_conf_file(os.environ.get("SLURM_CONF", ""))
+    return (read_slurm_config(floor_s=CONFIG_S) or {}) if found is None else found
+
+
+def parse_conf_file(name: str) -> dict[str, str] | None:
+    """Settings by their names in `scontrol show config`; None where the file is not all of them."""
+    text = read_text(name or str(CONF))
+    if (
+        text is None
+        or re.search(r"(?im)^\s*include\s", text)
+        or not re.search(r"(?im)^\s*ClusterName\s*=", text)
+    ):
+        return None
+    known = {name.lower(): name for name in ("KillWait", "SlurmctldParameters")}
+    lines = text.replace("\\\n", " ").splitlines()
+    pairs = (line.partition("#")[0].partition("=") for line in lines)
+    settings = {known.get(key.strip().lower(), ""): value.strip() for key, _, value in pairs}
+    return {"KillWait": "30", **{key: value for key, value in settings.items() if key}}
+
+
+def read_slurm_config(*, floor_s: float) -> dict[str, str] | None:
+    """Output of `scontrol show config` by key, at most so old; None where it does not answer."""
+    with contextlib.suppress(UncertainError):
+        return parse_config(broker.ask(("scontrol", "show", "config"), floor_s=floor_s).text)
+    return None
 
 
 def parse_config(text: str) -> dict[str, str]:
@@ -100,7 +134,7 @@ def judge_preemption(facts: dict[str, str]) -> Diagnosis:
     parameters = facts.get("PreemptParameters", "") + facts.get("SlurmctldParameters", "")
     if "send_user_signal" in parameters:
         return Diagnosis(
-            name="preemption", status="ok", text="a job is told before it is preempted"
+            name="preemption", status="ok", text="a job gets a signal before it is preempted"
         )
     return Diagnosis(
         name="preemption",

@@ -6,19 +6,32 @@ The stage of a rank follows from the stage map (`varuna_core.records.layout.buil
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from varuna_core.records.layout import build_stages, encode_stage_map, parse_counts
-from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing
+from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing, TrackPlan
 from varuna_core.records.training import TrainingFacts
 from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
-from vjob.jobs.conf.fates import build_variables, count_micro_batches, reaches
+from vjob.jobs.conf.fates import (
+    OF_PROGRAMS,
+    build_variables,
+    count_micro_batches,
+    drop_unwritten,
+    find_default,
+    list_leaves,
+    reaches,
+)
 from vjob.jobs.conf.layout import build_groups, choose_order, require_number
+from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.conf.references import fill_references
-from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, JobConf, Track
+from vjob.jobs.conf.write import resolve_conf
+from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import start
 
@@ -27,6 +40,10 @@ BEAT_S = 5.0
 NODES_PER_BEAT_S = 50
 SAVE_S = 300
 """For the checkpoint before a morph, where cluster.signal_before_end_s does not say."""
+
+
+NOT_SHOWN = ("env", "pass_env", "notify", "setup", "sbatch", "track")
+"""Keys that no tool is given: they hold what is the user's alone, or nothing of the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +135,61 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         morphing=build_morphing(asked, here.written) if conf.morph.enabled else None,
         restarts=conf.cluster.restarts,
         restart_same=conf.cluster.restart_same,
+        log_limit_mb=conf.cluster.log_limit_mb or None,
         progress=conf.progress,
         traces=conf.profile.traces,
         machine_list=conf.cluster.machine_list,
         ssh_config=conf.cluster.ssh_config,
         address=conf.cluster.address,
         program=conf.program.kind,
+        track=build_track(conf, here, python),
+        timeline=conf.profile.timeline
+        and "profile.timeline" in here.written
+        and conf.program.kind not in BUILT_IN,
     )
+
+
+def build_track(conf: JobConf, here: PlanContext, python: str) -> TrackPlan | None:
+    """The tools of `track`; None where the conf names none."""
+    track = conf.track
+    if track == Track():
+        return None
+    mark = hashlib.sha256(f"{here.folder}\0{here.run}".encode()).hexdigest()[:8]
+    return TrackPlan(
+        id=f"{here.run}-{mark}",
+        python=python,
+        config=build_config(conf, here.written),
+        wandb=None if track.wandb is None else dict(asdict(track.wandb), tags=[*track.wandb.tags]),
+        mlflow=None if track.mlflow is None else asdict(track.mlflow),
+        tensorboard=track.tensorboard,
+        openmetrics=track.openmetrics,
+    )
+
+
+def build_config(conf: JobConf, written: Collection[str]) -> dict[str, Any]:
+    """The conf by its dotted keys, as a tool shows it: without environment and secrets."""
+    plain = redact_value(drop_unwritten(conf, resolve_conf(conf), written))
+    found: dict[str, Any] = {}
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                if name not in NOT_SHOWN:
+                    add(join_key(key, name), inner)
+        elif isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value):
+            for index, inner in enumerate(value):
+                add(f"{key}[{index}]", inner)
+        elif isinstance(value, list | tuple):
+            if value:
+                found[key] = " ".join(map(str, value))
+        elif value is not None and (key.startswith(OF_PROGRAMS) or not is_default(key, value)):
+            found[key] = value
+
+    def is_default(key: str, value: Any) -> bool:
+        return key in list_leaves() and value == find_default(key)
+
+    add("", plain)
+    return found
 
 
 def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
@@ -137,11 +202,13 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
         warm=conf.morph.warm and conf.program.kind in BUILT_IN,
         memory=conf.train.checkpoint.memory_every > 0,
+        finish_s=float(conf.cluster.finish_s),
+        stop_s=float(conf.morph.stop_s),
+        return_s=float(conf.morph.return_s),
     )
     if conf.program.kind != SCRIPT:
         return limits
-    finish_s = float(conf.cluster.finish_s)
-    return replace(limits, facts=build_facts(conf, written), finish_s=finish_s)
+    return replace(limits, facts=build_facts(conf, written))
 
 
 def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
@@ -258,15 +325,16 @@ def build_request(conf: JobConf, here: PlanContext, image: str, workdir: str) ->
     container = conf.container
     seen = [] if container.workdir else dict.fromkeys([workdir, *here.mounts])
     inner = f"{here.folder}/"  # of a copy that is seen with the run folder
-    own = [*(path for path in seen if not path.startswith(inner)), here.folder]
+    paths = [*(path for path in seen if not path.startswith(inner)), here.folder]
+    own = {path: Mount(source=path, target=path) for path in paths}
+    named = {mount.target: mount for mount in map(parse_mount, container.mounts)}
+    # One a place, as podman and docker refuse the second; the run folder is always ours.
+    mounts = {**own, **named, here.folder: own[here.folder]}
     return Request(
         run=here.run,
         image=image,
         kind=here.image_kind,
-        mounts=(
-            *(Mount(source=path, target=path) for path in own),
-            *map(parse_mount, container.mounts),
-        ),
+        mounts=tuple(mounts.values()),
         workdir=container.workdir or workdir,
         writable=container.writable,
         remap_root=container.remap_root,

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from varuna_core.records.files import read_text
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import RunRecord, format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
@@ -79,7 +80,7 @@ def resolve_like(
 
 def _read_resolved(run: RunFolder) -> dict[str, Any] | None:
     try:
-        plain = yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
+        plain = yaml.safe_load(read_text(run.resolved))
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return plain if isinstance(plain, dict) else None
@@ -88,7 +89,7 @@ def _read_resolved(run: RunFolder) -> dict[str, Any] | None:
 def _read_conf(run: RunFolder) -> str:
     """The conf's own text, its secrets hidden; empty where it cannot be read."""
     try:
-        return run.conf.read_text(encoding="utf-8")
+        return read_text(run.conf)
     except (OSError, ValueError):
         return ""
 
@@ -168,7 +169,7 @@ def explain_difference(run: RunFolder, record: RunRecord, today: Snapshot) -> st
 
 def _read_change(run: RunFolder) -> str:
     try:
-        return _drop_head(run.code_diff.read_text(encoding="utf-8", errors="replace"))
+        return _drop_head(read_text(run.code_diff, "replace"))
     except OSError:
         return ""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from varuna_core.records.formatting import align_columns
 from varuna_core.records.logs.tail import clean
@@ -23,14 +24,9 @@ if TYPE_CHECKING:
 
 def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     """Each file that a submit would write, headed by a shell comment with its name."""
-    parts = [
-        (ready.run.batch_script(group).name, text) for group, text in ready.scripts.batch.items()
-    ]
-    shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
-    parts.append((ready.run.node_script.name, render_node(shown, ready.plan, ready.run)))
+    parts = list(_list_scripts(ready).items())
     parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
-    value = redact_value(json.loads(render_plan(ready.plan)))
-    value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
+    value = _describe_plan(ready)
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
     parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
@@ -40,6 +36,52 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
         how = "has ended well" if run in after.succeeded else "has ended"
         head += f"# It would start once {run.name} {how}\n"
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
+
+
+def describe_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> dict[str, Any]:
+    """The same for scripts: texts by file name, and the plan as an object."""
+    others = {name: redact_string(text) for name, text in ready.files.items()}
+    return {
+        "run": ready.run.name,
+        "folder": str(ready.run.path),
+        "scheduler": ready.plan.scheduler,
+        "code": clean(describe(ready.snapshot.build_record())),
+        "after": [{"run": run.name, "must_succeed": run in after.succeeded} for run in after.runs],
+        "files": _list_scripts(ready) | others,
+        "plan": _describe_plan(ready),
+    }
+
+
+def describe_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> dict[str, Any]:
+    """The runs of a sweep, and all of its first one."""
+    runs = [
+        {
+            "run": run.ready.run.name,
+            "swept": redact_value(run.values),
+            "ranks": run.ready.plan.world,
+            "nodes": run.ready.plan.num_nodes,
+        }
+        for run in sweep.runs
+    ]
+    first = describe_preview(sweep.runs[0].ready, after)
+    return {"sweep": sweep.name, "at_most": sweep.at_most, "runs": runs, "first": first}
+
+
+def _list_scripts(ready: Prepared) -> dict[str, str]:
+    """The scripts by file name, without secrets."""
+    batch = ready.scripts.batch.items()
+    shown = replace(ready.conf, setup=tuple(redact_string(line) for line in ready.conf.setup))
+    return {
+        **{ready.run.batch_script(group).name: text for group, text in batch},
+        ready.run.node_script.name: render_node(shown, ready.plan, ready.run),
+    }
+
+
+def _describe_plan(ready: Prepared) -> dict[str, Any]:
+    """The plan as plan.json has it, without secrets."""
+    value: dict[str, Any] = redact_value(json.loads(render_plan(ready.plan)))
+    value["env"].update(dict.fromkeys(ready.conf.pass_env, REDACTED))
+    return value
 
 
 def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
@@ -61,8 +103,8 @@ def _comment(text: str) -> str:
     return "".join(f"# {line}\n" for line in text.splitlines())
 
 
-def test_only(ready: Prepared) -> str:
-    """Slurm's own estimate for each job of the run."""
+def test_only(ready: Prepared) -> dict[str | None, str]:
+    """Slurm's own estimate for each job of the run, by its group; None for all groups in one."""
     if ready.plan.scheduler != "slurm":
         raise InputError(
             "--test-only asks Slurm, and this conf runs on this machine; use --dry-run"
@@ -70,6 +112,16 @@ def test_only(ready: Prepared) -> str:
     from vjob.jobs.schedulers.slurm import SlurmScheduler
 
     scheduler = SlurmScheduler()
-    return "\n".join(
-        scheduler.test(ready.run, group, text) for group, text in ready.scripts.batch.items()
-    )
+    batch = ready.scripts.batch
+    return {group: scheduler.test(ready.run, group, text) for group, text in batch.items()}
+
+
+def describe_estimates(ready: Prepared, estimates: Mapping[str | None, str]) -> dict[str, Any]:
+    """The estimates for scripts; of a sentence that is not known, the text alone."""
+    from vjob.jobs.schedulers.slurm_commands import parse_estimate
+
+    jobs = []
+    for group, text in estimates.items():
+        found = parse_estimate(text)
+        jobs.append({"group": group, **(found.as_json() if found else {}), "text": text})
+    return {"run": ready.run.name, "jobs": jobs}

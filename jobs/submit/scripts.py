@@ -126,6 +126,7 @@ def render_batch(
             state=os.environ.get("XDG_STATE_HOME", ""),
             granted=GRANTED_NODES if min_nodes or plan.scheduler == "ssh" else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
+            manager_failures=conf.morph.manager_failures,
             finish_s=conf.cluster.finish_s,
             over_ssh=plan.scheduler == "ssh",
             walltime_s=None if plan.scheduler == "ssh" else 60 * conf.cluster.walltime_min,

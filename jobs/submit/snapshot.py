@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from varuna_core.records.files import read_json, write_atomic, write_json
+from varuna_core.records.files import read_json, read_text, write_atomic, write_json
 from varuna_core.records.record import CodeRecord, RunRecord, format_commit
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import JobConf
@@ -92,7 +92,7 @@ class Snapshot:
         }
         write_json(run.code_files, listed, lasts=False)
         if self.source is not None and self.source.code_diff.exists():
-            text = self.source.code_diff.read_text(encoding="utf-8", errors="replace")
+            text = read_text(self.source.code_diff, "replace")
             write_atomic(run.code_diff, text, lasts=False)
 
 

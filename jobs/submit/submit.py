@@ -32,6 +32,7 @@ from varuna_core.records.record import (
     JobRecord,
     RunRecord,
     append_event,
+    read_record,
     write_record,
 )
 from varuna_core.records.runfolder import RunFolder, make_run_folder
@@ -59,9 +60,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-START_CHECK_S = 3.0
-"""Slurm gives a reason only after its scheduler has considered the job."""
-START_POLL_S = 0.3
+START_CHECKS_S, START_CHECK_S = (0.0, 2.7), 0.3
+"""Slurm gives a reason only after its scheduler has considered the job: a job alone, about which a
+question is one request, is looked at twice, several once and a little later."""
 
 
 Fill = Callable[[RunFolder], None]
@@ -362,12 +363,12 @@ def check_het_morph(run: RunFolder) -> str:
 
 def check_kill_wait(run: RunFolder) -> str:
     """A warning where Slurm kills before the conf's grace_s is over; else empty."""
-    from vjob.jobs.schedulers.slurm_settings import judge_kill_wait, read_slurm_config
+    from vjob.jobs.schedulers.slurm_settings import judge_kill_wait, read_settings
 
     plan = read_plan(run.plan)
     if plan is None or plan.scheduler != "slurm":
         return ""
-    facts = read_slurm_config() or {}
+    facts = read_settings()
     if "KillWait" not in facts:
         return ""
     finding = judge_kill_wait(facts, plan.timing.grace_s)
@@ -376,15 +377,17 @@ def check_kill_wait(run: RunFolder) -> str:
 
 def check_start(run: RunFolder) -> str:
     """Slurm's reason why a job may never start, if it gives one at once; else empty."""
-    deadline = time.monotonic() + START_CHECK_S
-    while True:
-        view = view_run(run)
+    record = read_record(run)
+    is_alone = record is not None and len(record.jobs) == 1
+    for wait_s in START_CHECKS_S if is_alone else (START_CHECK_S,):
+        if record is not None and record.scheduler == "slurm":
+            time.sleep(wait_s)
+        view = view_run(run, after=time.time())
         reasons = [info.reason for info in view.infos if info.state is JobState.PENDING]
         trouble = explain_reason(view.infos)
-        waits = view.record.scheduler == "slurm" and "" in reasons
-        if trouble or not waits or time.monotonic() > deadline:
+        if trouble or "" not in reasons:
             return trouble
-        time.sleep(START_POLL_S)
+    return ""
 
 
 def write_run_folder(ready: Prepared, run: RunFolder) -> None:

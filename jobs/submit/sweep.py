@@ -377,7 +377,7 @@ def _take_back(
     what = f"run {len(done) + 1} of {len(sweep.runs)} ({describe_values(run.values)})"
     kept = []
     for folder, record in reversed(done):
-        if cancel_submitted(schedulers.get_scheduler(record.scheduler), record):
+        if cancel_submitted(schedulers.get_scheduler(record.scheduler, folder), record):
             if not is_over(view_run(folder)):  # else there was nothing left to cancel
                 kept += [job.id for job in record.jobs]
             continue

@@ -49,7 +49,9 @@ def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Sugg
     """The partition whose slowest stage is fastest; None where this one is, or nothing is known.
 
     Layers are alike, and a layer costs on each stage what it costs there now: stages on faster GPUs
-    take more. What a stage without layers does (an embedding, a loss) stays with it.
+    take more. What a stage without layers does (an embedding, a loss) stays with it. The first and
+    the last stage keep one where they have one: it may be the part of the model that only they can
+    hold, so a conf with the suggestion is accepted whichever way its numbers are counted.
     """
     if len(partition) != len(work_s) or not 0 < sum(partition) < 10_000 or min(work_s) < 0:
         return None
@@ -60,7 +62,9 @@ def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Sugg
         costs.append(work / layers if layers else typical)
         fixed.append(0.0 if layers else work)
     counts = [0] * len(partition)
-    for _ in range(sum(partition)):
+    for end in {0, len(counts) - 1}:
+        counts[end] = min(1, partition[end])
+    for _ in range(sum(partition) - sum(counts)):
         best = min(
             range(len(counts)), key=lambda at: (fixed[at] + (counts[at] + 1) * costs[at], at)
         )

@@ -6,11 +6,15 @@ The most expensive first, by the part of the time that each is about.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from varuna_core.records.formatting import format_seconds as in_units
+from varuna_core.records.formatting import format_share as percent
+from varuna_core.records.record import read_pause_s
+from vjob.reports.analysis.headline import LAYER_LAUNCH_S, has_ended_well
 from vjob.reports.analysis.measures import Analysis, StepAnalysis
 from vjob.reports.load.tables import Job
 
@@ -26,16 +30,12 @@ class Finding:
     """Where the number comes from."""
     key: str
     """The conf key to change; empty where no key helps."""
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if abs(share) < 0.1 else f"{100 * share:.0f} %"
-
-
-def in_units(seconds: float) -> str:
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.4g} ms" if seconds < 1 else f"{seconds:.4g} s"
+    cause: str = ""
+    """One of CAUSES where it is about something wrong; such findings stand first."""
+    lost_s: float = 0.0
+    """Rank-seconds that it costs; all that a change may save."""
+    cost: str = ""
+    """The same in hours, and in money where there are prices."""
 
 
 OWN_PROGRAMS = ("script", "function", "deepspeed")
@@ -59,7 +59,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         yield Finding(
             weight=0.0,
             sentence="No rank wrote a trace: bubbles, stages and stragglers are not known.",
-            evidence=f"no trace/<rank>.jsonl{f'; {OWN_TRACE}' if is_own else ''}",
+            evidence=f"no trace/node-<index>.jsonl{f'; {OWN_TRACE}' if is_own else ''}",
             key="" if is_own else "profile.timeline",
         )
     elif not analysis.steps:
@@ -131,12 +131,30 @@ MUCH_BUBBLE = 0.05
 TIGHT = 0.92
 """Memory in use beyond this part may not fit the next batch."""
 MOST_STRAGGLERS = 5
+MUCH_IMBALANCE = 0.1
+"""A partition that saves this part of the slowest stage's time is worth a change."""
 
 
 def find_all(job: Job, analysis: Analysis) -> list[Finding]:
     """All that is worth saying."""
     found = [finding for make in MAKERS for finding in make(job, analysis)]
-    return sorted(found, key=lambda finding: -finding.weight)
+    found += find_causes(job, analysis, found)
+    found = [_price(finding, analysis) for finding in found]
+    return sorted(found, key=lambda item: (not item.cause and item.weight < 1, -item.weight))
+
+
+def _price(finding: Finding, analysis: Analysis) -> Finding:
+    """With what it costs, as people count it."""
+    head = analysis.headline
+    total_s = head.rank_hours * 3600
+    if finding.lost_s <= 0 or not total_s:
+        return finding
+    share = min(1.0, finding.lost_s / total_s)
+    unit = "GPU-hours" if head.has_gpus else "rank-hours"
+    text = f"{finding.lost_s / 3600:.2g} of {head.rank_hours:.3g} {unit} ({percent(share)})"
+    if head.cost is not None:
+        text += f", {head.cost * share:.2f} of {head.cost:.2f} at the conf's prices"
+    return replace(finding, weight=share, cost=text)
 
 
 def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -202,6 +220,8 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
         ),
         evidence="layers taken as alike, each at what it costs on its stage now",
         key=f"parallel.partition: {found}" if _is_asked(job, analysis) else "",
+        cause="imbalance" if found.gain >= MUCH_IMBALANCE else "",
+        lost_s=found.gain * analysis.accounting.stepping_s if found.gain >= MUCH_IMBALANCE else 0,
     )
 
 
@@ -254,6 +274,8 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
             ),
             evidence=f"attempt {found.attempt or '-'}: work of a step, same stage, same GPU",
             key=f"cluster.exclude: [{found.host}]" if found.host else "cluster.exclude",
+            cause="slow node",
+            lost_s=(1 - 1 / found.ratio) * found.share_of_steps * analysis.accounting.stepping_s,
         )
     more = len(analysis.stragglers) - MOST_STRAGGLERS
     if more > 0:
@@ -341,9 +363,17 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         f"{percent(goodput.share)} of {in_units(goodput.wall_s)} was useful steps"
         f" ({in_units(goodput.useful_s)})"
     )
-    if restarts:
+    plural = "s" if restarts > 1 else ""
+    events = [event for event in job.history if event.get("kind") == "morph"]
+    pauses = [pause_s for event in events if (pause_s := read_pause_s(event)) is not None]
+    if pauses and len(pauses) == restarts:  # as `vjob status` counts them: to the first step
         sentence += (
-            f"; {restarts} restart{'s' if restarts > 1 else ''} cost {in_units(repeated)} of steps "
+            f"; {restarts} morph{plural} cost {in_units(repeated)} of steps done again and paused "
+            f"the training for {in_units(sum(pauses))}"
+        )
+    elif restarts:
+        sentence += (
+            f"; {restarts} restart{plural} cost {in_units(repeated)} of steps "
             f"done again and {in_units(goodput.between_s)} between attempts"
         )
     yield Finding(
@@ -371,7 +401,7 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
     return Finding(
         weight=0.0,
         sentence=f"{ran}; {what}.",
-        evidence="exit/<rank>.json, and the logs of the nodes",
+        evidence="exit/node-<index>.json, and the logs of the nodes",
         key="progress" if job.plan.program in OWN_PROGRAMS and not len(table) else "",
     )
 
@@ -405,3 +435,385 @@ MAKERS = (
     list_gaps,
 )
 """Every function that yields findings, in no certain order: their weights sort them."""
+
+
+# What is wrong, in the manner of jobstats: a rule each, with what it costs.
+
+CAUSES = (
+    "slow node",
+    "imbalance",
+    "input",
+    "micro-batch",
+    "checkpoint",
+    "GPU idle",
+    "throttle",
+    "communication",
+    "restarts",
+    "start",
+    "swap",
+    "memory",
+    "limit",
+)
+MUCH = 0.1
+"""Of the time of the steps, spent on waiting for data or on saves, is worth a change."""
+MUCH_COMMUNICATION = 0.2
+MUCH_SAVING = 0.05
+HELPFUL_SAVING = 0.02
+"""What a suggested interval of saves costs."""
+LONG_START_S = 60.0
+"""A start that is shorter is none to save on."""
+LAUNCHES = 0.25
+"""Fixed costs of a forward beyond this part of it: the micro-batch is too small."""
+ROOMY = 0.6
+"""Memory in use below this part leaves room for more samples at once."""
+BARE = 0.2
+"""So little of every GPU's memory in use: the job fits on fewer or smaller ones."""
+IDLE_GPU = 0.5
+HOT_C = 88.0
+HELD_DOWN = ("sw_thermal", "hw_thermal", "hw_slowdown", "hw_power_brake")
+"""The driver's reasons for a clock below what the GPU is made for; a power cap is the usual one."""
+HELD_PART = 0.1
+"""Of a GPU's samples, beyond which it counts as held down."""
+SWAPPED_MB = 512
+MUCH_LIMIT = 5.0
+LONG_LIMIT_S = 3600.0
+LONG_QUEUE_S = 60.0
+"""A wait that a shorter time limit may save a part of."""
+LEAST_STEPS = 3
+"""Before and after, to say that steps became longer."""
+
+
+def find_causes(job: Job, analysis: Analysis, before: Sequence[Finding]) -> list[Finding]:
+    """What the rules find beside `before`; low use of GPUs is left to what explains it."""
+    found = [finding for rule in RULES for finding in rule(job, analysis)]
+    explained_s = sum(finding.lost_s for finding in (*before, *found) if finding.cause)
+    found += _on_gpu_use(job, analysis, explained_s)
+    if not any(finding.cause == "micro-batch" for finding in found):  # that fills the memory
+        found += _on_unused_memory(job, analysis)
+    return found
+
+
+def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    waited = analysis.accounting.seconds.get("data", 0.0)
+    stepping = analysis.accounting.stepping_s
+    if not stepping or waited / stepping < MUCH:
+        return
+    samples = _during_steps(job)
+    busy = samples["cpu_percent"].astype(float).mean() if len(samples) else float("nan")
+    is_own = job.plan.program in OWN_PROGRAMS
+    yield Finding(
+        weight=waited / stepping,
+        sentence=f"Ranks wait for data {percent(waited / stepping)} of their steps' time"
+        + (f"; the processors are {busy:.0f} % busy." if busy == busy else "."),
+        evidence="spans named data in the traces" + (", samples" if busy == busy else ""),
+        key="more workers in the script's DataLoader, or cluster.nodes[].cpus"
+        if is_own
+        else "data.prefix on a faster disk, or cluster.nodes[].cpus",
+        cause="input",
+        lost_s=waited,
+    )
+
+
+def _on_saves(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    saved, stepping = analysis.accounting.seconds.get("checkpoint", 0.0), analysis.accounting
+    share = saved / stepping.stepping_s if stepping.stepping_s else 0.0
+    if share < MUCH_SAVING:
+        return
+    every = job.training.checkpoint_every if job.training is not None else 0
+    many = f"every {every} steps " if every else ""
+    key = "train.checkpoint.every"
+    if every:
+        key += f": {_round_up(every * share / HELPFUL_SAVING)}"
+    yield Finding(
+        weight=share,
+        sentence=f"Checkpoints {many}take {percent(share)} of the steps' time.",
+        evidence="spans of saves in the traces, or the lines about saves",
+        key=key,
+        cause="checkpoint",
+        lost_s=saved * (1 - HELPFUL_SAVING / share),
+    )
+
+
+def _round_up(number: float) -> int:
+    """To one or two digits that people write: 240 for 237, 2400 for 2370."""
+    size = 10 ** max(0, len(str(int(number))) - 2)
+    return int(-(-number // size) * size)
+
+
+def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    spent = analysis.accounting.seconds.get("communication", 0.0)
+    stepping = analysis.accounting.stepping_s
+    if not stepping or spent / stepping < MUCH_COMMUNICATION:
+        return
+    yield Finding(
+        weight=spent / stepping,
+        sentence=f"Messages and sums hold up the ranks for {percent(spent / stepping)} of their "
+        "steps' time: the network sets the pace.",
+        evidence="waits for messages under way, and sums beside no work, after all have joined",
+        key="cluster.nodes[].interface, more micro-batches a step (train.global_batch_size), or "
+        "parallel.order"
+        if _is_pipeline(job)
+        else "cluster.nodes[].interface, or more samples a step",
+        cause="communication",
+        lost_s=spent,
+    )
+
+
+def _on_restarts(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    rows, attempts = analysis.accounting.rows, analysis.accounting.attempts
+    total = float((rows["span_s"] - rows["queue_s"]).sum())
+    if len(attempts) < 3:
+        return
+    later = rows[rows["attempt"] != attempts[0].label]
+    lost = float(rows["lost_s"].sum() + later["start_s"].sum())
+    if not total or lost < MUCH * total:
+        return
+    reasons = Counter(
+        str(event.get("reason", ""))[:160]
+        for event in job.history
+        if event.get("kind") == "ended" and event.get("code")
+    )
+    reason, count = next(iter(reasons.most_common(1)), ("", 0))
+    why = f" {count} ended with: {reason}." if reason else ""
+    yield Finding(
+        weight=lost / total,
+        sentence=f"{len(attempts) - 1} restarts cost {percent(lost / total)} of the time: starts, "
+        f"steps done again, and the time until a fault was noticed.{why}",
+        evidence=f"{len(attempts)} attempts, their events and steps",
+        key="cluster.restarts and train.checkpoint.every, once the error is fixed",
+        cause="restarts",
+        lost_s=lost,
+    )
+
+
+def _on_start(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    rows, attempts = analysis.accounting.rows, analysis.accounting.attempts
+    if not attempts:
+        return
+    first = rows[rows["attempt"] == attempts[0].label]
+    took = float(first["start_s"].mean())
+    total = float((rows["span_s"] - rows["queue_s"]).sum())
+    if took < LONG_START_S or first["start_s"].sum() < MUCH * total:
+        return
+    own = job.exits[job.exits["attempt"] == attempts[0].label]["started"]
+    begun = pd.to_numeric(own, errors="coerce").dropna()
+    parts = ""
+    if len(begun):
+        before = min(max(float(begun.mean()) - attempts[0].started, 0.0), took)
+        parts = f": {in_units(before)} before the ranks ran (checks, container), "
+        parts += f"{in_units(took - before)} in the program"
+    yield Finding(
+        weight=float(first["start_s"].sum()) / total,
+        sentence=f"The first step began {in_units(took)} after the job{parts}.",
+        evidence="the started event, the ranks' starts, and the first step of each",
+        key="container.image on a local disk, fewer imports, or a smaller checkpoint to load",
+        cause="start",
+        lost_s=float(first["start_s"].sum()),
+    )
+
+
+def _on_small_pieces(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    step, training = analysis.find_step("median"), job.training
+    if step is None or training is None or not step.pipelines or not step.stage_work_s:
+        return
+    if not analysis.headline.has_gpus:  # what starting a kernel takes is known of GPUs
+        return
+    events = job.events[(job.events["attempt"] == step.attempt) & (job.events["step"] == step.step)]
+    forwards = events[events["kind"].isin(["F", "f"])]
+    micros = step.pipelines[0].schedule.num_microbatches
+    stages = len(step.stage_work_s)
+    took = (forwards["end_s"] - forwards["ready_s"]).astype(float).median()
+    fixed = LAYER_LAUNCH_S * max(1, training.layers // stages)
+    table = analysis.memory.dropna()
+    share = float((table["used_mb"] / table["total_mb"]).max()) if len(table) else float("nan")
+    if not took > 0 or fixed / took < LAUNCHES or micros < 2 * stages or share > ROOMY:
+        return
+    overhead = min(0.9, fixed / took)
+    room = f", and the fullest GPU holds {percent(share)} of its memory" if share == share else ""
+    size = training.micro_batch_size
+    yield Finding(
+        weight=overhead,
+        sentence=f"A micro-batch of {size} is small: its forward takes {in_units(took)} a stage, "
+        f"of which starting the kernels is about {in_units(fixed)}{room}.",
+        evidence=f"step {step.step}: {micros} micro-batches, {training.layers} layers on {stages} "
+        "stages, 0.2 ms a layer as the planner has it",
+        key=f"train.micro_batch_size: {2 * size}",
+        cause="micro-batch",
+        lost_s=overhead / 2 * analysis.accounting.seconds.get("compute", 0.0),
+    )
+
+
+def _on_heat(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    samples = _during_steps(job)
+    samples = samples[samples["gpu"] != "cpu"] if len(samples) else samples
+    if samples.empty:
+        return
+    held = samples["throttle"].fillna("").str.contains("|".join(HELD_DOWN))
+    hot = held | (samples["temperature"].astype(float) > HOT_C)
+    parts = hot.groupby([samples["node"], samples["gpu"]]).mean()
+    bad = parts[parts > HELD_PART].sort_values(ascending=False)
+    if bad.empty:
+        return
+    (node, gpu), share = bad.index[0], float(bad.iloc[0])
+    own = samples[(samples["node"] == node) & (samples["gpu"] == gpu)]
+    words = sorted({word for text in own["throttle"] for word in str(text).split(", ") if word})
+    hottest = float(own["temperature"].astype(float).max())
+    bad_nodes = set(bad.index.get_level_values(0))
+    slower = [item.ratio for item in analysis.stragglers if item.host in bad_nodes]
+    # All wait for it. By how much its ranks lag, where others tell, else a quarter while held.
+    lost = (1 - 1 / max(slower)) if slower else 0.25 * share
+    others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+    yield Finding(
+        weight=lost,
+        sentence=f"GPU {gpu} of {node}{others} ran with its clock held down in {percent(share)} of "
+        f"its samples, at up to {hottest:.0f} °C" + (f" ({', '.join(words)})." if words else "."),
+        evidence=f"{len(own)} samples during the steps",
+        key=f"cluster.exclude: [{node}]; tell the administrators",
+        cause="throttle",
+        lost_s=1.01 * lost * analysis.accounting.stepping_s,  # it is why its node is slow
+    )
+
+
+def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    samples = _during_steps(job)
+    swapped = samples["swap_mb"].astype(float) if len(samples) else pd.Series(dtype=float)
+    grown = (
+        swapped.groupby(samples["node"]).agg(lambda own: own.max() - own.iloc[0])
+        if len(swapped.dropna())
+        else swapped
+    )
+    if grown.empty or not grown.max() > SWAPPED_MB:
+        return
+    node = str(grown.idxmax())
+    own = samples[samples["node"] == node]
+    begun = own[own["swap_mb"] > own["swap_mb"].iloc[0] + SWAPPED_MB]["time"].min()
+    slower = [item.ratio for item in analysis.stragglers if item.host == node]
+    longer = _find_growth(job, analysis, float(begun))
+    effect = f"; its ranks take {max(slower):.2f} times as long as others" if slower else ""
+    if not slower and longer > 1 + MUCH:
+        effect = f"; steps took {longer:.2f} times as long from then on"
+    ratio = max([*slower, longer, 1.0])
+    yield Finding(
+        weight=0.05,
+        sentence=f"{node} moved {grown.max() / 1024:.1f} GiB of memory to swap during the steps"
+        f"{effect}.",
+        evidence=f"{len(own)} samples of its memory",
+        key="cluster.nodes[].memory_gb, or fewer data workers",
+        cause="swap",
+        lost_s=1.02 * (1 - 1 / ratio) * analysis.accounting.stepping_s,  # why its node is slow
+    )
+
+
+def _find_growth(job: Job, analysis: Analysis, since: float) -> float:
+    """How many times as long as before the steps took that began after this time; 1 if few did."""
+    later = analysis.times[analysis.times.duplicated("attempt")]
+    is_after = later["begin_s"].astype(float) + job.traces.zero_ns / 1e9 > since
+    if min(is_after.sum(), (~is_after).sum()) < LEAST_STEPS:
+        return 1.0
+    before = float(later["took_s"][~is_after].median())
+    return float(later["took_s"][is_after].median()) / before if before else 1.0
+
+
+def _on_unused_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    table = analysis.memory.dropna()
+    table = table[table["total_mb"] > 0]
+    shares = table["used_mb"] / table["total_mb"]
+    stepping = analysis.accounting.stepping_s
+    if not stepping or not analysis.headline.has_gpus or shares.empty or shares.max() > BARE:
+        return
+    fullest = table.loc[shares.idxmax()]
+    names = ("bubble", "communication")
+    waited = sum(analysis.accounting.seconds.get(name, 0.0) for name in names)
+    waits = f", and waiting for each other takes {percent(waited / stepping)} of the steps' time"
+    size = job.training.micro_batch_size if job.training is not None else 0
+    depth = job.plan.pipeline or 1
+    more = f"train.micro_batch_size: {2 * size}" if size else "more samples at once in the script"
+    yield Finding(
+        weight=0.01,
+        sentence=f"The fullest GPU never held more than {fullest['used_mb'] / 1024:.1f} of "
+        f"{fullest['total_mb'] / 1024:.0f} GiB ({percent(float(shares.max()))})"
+        f"{waits if waited else ''}: the job fits on fewer or smaller GPUs.",
+        evidence=f"{len(table)} GPUs, the most that their samples have",
+        key=f"parallel.pipeline: {depth // 2}, or {more}"
+        if depth > 1
+        else f"{more}, or GPUs with less memory",
+        cause="memory",
+        lost_s=waited,
+    )
+
+
+def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """A shorter limit starts sooner."""
+    asked = job.conf.get("cluster")
+    limit = asked.get("walltime_min") if isinstance(asked, dict) else None
+    attempts = analysis.accounting.attempts
+    if not isinstance(limit, (int, float)) or not attempts:
+        return
+    ran = attempts[-1].ended - attempts[0].started
+    if ran <= 0 or not has_ended_well(job) or limit * 60 < max(MUCH_LIMIT * ran, LONG_LIMIT_S):
+        return
+    waited = analysis.headline.queued_s
+    has_waited = waited >= LONG_QUEUE_S
+    yield Finding(
+        weight=0.01 if has_waited else 0.0,
+        sentence=f"The time limit was {in_units(limit * 60)}, {limit * 60 / ran:.0f} times the "
+        f"{in_units(ran)} of the run"
+        + (f", which waited {in_units(waited)} in the queue" if has_waited else "")
+        + ": a shorter one may start sooner.",
+        evidence="the conf, and the first start to the last end",
+        key=f"cluster.walltime_min: {max(10, _round_up(1.5 * ran / 60))}",
+        cause="limit" if has_waited else "",
+        cost=f"a part of {in_units(waited)} in the queue" if has_waited else "",
+    )
+
+
+def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Finding]:
+    """Low use, after the manner of jobstats; that which other causes explain is no cause itself."""
+    samples = _during_steps(job)
+    samples = samples[samples["gpu"] != "cpu"] if len(samples) else samples
+    used = samples["utilization"].astype(float).dropna() / 100 if len(samples) else None
+    if used is None or used.empty:
+        return
+    by_gpu = used.groupby([samples["node"], samples["gpu"]]).mean()
+    unused = int((by_gpu < 0.01).sum())
+    mean, stepping = float(by_gpu.mean()), analysis.accounting.stepping_s
+    if mean >= IDLE_GPU and not (unused and len(by_gpu) > 1):
+        return
+    lost = (1 - mean) * stepping
+    is_explained = explained_s > 0.4 * lost
+    some = f"; {unused} of {len(by_gpu)} were not used at all" if unused else ""
+    yield Finding(
+        weight=0.0 if is_explained else 1 - mean,
+        sentence=f"GPUs were used {percent(mean)} of the steps' time{some}.",
+        evidence=f"{len(used)} samples of {len(by_gpu)} GPUs",
+        key="cluster.nodes[].ranks: as many as GPUs, or fewer cluster.nodes[].gpus"
+        if unused
+        else "train.micro_batch_size, or what the script does between the steps",
+        cause="" if is_explained else "GPU idle",
+        lost_s=0.0 if is_explained else lost,
+    )
+
+
+def _during_steps(job: Job) -> pd.DataFrame:
+    """Samples from the first step of an attempt to its last; all where no step has a time."""
+    samples = job.gpus
+    if samples.empty or job.traces.steps.empty or job.traces.is_sample:
+        return samples
+    zero_s, steps = job.traces.zero_ns / 1e9, job.traces.steps
+    first = steps.groupby("attempt")["begin_s"].min() + zero_s
+    last = (steps["begin_s"] + steps["took_s"]).groupby(steps["attempt"]).max() + zero_s
+    at, label = samples["time"].astype(float), samples["attempt"]
+    return samples[(at >= label.map(first)) & (at <= label.map(last)) | at.isna()]
+
+
+RULES = (
+    _on_data,
+    _on_saves,
+    _on_exposed,
+    _on_restarts,
+    _on_start,
+    _on_small_pieces,
+    _on_heat,
+    _on_swap,
+    _on_limit,
+)

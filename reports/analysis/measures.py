@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
 
 from varuna_core.records.logs.trace import COMPUTE
+from vjob.reports.analysis.accounting import (
+    WAITS,
+    Accounting,
+    account,
+    divide_start,
+    find_late,
+    list_attempts,
+    name_class,
+)
 from vjob.reports.analysis.balance import (
     Straggler,
     Suggestion,
@@ -14,17 +25,26 @@ from vjob.reports.analysis.balance import (
     parse_partition,
     suggest_partition,
 )
+from vjob.reports.analysis.headline import Headline, summarise
 from vjob.reports.analysis.idle_time import Bubbles, compare_bubbles, measure_communication
-from vjob.reports.analysis.pipeline import PathPart, Pipeline, find_critical_path, observe
+from vjob.reports.analysis.pipeline import (
+    PathPart,
+    Pipeline,
+    find_critical_path,
+    list_waits,
+    observe,
+)
 from vjob.reports.analysis.step_times import (
     Goodput,
     Outlier,
     build_step_times,
+    count_repeated,
     find_outliers,
     measure_bubbles,
     measure_goodput,
 )
 from vjob.reports.load.tables import Job
+from vjob.reports.load.trace_file import RankTrace
 
 MOST_STAGES = 10_000
 """A number beyond is none of a stage."""
@@ -75,6 +95,9 @@ class Analysis:
     """Of the attempt that the median step is of."""
     suggestion: Suggestion | None
     goodput: Goodput
+    accounting: Accounting
+    """Every second of every rank."""
+    headline: Headline
     curves: Curves
     memory: pd.DataFrame
     """The most of each rank and each GPU: who, used_mb, total_mb (NaN is not known)."""
@@ -87,7 +110,10 @@ class Analysis:
 
 def analyse(job: Job) -> Analysis:
     """Everything at once; what there is no data for is empty or None."""
-    times = whole = build_step_times(job.traces.steps, job.logs["iterations"])
+    labels = [attempt.label for attempt in job.sources.attempts]
+    failed = _list_failed(job)
+    cut = {*failed, *labels[:-1]}
+    times = whole = build_step_times(job.traces.steps, job.logs["iterations"], cut)
     if job.traces.is_sample:  # only the log has all steps
         whole = build_step_times(job.traces.steps.iloc[:0], job.logs["iterations"])
         times = whole if len(whole) else times
@@ -95,7 +121,16 @@ def analyse(job: Job) -> Analysis:
     steps = tuple(replace(looked_at[pair], name=name) for name, pair in job.chosen.items())
     median = next((step for step in steps if step.name == "median"), None)
     partition = parse_partition(job.find_partition(median.attempt if median else ""))
-    labels = [attempt.label for attempt in job.sources.attempts]
+    goodput = measure_goodput(
+        whole,
+        job.logs["iterations"],
+        job.traces.zero_ns / 1e9,
+        job.exits,
+        job.history,
+        job.outcomes,
+        labels,
+    )
+    accounting = _account(job, goodput, list(looked_at.values()), failed)
     return Analysis(
         times=times,
         bubbles=measure_bubbles(job.traces.steps),
@@ -104,19 +139,150 @@ def analyse(job: Job) -> Analysis:
         stragglers=tuple(find_stragglers(job.traces.steps, list_ranks(job))),
         partition=partition,
         suggestion=suggest_partition(partition, median.stage_work_s) if median else None,
-        goodput=measure_goodput(
-            whole,
-            job.logs["iterations"],
-            job.traces.zero_ns / 1e9,
-            job.exits,
-            job.history,
-            job.outcomes,
-            labels,
-        ),
+        goodput=goodput,
+        accounting=accounting,
+        headline=summarise(job, accounting, goodput, times),
         curves=_build_curves(job.logs["iterations"]),
         memory=_find_memory(job),
         missing_ranks=_find_missing(job),
     )
+
+
+def _list_failed(job: Job) -> list[str]:
+    """Attempts that did not end well."""
+    failed = {str(label) for label in job.exits[job.exits["code"] != 0]["attempt"]}
+    ends = [event for event in job.history if event.get("kind") == "ended" and event.get("code")]
+    return sorted(failed | {str(event.get("attempt", "")) for event in ends})
+
+
+def _account(
+    job: Job, goodput: Goodput, looked_at: Sequence[StepAnalysis], failed: Sequence[str]
+) -> Accounting:
+    labels = [span.label for span in goodput.attempts]
+    written = job.logs["spans"].groupby("attempt")["last_s"].max().dropna()
+    spans = {  # who goes on has come as far as the last line
+        span.label: (span.started, _find_latest(span.ended, written.get(span.label)))
+        for span in goodput.attempts
+    }
+    has_traces = not job.traces.is_sample
+    traces = [trace for trace in job.traces.ranks if trace.has_header] if has_traces else []
+    steps = job.traces.steps if has_traces else job.traces.steps.iloc[:0]
+    ranks: dict[str, set[int]] = {label: set() for label in labels}
+    for attempt, rank in job.exits[["attempt", "rank"]].itertuples(index=False):
+        if isinstance(rank, int):
+            ranks[attempt].add(rank)
+    for trace in traces:
+        ranks[trace.attempt].add(trace.rank)
+    is_fixed = not any(event.get("kind") == "morph" for event in job.history)
+    for label, own in ranks.items():  # who was killed with its node left nothing
+        world = job.worlds.get(label) or (job.plan.world or 1 if is_fixed or not own else 0)
+        own |= set(range(min(world, MOST_RANKS)))
+    attempts = list_attempts(
+        job.history, labels, spans, {label: sorted(own) for label, own in ranks.items()}, failed
+    )
+    zero_s = job.traces.zero_ns / 1e9
+    log_lines = _list_log_lines(job)
+    found = account(
+        attempts,
+        steps.assign(begin_s=steps["begin_s"] + zero_s),
+        _list_after(traces),
+        _measure_waits(job, looked_at),
+        _list_logged(job, log_lines, labels),
+        log_lines,
+    )
+    begun = {
+        (attempt, rank): float(started)
+        for attempt, rank, started in job.exits[["attempt", "rank", "started"]].itertuples(
+            index=False
+        )
+        if isinstance(rank, int) and isinstance(started, (int, float))
+    }
+    opened = {(trace.attempt, trace.rank): trace.origin / 1e9 for trace in traces}
+    return replace(found, start=divide_start(found, begun, opened))
+
+
+def _find_latest(*numbers: float | None) -> float | None:
+    return max((number for number in numbers if number is not None), default=None)
+
+
+MOST_RANKS = 1 << 16
+"""That a plan is believed to have."""
+
+
+def _list_after(traces: Sequence[RankTrace]) -> pd.DataFrame:
+    """attempt, rank, and seconds by class of what ranks did after their last step."""
+    rows = []
+    for trace in traces:
+        row: dict[str, Any] = {"attempt": trace.attempt, "rank": trace.rank}
+        for kind, seconds in trace.after_s.items():
+            row[name_class(kind)] = row.get(name_class(kind), 0.0) + seconds
+        rows += [row] if len(row) > 2 else []
+    table = pd.DataFrame(rows, columns=None if rows else ["attempt", "rank"])
+    return table.groupby(["attempt", "rank"]).sum().reset_index() if rows else table
+
+
+def _measure_waits(job: Job, looked_at: Sequence[StepAnalysis]) -> pd.DataFrame:
+    """The waits of the ranks in the steps with details, as accounting.WAITS has them."""
+    tables = []
+    for step in looked_at:
+        waits = list_waits(list(step.pipelines)).groupby("rank")[["bubble_s", "transfer_s"]].sum()
+        found = step.communication[["rank", "exposed_s", "overlapped_s"]]
+        found = found.join(waits, on="rank").fillna({"bubble_s": 0.0, "transfer_s": 0.0})
+        found["exposed_s"] -= found[
+            "transfer_s"
+        ]  # the waits for messages have a place of their own
+        tables.append(found.assign(attempt=step.attempt))
+    pairs = {(step.attempt, step.step) for step in looked_at}
+    keys = pd.Series(
+        list(zip(job.events["attempt"], job.events["step"], strict=True)), dtype=object
+    )
+    tables.append(find_late(job.events[keys.isin(pairs).to_numpy(dtype=bool)]))
+    table = pd.concat([table.reindex(columns=list(WAITS)) for table in tables])
+    seconds = {name: float for name in WAITS if name.endswith("_s")}
+    return table.fillna(dict.fromkeys(seconds, 0.0)).astype(seconds)
+
+
+def _list_log_lines(job: Job) -> pd.DataFrame:
+    """attempt, step, took_s, count: a row a line about steps, of some with no time."""
+    lines = job.logs["iterations"]
+    times = build_step_times(job.traces.steps.iloc[:0], lines)[
+        ["attempt", "step", "took_s", "count"]
+    ]
+    if lines.empty:
+        return times
+    others = lines[lines["time_ms"].isna()][["attempt", "step"]]
+    return pd.concat([times, others.assign(took_s=float("nan"), count=1)], ignore_index=True)
+
+
+def _list_logged(job: Job, log_lines: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
+    """A row an attempt: what its log tells of the time that its steps took."""
+    times = log_lines.dropna(subset=["took_s"])
+    all_s = times["took_s"] * times["count"]
+    again_s = times["took_s"] * count_repeated(times, log_lines, labels)
+    spans = job.logs["spans"].groupby("attempt")
+    first, last = spans["first_s"].min(), spans["last_s"].max()
+    apart = spans[["checkpoint_s", "evaluate_s"]].max()
+    rows = []
+    for label in labels:
+        is_own = times["attempt"] == label
+        own = all_s[is_own]
+        known = label in first.index and len(own) > 0
+        # The first line may have no time of its own: its step took as long as the next ones.
+        begun = log_lines.loc[log_lines["attempt"] == label, "step"].min()
+        is_timed = known and times.loc[is_own, "step"].iloc[0] == begun
+        before_s = (own if is_timed else times.loc[is_own, "took_s"]).iloc[0] if known else 0.0
+        rows.append(
+            {
+                "attempt": label,
+                "steps_s": float(own.sum()),
+                "repeated_s": float(again_s[own.index].sum()),
+                "first_s": float(first[label]) - float(before_s) if known else float("nan"),
+                "last_s": float(last[label]) if known else float("nan"),
+                "checkpoint_s": float(apart["checkpoint_s"][label]) if known else 0.0,
+                "evaluate_s": float(apart["evaluate_s"][label]) if known else 0.0,
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def list_ranks(job: Job) -> pd.DataFrame:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 FAR = 6.0
@@ -29,17 +30,22 @@ class Outlier:
     """What of its work grew most: a kind of the trace, `wait`, or empty."""
 
 
-def build_step_times(steps: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFrame:
+def build_step_times(
+    steps: pd.DataFrame, iterations: pd.DataFrame, cut: Collection[str] = ()
+) -> pd.DataFrame:
     """attempt, step, begin_s, took_s, count: from the traces, else from the log.
 
     The log gives a mean over the steps since the line before: one row for those `count`, at the
-    last. How many the first line is about is taken from the second.
+    last. How many the first line is about is taken from the second. Ranks that were killed have not
+    written the last seconds of their traces: of the attempts `cut`, later steps are the log's.
     """
     columns = ["attempt", "step", "begin_s", "took_s", "count"]
     if not steps.empty:
         grouped = steps.groupby(["attempt", "step"], sort=False)
         table = grouped.agg(begin_s=("begin_s", "min"), took_s=("took_s", "max")).reset_index()
         table["count"] = 1
+        later = list_untraced(table, build_step_times(steps.iloc[:0], iterations), cut)
+        table = pd.concat([table, later], ignore_index=True) if len(later) else table
         return table.sort_values("begin_s", kind="stable")[columns].reset_index(drop=True)
     if iterations.empty:
         return pd.DataFrame(columns=columns)
@@ -51,6 +57,49 @@ def build_step_times(steps: pd.DataFrame, iterations: pd.DataFrame) -> pd.DataFr
     if "timed" in table:  # from times of writing, which leave pauses out
         table["count"] = table["timed"].fillna(table["count"])
     return table[columns].reset_index(drop=True)
+
+
+def list_untraced(traced: pd.DataFrame, logged: pd.DataFrame, cut: Collection[str]) -> pd.DataFrame:
+    """Rows of the log, of steps after the last one that an attempt's traces have, one after the
+    other from that one's end. All tables are as of build_step_times."""
+    ends = (traced["begin_s"] + traced["took_s"]).groupby(traced["attempt"]).max()
+    later = logged[logged["attempt"].isin(set(cut) & set(ends.index))].sort_values("step")
+    # Of no rows pandas makes columns of text.
+    last = later["attempt"].map(traced.groupby("attempt")["step"].max()).astype(float)
+    later, last = later[later["step"] > last], last[later["step"] > last]
+    later = later.assign(count=np.minimum(later["count"], later["step"] - last))
+    all_s = (later["took_s"] * later["count"]).astype(float)
+    before = all_s.groupby(later["attempt"]).cumsum() - all_s
+    return later.assign(begin_s=later["attempt"].map(ends).astype(float) + before)
+
+
+def count_repeated(
+    times: pd.DataFrame, every: pd.DataFrame, labels: Sequence[str]
+) -> pd.Series[float]:
+    """Of each row, how many of its `count` steps a later attempt did too. `every`: attempt and step
+    of all that is known, as of lines without times; `labels` in order."""
+    ends = pd.DataFrame({"attempt": times["attempt"], "step": times["step"] - times["count"] + 1})
+    known = pd.concat([every[["attempt", "step"]], times[["attempt", "step"]], ends])
+    known["step"] = known["step"].astype(float)
+    bounds = known.groupby("attempt")["step"].agg(["min", "max"])
+    high = times["step"].astype(float)
+    low, found = high - times["count"].astype(float), pd.Series(0.0, index=times.index)
+    later: list[tuple[float, float]] = []
+    for label in reversed(labels):
+        own = times["attempt"] == label
+        for first, last in later:
+            both = np.minimum(high[own], last) - np.maximum(low[own], first - 1)
+            found[own] += both.clip(lower=0)
+        if label in bounds.index:
+            later = _join(later, float(bounds["min"][label]), float(bounds["max"][label]))
+    return found
+
+
+def _join(spans: list[tuple[float, float]], first: float, last: float) -> list[tuple[float, float]]:
+    """Spans of steps that have none in common, with one more."""
+    apart = [span for span in spans if span[1] < first or span[0] > last]
+    whole = [(first, last), *(span for span in spans if span not in apart)]
+    return [*apart, (min(span[0] for span in whole), max(span[1] for span in whole))]
 
 
 def drop_first(times: pd.DataFrame) -> pd.DataFrame:
@@ -168,12 +217,12 @@ def measure_goodput(
 
     `iterations` are the lines about steps: some of them, the last ones above all, have no time.
     """
+    seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
+    every = pd.concat(seen) if seen else times
     order = {label: at for at, label in enumerate(labels)}
     steps = times.assign(order=times["attempt"].map(order)).sort_values(["step", "order"])
     steps["all_s"] = _count_once(steps)
-    steps["again"] = steps.duplicated("step", keep="last")
-    seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
-    every = pd.concat(seen) if seen else times
+    steps["again_s"] = steps["all_s"] * count_repeated(steps, every, labels) / steps["count"]
     attempts = []
     for label in labels:
         own = steps[steps["attempt"] == label]
@@ -194,7 +243,7 @@ def measure_goodput(
                 first_step=int(own_steps.min()) if len(own_steps) else None,
                 last_step=int(own_steps.max()) if len(own_steps) else None,
                 steps_s=float(own["all_s"].sum()),
-                repeated_s=float(own.loc[own["again"], "all_s"].sum()),
+                repeated_s=float(own["again_s"].sum()),
                 outcome=outcomes.get(label, ""),
             )
         )

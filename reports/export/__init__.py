@@ -1,4 +1,5 @@
-"""The report outside a page: `text.render_text`, `tables.write_csv`, `perfetto.write_perfetto`.
+"""The report outside a page: `tables.load_job` for Python, `figures.timeline` for notebooks.
 
-Imports `analysis`, `load` and `page.sections`.
+Files by `tables.write_csv`, `perfetto.write_perfetto` and `kineto.write_kineto`; for a terminal
+`text.render_text`. Imports `analysis`, `load` and `page`.
 """

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
+from varuna_core.records.formatting import format_duration, format_share
+from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.findings import Finding
+from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
-from vjob.reports.page.sections import ReportTable, build_sections, shorten
+from vjob.reports.page.sections import ReportTable, build_sections, explain_time, shorten
 
 MOST_LINES = 12
 """Rows of a table, at its start and end together."""
@@ -18,6 +23,11 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
     lines: list[str] = [f"report of {job.sources.name}"]
     if is_partial:
         lines.append("the job has not ended: this is what is there so far")
+    lines += ["", *(f"  {name}: {value}" for name, value in list_facts(analysis.headline))]
+    time = _list_time(analysis)
+    if time.rows:
+        lines += ["", "TIME", *(f"  {line}" for line in render_table(time, len(time.rows)))]
+        lines.append(f"  {explain_time(analysis.accounting, is_partial=is_partial)}")
     if findings:
         lines += ["", "FINDINGS", *(f"  {line}" for line in _render_findings(findings))]
     for table in build_sections(job, analysis):
@@ -28,6 +38,31 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
     return "".join(_clean(line) + "\n" for line in lines)
 
 
+def build_json(
+    job: Job, analysis: Analysis, findings: list[Finding], *, is_partial: bool
+) -> dict[str, Any]:
+    """The figures of the header, where the time of all ranks went, and the findings."""
+    headline, accounting = analysis.headline, analysis.accounting
+    speeds = [{**asdict(one), "utilization": one.utilization} for one in headline.speeds]
+    seconds, shares = accounting.seconds, accounting.shares
+    return {
+        "format": 1,
+        "job": job.sources.name,
+        "is_partial": is_partial,
+        "headline": {**asdict(headline), "speeds": speeds},
+        "time": [
+            {
+                "class": name,
+                "seconds": seconds[name],
+                "share": shares[name],
+                "parts": dict(accounting.start) if name == "start" else {},
+            }
+            for name in shares
+        ],
+        "findings": [asdict(one) for one in findings],
+    }
+
+
 def _clean(line: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in line)
 
@@ -35,9 +70,11 @@ def _clean(line: str) -> str:
 def _render_findings(findings: list[Finding]) -> Iterator[str]:
     for number, finding in enumerate(findings, start=1):
         yield f"{number}. {finding.sentence}"
+        if finding.cost:
+            yield f"   costs: {finding.cost}"
         yield f"   from: {finding.evidence}"
         if finding.key:
-            yield f"   conf: {finding.key}"
+            yield f"   change: {finding.key}"
 
 
 def render_table(table: ReportTable, most: int = MOST_LINES) -> Iterator[str]:
@@ -61,3 +98,19 @@ def _align(row: tuple[str, ...], widths: list[int]) -> str:
     """The last column, often words, to the left."""
     first = [cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)]
     return "  ".join([*first, row[-1]])
+
+
+def _list_time(analysis: Analysis) -> ReportTable:
+    """Where the time of all ranks went."""
+    found = analysis.accounting
+    rows = [
+        (
+            name,
+            format_share(share),
+            format_duration(found.seconds[name]),
+            describe_class(found, name),
+        )
+        for name, share in found.shares.items()
+    ]
+    columns = ("class", "share", "of all ranks", "what")
+    return ReportTable(title="time", columns=columns, rows=rows)

@@ -13,11 +13,14 @@ MOST_SAMPLES = 20_000
 """Rows kept of a node, evenly spread."""
 NUMBERS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
 """Columns; text tells no power."""
+HOST = {"cpu_percent": "cpu_percent", "swap_mb": "swap_used_mb"}
+"""Columns of the node, the same for all its GPUs, and their names in our JSON lines."""
 
 
 def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]], int]:
     """Rows (attempt, node, time, gpu, name, temperature, utilization, memory_used_mb,
-    memory_total_mb, power_w; None is not known), and how many lines made no sense."""
+    memory_total_mb, power_w, throttle, and HOST's; None is not known), and how many lines made no
+    sense."""
     rows, skipped, time = Thinned(MOST_SAMPLES), 0, None
     blocks = BlockReader(path)
     for _, block in blocks:
@@ -42,11 +45,14 @@ def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]]
 def _parse_sample(text: str) -> list[dict[str, Any]] | None:
     try:
         value = json.loads(text)
+        if "note" in value and "gpus" not in value:  # the agent's words about its readings
+            return []
         time, gpus = float(value["time"]), value["gpus"]
-        rows = [{"time": time, "gpu": str(gpu["index"]), **_pick(gpu)} for gpu in gpus]
+        host = {name: _read_number(value.get(key)) for name, key in HOST.items()}
+        rows = [{"time": time, "gpu": str(gpu["index"]), **_pick(gpu), **host} for gpu in gpus]
         if not rows:
             cpu = {"name": "processors", "utilization": value.get("cpu_percent")}
-            rows.append({"time": time, "gpu": "cpu", **_pick({**value, **cpu})})
+            rows.append({"time": time, "gpu": "cpu", **_pick({**value, **cpu}), **host})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     return rows
@@ -55,9 +61,13 @@ def _parse_sample(text: str) -> list[dict[str, Any]] | None:
 def _pick(value: dict[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {"name": str(value.get("name", ""))[:80]}
     for name in NUMBERS:
-        number = value.get(name)
-        row[name] = float(number) if isinstance(number, (int, float)) else None
+        row[name] = _read_number(value.get(name))
+    row["throttle"] = str(value.get("throttle") or "")[:80]
     return row
+
+
+def _read_number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
 
 
 def _parse_text(text: str, time: float | None) -> list[dict[str, Any]] | None:
@@ -65,4 +75,5 @@ def _parse_text(text: str, time: float | None) -> list[dict[str, Any]] | None:
     if line is None:
         return None
     row = {"time": time, "gpu": line.index, "name": line.name}
-    return [{**row, **{name: getattr(line, name, None) for name in NUMBERS}}]
+    unknown = {"throttle": "", **dict.fromkeys(HOST)}
+    return [{**row, **{name: getattr(line, name, None) for name in NUMBERS}, **unknown}]

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from varuna_core.records.files import open_file
 from varuna_core.records.logs.trace import COLUMNS, FORMAT
 from vjob.reports.load.trace_lines import Column
 
@@ -89,7 +90,7 @@ def read_profile(path: Path) -> Profile:
 def _read_text(path: Path) -> Iterator[str]:
     """The text in pieces, decompressed; of a file that was cut off, as far as it goes."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    with open(path, "rb") as handle:
+    with open_file(path) as handle:
         is_packed = handle.read(2) == b"\x1f\x8b"
         handle.seek(0)
         unpack = zlib.decompressobj(31)

@@ -11,12 +11,17 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+from varuna_core.records.files import is_foreign_link
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.reports.load.kineto import ENDINGS, is_profile
 
 LOGS = (".out", ".log", ".txt")
+_LOG_NAME = re.compile(r"\.(out|log|txt|err|[oe]?\d+)$|^[^.]+$")
+"""Of one log: also `train.o4711`, and names without an ending."""
+_OF_BATCH = re.compile(r"scheduler(\.[\w-]+)?\.out")
+"""What a batch script printed is no node's log."""
 
 
 class SourceError(ValueError):
@@ -55,6 +60,11 @@ class Sources:
 def find_sources(path: Path) -> Sources:
     """`path` is a run folder, a folder of logs, or one log."""
     if path.is_file():
+        if not _LOG_NAME.search(path.name):
+            raise SourceError(
+                f"{path.name} is no log: give a job, a run folder, a folder of logs, or one log, "
+                f"*{', *'.join(LOGS)}"
+            )
         attempt = AttemptSources(
             label="",
             folder=path.parent,
@@ -79,7 +89,7 @@ def find_sources(path: Path) -> Sources:
         if not bare.logs and not bare.traces and not bare.gpus and not bare.profiles:
             raise SourceError(
                 f"{path} holds nothing to report: no attempt-<n> of a run, no <node>{LOGS[0]}, "
-                "no trace/<rank>.jsonl, no *.pt.trace.json"
+                "no trace/node-<index>.jsonl, no *.pt.trace.json"
             )
         return Sources(name=path.name, run=None, attempts=(bare,))
     return Sources(name=path.name, run=run, attempts=tuple(attempts))
@@ -100,7 +110,8 @@ def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:
 
 def _find_attempt(label: str, folder: Path) -> AttemptSources:
     own = AttemptFolder(folder, 0).preflight  # the nodes' table, no log of one
-    logs = [(name, path) for name, path in _list(folder, LOGS) if path != own]
+    found = [(name, path) for name, path in _list(folder, LOGS) if path != own]
+    logs = [(name, path) for name, path in found if not _OF_BATCH.fullmatch(path.name)]
     if not logs:
         logs = [(f"rank {path.stem}", path) for _, path in _list(folder / "ranks", (".out",))]
     samples = dict(_list(folder, (".gpu",)))
@@ -162,7 +173,8 @@ def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[
 def _list(folder: Path, endings: tuple[str, ...]) -> list[tuple[str, Path]]:
     """(name without its ending, file), numbers in their order."""
     try:
-        children = [path for path in folder.iterdir() if path.is_file()]
+        paths = [] if is_foreign_link(folder) else list(folder.iterdir())
+        children = [path for path in paths if path.is_file() and not is_foreign_link(path)]
     except OSError:
         return []
     found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import tempfile
@@ -13,22 +14,37 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
 from varuna_core.records.exits import read_end
-from varuna_core.records.files import read_json
+from varuna_core.records.files import read_json, read_text
+from varuna_core.records.layout import format_blocks
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.plan import Prediction, parse_prediction
-from varuna_core.records.record import format_commit, read_record
+from varuna_core.records.record import ENDED, REFUSED, format_commit, read_record
 from varuna_core.records.record import read_events as read_history
-from varuna_core.records.runfolder import AttemptFolder
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.training import Training, read_training
 from vjob.reports.load.gpu_log import read_gpus
 from vjob.reports.load.kineto import fold_files
 from vjob.reports.load.sources import AttemptSources, Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
-from vjob.reports.load.trace_reader import Traces, read_events, read_traces
+from vjob.reports.load.trace_reader import GrowingTraces, Traces, read_events, read_traces
 from vjob.reports.load.training_log import LogReader, LogTables, build_log_events
 
 SHOWN = ("name", "layout", "pipeline", "data", "tensor", "partition", "stage_map", "planned")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupFacts:
+    """A group of nodes of one kind."""
+
+    name: str
+    gpu_type: str
+    """Empty where the conf does not name it."""
+    count: int
+    ranks: int
+    """Of each node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +55,15 @@ class PlanFacts:
     """Of SHOWN, as text."""
     groups: tuple[tuple[str, str], ...] = ()
     """Each group of nodes by name, in words."""
+    nodes: tuple[GroupFacts, ...] = ()
     pipeline: int | None = None
+    tensor: int | None = None
+    order: str = ""
+    """Whose neighbours have neighbouring ranks, data's or the pipeline's."""
+    layers: int | None = None
+    """Of the model, where the plan's program has one."""
     partition: str = ""
+    """Blocks of each stage, without embedding and head."""
     world: int | None = None
     """The number of ranks."""
     prediction: Prediction | None = None
@@ -52,20 +75,29 @@ class PlanFacts:
 
 def read_plan_facts(path: Path) -> PlanFacts:
     """Empty where the file is missing or torn."""
-    value = read_json(path)
-    return parse_plan_facts(value) if isinstance(value, dict) else PlanFacts()
+    value, training = read_json(path), read_json(RunFolder(path.parent).training)
+    layers = training.get("layers") if isinstance(training, dict) else None
+    if not isinstance(value, dict):
+        return PlanFacts()
+    return parse_plan_facts(value, layers if isinstance(layers, int) else None)
 
 
-def parse_plan_facts(plan: dict[str, Any]) -> PlanFacts:
+def parse_plan_facts(plan: dict[str, Any], layers: int | None = None) -> PlanFacts:
     groups = plan.get("groups")
-    pipeline = plan.get("pipeline")
+    pipeline, tensor = plan.get("pipeline"), plan.get("tensor")
+    partition = format_blocks(str(plan.get("partition") or ""), layers)
+    plan = {**plan, "partition": partition}
     return PlanFacts(
         shown=tuple(
             (key, str(plan[key])[:200]) for key in SHOWN if plan.get(key) not in (None, "")
         ),
         groups=_describe_groups(groups) if isinstance(groups, list) else (),
+        nodes=_list_groups(groups) if isinstance(groups, list) else (),
         pipeline=pipeline if isinstance(pipeline, int) else None,
-        partition=str(plan.get("partition") or ""),
+        tensor=tensor if isinstance(tensor, int) else None,
+        order=str(plan.get("order") or ""),
+        layers=layers,
+        partition=partition,
         world=_count_ranks(groups) if isinstance(groups, list) else None,
         prediction=parse_prediction(plan.get("prediction")),
         progress=str(plan["progress"]) if plan.get("progress") else None,
@@ -83,6 +115,21 @@ def _describe_groups(groups: list[Any]) -> tuple[tuple[str, str], ...]:
     return tuple(rows)
 
 
+def _list_groups(groups: list[Any]) -> tuple[GroupFacts, ...]:
+    return tuple(
+        GroupFacts(
+            name=str(group.get("name") or "")[:80],
+            gpu_type=str(group.get("gpu_type") or "")[:80],
+            count=group["count"],
+            ranks=group["ranks"],
+        )
+        for group in groups
+        if isinstance(group, dict)
+        and isinstance(group.get("count"), int)
+        and isinstance(group.get("ranks"), int)
+    )
+
+
 def _count_ranks(groups: list[Any]) -> int | None:
     try:
         return sum(int(group["count"]) * int(group["ranks"]) for group in groups)
@@ -90,6 +137,8 @@ def _count_ranks(groups: list[Any]) -> int | None:
         return None
 
 
+MOST_REASON = 300
+"""Characters of why a run is in its state."""
 MOST_STEPS = 200
 """That anybody would look at one by one."""
 
@@ -116,31 +165,46 @@ class Job:
     outcomes: dict[str, str]
     """How each attempt ended, in words; an attempt without an outcome is not here."""
     plan: PlanFacts
+    training: Training | None
+    """What a built-in program trains."""
+    conf: dict[str, Any]
+    """resolved.yaml; empty where there is none."""
+    worlds: dict[str, int]
+    """The number of ranks of each attempt that has a plan of its own."""
     skipped: dict[str, str]
     """What of which file could not be read."""
     commit: str = ""
     """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
+    state: str = ""
+    """The run's state and why, as `vjob list` shows them: `CANCELLED: cancelled with vjob cancel`;
+    empty where no record says it."""
 
     def find_partition(self, attempt: str) -> str:
-        """Layers of each stage in an attempt, where anything says so."""
+        """Blocks of each stage in an attempt, where anything says so: as the log counts them."""
         ranks = (trace for trace in self.traces.ranks if trace.attempt == attempt)
         said = next((trace.partition for trace in ranks if trace.partition), "")
         said = said or self.partitions.get(attempt, "")
-        return said or (self.plan.partition or self.job_info.get("PARTITION", ""))
+        said = said or self.plan.partition or self.job_info.get("PARTITION", "")
+        return format_blocks(said, self.plan.layers)
 
 
 def load_job(
-    path: Path, say: Callable[[str], object] = lambda text: None, *, more_events: int = 0
+    path: Path,
+    say: Callable[[str], object] = lambda text: None,
+    *,
+    more_events: int = 0,
+    growing: GrowingTraces | None = None,
 ) -> Job:
     """Read all; SourceError where there is nothing. `say` hears of the progress.
 
     `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
+    `growing` holds what was read of the traces before; Replaced where that is of no more use.
     """
     sources = find_sources(path)
     skipped: dict[str, str] = {}
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
-    traces = _read_with_profiles(sources, paths, skipped, say)
+    traces = _read_with_profiles(sources, paths, skipped, say, growing)
     for trace in traces.ranks:
         if trace.skipped:
             count = f"{trace.skipped} line{'s' if trace.skipped > 1 else ''} skipped"
@@ -148,7 +212,7 @@ def load_job(
         if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
     chosen = choose_steps(list_whole_steps(traces), _measure_steps(traces.steps))
-    held = {*chosen.values(), *choose_more(traces, more_events)}
+    held = {*chosen.values(), *choose_more(traces, more_events, is_steady=growing is not None)}
     tables = LogTables()
     plan = read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts()
     pattern = read_pattern(plan.progress)
@@ -160,6 +224,8 @@ def load_job(
             readers[-1].read()
         _read_errors(tables, attempt, readers, pattern)
     skipped |= {name: f"{count} lines skipped" for name, count in tables.skipped.items()}
+    for name, lost in tables.left_out.items():
+        skipped[name] = f"{lost} bytes were left out as it was written (cluster.log_limit_mb)"
     gpus: list[dict[str, Any]] = []
     for attempt in sources.attempts:
         for node, samples in attempt.gpus:
@@ -168,9 +234,10 @@ def load_job(
             if bad:
                 skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
     logs = tables.build_tables()
-    events = read_events(traces, held)
+    events = (growing.read_events if growing is not None else read_events)(traces, held)
     if events.empty:
-        found = build_log_events(logs["timer_calls"], tables.job_info)
+        settings = _list_settings(plan, sources) | tables.job_info
+        found = build_log_events(logs["timer_calls"], settings)
         if found is not None:
             events, chosen = found, _choose_logged(found)
     return Job(
@@ -186,8 +253,12 @@ def load_job(
         exits=_read_exits(sources),
         outcomes=_read_outcomes(sources),
         plan=plan,
+        training=_read_training(sources),
+        conf=_read_conf(sources),
+        worlds=_read_worlds(sources),
         skipped=skipped,
         commit=_read_commit(sources),
+        state=_read_state(sources),
     )
 
 
@@ -196,10 +267,11 @@ def _read_with_profiles(
     paths: list[tuple[str, Path]],
     skipped: dict[str, str],
     say: Callable[[str], object],
+    growing: GrowingTraces | None,
 ) -> Traces:
     """The traces, and for ranks without one their files of torch.profiler."""
     if not any(attempt.profiles for attempt in sources.attempts):
-        return read_traces(paths)
+        return read_traces(paths) if growing is None else growing.read(paths)
     folder = Path(tempfile.mkdtemp(prefix="vjob-profiles-"))
     folded = []
     for number, attempt in enumerate(sources.attempts):
@@ -218,6 +290,21 @@ def _read_with_profiles(
 def _read_commit(sources: Sources) -> str:
     record = None if sources.run is None else read_record(sources.run)
     return "" if record is None else format_commit(record.code)
+
+
+def _read_state(sources: Sources) -> str:
+    """Of a run that is over: while it goes on, only its scheduler knows."""
+    record = None if sources.run is None else read_record(sources.run)
+    if record is None or record.state not in (ENDED, REFUSED):
+        return ""
+    word = record.verdict if record.state == ENDED else record.state.upper()
+    return format_state(word, record.message)
+
+
+def format_state(word: str, message: str) -> str:
+    """`COMPLETED: all 2 ranks exited 0`."""
+    reason = " ".join(message.split())[:MOST_REASON]
+    return f"{word}: {reason}" if reason else word
 
 
 def _read_errors(
@@ -264,14 +351,34 @@ def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, 
     return {**chosen, "slowest": later[-1], "last": detailed[-1]}
 
 
+def _list_settings(plan: PlanFacts, sources: Sources) -> dict[str, str]:
+    """A run's settings by the names of a log's: a checkout's own scripts, not vjob, print those."""
+    train = _read_conf(sources).get("train")
+    train = train if isinstance(train, dict) else {}
+    found = {
+        "WORLD_SIZE": plan.world,
+        "PIPELINE_MP_SIZE": plan.pipeline,
+        "TENSOR_MP_SIZE": plan.tensor,
+        "ORDER": plan.order,
+        "MICRO_BATCH_SIZE": train.get("micro_batch_size"),
+        "GLOBAL_BATCH_SIZE": train.get("global_batch_size"),
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+
 def _choose_logged(events: pd.DataFrame) -> dict[str, tuple[str, int]]:
     grouped = events.groupby(["attempt", "step"])
     took = grouped["end_s"].max() - grouped["begin_s"].min()
     return choose_steps([(str(attempt), int(step)) for attempt, step in took.index], took)
 
 
-def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
-    """The last step of each attempt, and others evenly apart, about so many events in all."""
+def choose_more(
+    traces: Traces, most_events: int, *, is_steady: bool = False
+) -> set[tuple[str, int]]:
+    """The last step of each attempt, and others evenly apart, about so many events in all.
+
+    With `is_steady` they stay the same while steps are added, or every second of them does.
+    """
     detailed = traces.detailed_steps
     count = sum(trace.num_events for trace in traces.ranks)
     most = min(most_events * len(detailed) // count, MOST_STEPS) if count else 0
@@ -279,6 +386,7 @@ def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
         return set()
     last = list({attempt: (attempt, step) for attempt, step in detailed}.values())[-most:]
     apart = -(-len(detailed) // max(1, most - len(last)))
+    apart = 1 << (apart - 1).bit_length() if is_steady else apart
     return {*last, *detailed[::apart]} if most > len(last) else set(last)
 
 
@@ -289,9 +397,41 @@ def _read_exits(sources: Sources) -> pd.DataFrame:
     for attempt in sources.attempts:
         for path in attempt.exits:
             value = read_json(path)
-            if isinstance(value, dict):
-                rows.append({"attempt": attempt.label, **{n: value.get(n) for n in names[1:]}})
+            listed = value.get("exits", [value]) if isinstance(value, dict) else []
+            for one in listed if isinstance(listed, list) else []:
+                if isinstance(one, dict):
+                    rows.append({"attempt": attempt.label, **{n: one.get(n) for n in names[1:]}})
     return pd.DataFrame(rows, columns=names, dtype=object)  # numbers would make NaN of no signal
+
+
+def _read_training(sources: Sources) -> Training | None:
+    folders = [AttemptFolder(attempt.folder, 0).training for attempt in sources.attempts[-1:]]
+    folders += [sources.run.training] if sources.run is not None else []
+    for path in folders:
+        with contextlib.suppress(ValueError):
+            return read_training(path)
+    return None
+
+
+def _read_conf(sources: Sources) -> dict[str, Any]:
+    if sources.run is None:
+        return {}
+    try:
+        value = yaml.load(read_text(sources.run.resolved), _LOADER)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def _read_worlds(sources: Sources) -> dict[str, int]:
+    plans = {
+        attempt.label: read_plan_facts(AttemptFolder(attempt.folder, 0).plan).world
+        for attempt in sources.attempts
+    }
+    return {label: world for label, world in plans.items() if world}
 
 
 def _read_outcomes(sources: Sources) -> dict[str, str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -22,6 +23,8 @@ class RankTrace:
     path: Path
     attempt: str
     rank: int
+    order: int = 0
+    """In which traces were begun: in a file of a node those of several ranks are mixed."""
     stages: tuple[int, ...] = (0,)
     replica: int = 0
     host: str = ""
@@ -35,6 +38,8 @@ class RankTrace:
     """(steps, place, length) of every piece with events."""
     shifted_ns: int = 0
     """What was added to a clock that was plainly wrong (reports/load/trace_file.py)."""
+    after_s: dict[str, float] = field(default_factory=dict)
+    """Seconds of each kind after the last step: its line is the trace's last."""
     has_header: bool = False
     num_events: int = 0
     num_rows: int = 0
@@ -63,6 +68,8 @@ class RankTrace:
 
 
 SPAN_BYTES = 1 << 20
+GROWING_SPAN_BYTES = 1 << 16
+"""A page that is drawn again looks at one more step of the past."""
 KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
 NO_HEADER = "no header: it may be no trace"
 _MOST_KINDS = 64
@@ -73,20 +80,33 @@ _LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
 class StepRows:
     """Rows of steps; tables hold them in a sixth of the room of dicts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, grows: bool = False) -> None:
         self.rows: list[dict[str, Any]] = []
         self.frames: list[pd.DataFrame] = []
+        self._grows = grows
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
         if len(self.rows) >= _MANY_ROWS:
             self._pack()
 
-    def build_frame(self) -> pd.DataFrame:
-        """All rows; to be called once."""
+    def build_frame(self, traces: Sequence[RankTrace]) -> pd.DataFrame:
+        """All rows, those of each trace together and in this order; more are added afterwards only
+        where the files grow."""
         self._pack()
         frames, self.frames = self.frames, []
-        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+        if not frames:
+            return pd.DataFrame()
+        frame = pd.concat(frames, ignore_index=True)
+        if self._grows:
+            self.frames = [frame]
+            frame = frame.copy()
+        places = np.zeros(max(trace.order for trace in traces) + 1, dtype=np.int64)
+        places[[trace.order for trace in traces]] = np.arange(len(traces))
+        owned = pd.Series(places[frame.pop("order").to_numpy()])
+        if owned.is_monotonic_increasing:
+            return frame
+        return frame.iloc[np.argsort(owned.to_numpy(), kind="stable")].reset_index(drop=True)
 
     def _pack(self) -> None:
         if self.rows:
@@ -96,31 +116,77 @@ class StepRows:
             self.rows = []
 
 
+_ORDER = itertools.count()
+
+
 class File:
     """A trace for each header of the file: a writer that starts again writes another."""
 
-    def __init__(self, attempt: str, path: Path) -> None:
+    def __init__(self, attempt: str, path: Path, *, grows: bool = False) -> None:
         digits = path.name.partition(".")[0]
         rank = int(digits) if digits.isdigit() else -1
-        self.traces = [RankTrace(path=path, attempt=attempt, rank=rank, trouble=NO_HEADER)]
-        self.blocks = BlockReader(path, SPAN_BYTES)
+        self.traces = [self._begin(attempt, path, rank, NO_HEADER)]
+        self._now = self.traces[0]
+        self._last: dict[int, RankTrace] = {}
+        """The last trace of each rank that a line named."""
+        size = GROWING_SPAN_BYTES if grows else SPAN_BYTES
+        self.blocks = BlockReader(path, size, grows=grows)
 
     def take(self, place: int, length: int, lines: TracePiece, rows: StepRows) -> None:
         """What a piece of the file holds."""
-        trace = self.traces[-1]
-        trace.skipped += lines.skipped
+        trace = self._now
         for value in lines.objects:
-            if "trace" in value:
+            if value.keys() == {"rank"}:
+                trace = self._turn_to(value["rank"])
+            elif "trace" in value:
                 if not trace.is_blank:
-                    trace = RankTrace(path=trace.path, attempt=trace.attempt, rank=trace.rank)
+                    trace = self._begin(trace.attempt, trace.path, trace.rank)
                     self.traces.append(trace)
+                    if self._last:
+                        self._last[trace.rank] = trace
                 trace.trouble = _take_header(trace, value)
                 trace.has_header = not trace.trouble
             elif not _take_record(trace, value, rows):
                 trace.skipped += 1
+        trace.skipped += lines.skipped
         if lines.events is not None and len(lines.events):
             trace.spans.append((_find_unique(lines.events.columns["step"]), place, length))
             trace.num_events += len(lines.events)
+        self._now = trace
+
+    def list_traces(self) -> list[RankTrace]:
+        """Those of a node by their ranks: copies, as later lines may change them."""
+        copies = [
+            replace(
+                trace,
+                offsets=list(trace.offsets),
+                spans=list(trace.spans),
+                after_s=dict(trace.after_s),
+            )
+            for trace in self.traces
+        ]
+        copies[-1].skipped += self.blocks.skipped
+        copies[-1].trouble = self.blocks.trouble or copies[-1].trouble
+        return sorted(copies, key=lambda t: (t.rank, t.order)) if self._last else copies
+
+    def _turn_to(self, rank: Any) -> RankTrace:
+        """The trace of the rank whose batch begins here."""
+        rank = rank if _is_whole(rank) else -1
+        found = self._last.get(rank)
+        if found is None:
+            first = self.traces[0]
+            if not self._last and first.is_blank and first.rank < 0:
+                first.rank = rank
+                found = first
+            else:
+                found = self._begin(first.attempt, first.path, rank, NO_HEADER)
+                self.traces.append(found)
+            self._last[rank] = found
+        return found
+
+    def _begin(self, attempt: str, path: Path, rank: int, trouble: str = "") -> RankTrace:
+        order = next(_ORDER)
+        return RankTrace(path=path, attempt=attempt, rank=rank, trouble=trouble, order=order)
 
 
 def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
@@ -147,6 +213,15 @@ def _take_record(trace: RankTrace, value: dict[str, Any], rows: StepRows) -> boo
             return True
         return False
     sums = value.get("sums")
+    if "after" in value:
+        if not isinstance(sums, dict) or len(sums) > _MOST_KINDS:
+            return False
+        for kind, three in sums.items():
+            if not _is_triple(three):
+                return False
+            name = kind if kind in KINDS else OTHER
+            trace.after_s[name] = trace.after_s.get(name, 0.0) + (three[1] + three[2]) / 1e9
+        return True
     step, begin, took = (value.get(name) for name in ("step", "begin", "took"))
     if not isinstance(sums, dict) or len(sums) > _MOST_KINDS:
         return False
@@ -163,7 +238,7 @@ def _take_record(trace: RankTrace, value: dict[str, Any], rows: StepRows) -> boo
         else:
             return False
     for kind, three in sums.items():
-        if not isinstance(three, list) or len(three) != 3 or not all(map(_is_whole, three)):
+        if not _is_triple(three):
             return False
         column = f"sum {kind if kind in KINDS else OTHER}"
         row[column] = row.get(column, 0.0) + three[2] / 1e9
@@ -172,8 +247,12 @@ def _take_record(trace: RankTrace, value: dict[str, Any], rows: StepRows) -> boo
             work += three[2]
     row["wait_s"], row["work_s"] = wait / 1e9, work / 1e9
     trace.num_rows += 1
-    rows.add(row)
+    rows.add({**row, "order": trace.order})
     return True
+
+
+def _is_triple(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) == 3 and all(map(_is_whole, value))
 
 
 def _is_whole(value: Any) -> TypeGuard[int]:
@@ -190,17 +269,28 @@ def _find_unique(steps: Column) -> Column:
 
 
 def cut_at_headers(blocks: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    """Pieces in which a header is the first line, if there is one."""
+    """Pieces in which a header, or the line that begins a rank's batch, is the first line, if there
+    is one."""
     for place, data in blocks:
         start = 0
-        while (cut := data.find(b'\n{"trace":', start) + 1) > 0:
-            yield place + start, data[start:cut]
-            start = cut
+        for cut in sorted({*_find_all(data, b'\n{"trace":'), *_find_all(data, b'\n{"rank":')}):
+            yield place + start, data[start : cut + 1]
+            start = cut + 1
         yield place + start, data[start:]
+
+
+def _find_all(data: bytes, word: bytes) -> Iterator[int]:
+    at = data.find(word)
+    while at >= 0:
+        yield at
+        at = data.find(word, at + 1)
 
 
 WRONG = 0.5
 """Of a median step."""
+STEADY = 0.25
+"""Of the shift. A wrong clock is wrong by the same at every step: where the middle half of the ends
+differ by more, the ranks do not wait for each other."""
 
 
 @dataclass(frozen=True)
@@ -243,6 +333,7 @@ def put_right(found: Iterable[tuple[RankTrace, Ends]]) -> None:
                 reference[step] - by_step[step] for step in by_step.keys() & reference.keys()
             )
             shift = apart[len(apart) // 2] if apart else 0
-            if abs(shift) > WRONG * typical_ns:
+            spread = apart[len(apart) * 3 // 4] - apart[len(apart) // 4] if apart else 0
+            if abs(shift) > WRONG * typical_ns and spread <= STEADY * abs(shift):
                 trace.origin += shift
                 trace.shifted_ns = shift

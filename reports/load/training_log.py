@@ -29,8 +29,10 @@ from varuna_core.records.logs.progress import (
     split_tag,
 )
 from varuna_core.records.logs.steps import LINE, StepReader, Told
-from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader
+from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader, find_left_out
 from varuna_core.records.logs.training_log import (
+    CHECKPOINT,
+    EVALUATION,
     ITERATION_MARK,
     JOB_INFO,
     MEMORY_MARK,
@@ -42,6 +44,7 @@ from varuna_core.records.logs.training_log import (
     TIMERS_MARK,
     Iteration,
     parse_job_info,
+    parse_mark,
     parse_memory,
     parse_phase,
 )
@@ -89,6 +92,9 @@ class LogTables:
     """The first that was said of each setting."""
     partitions: dict[str, str] = field(default_factory=dict)
     """By attempt."""
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    """When a log's first line about a step and its last one about steps, saves or evaluations
+    were written, and what the latter took."""
     calls: list[pd.DataFrame] = field(default_factory=list)
     timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """(timer, rank): count, sum and most, ms."""
@@ -96,6 +102,8 @@ class LogTables:
     """(timer, step): least and most of all ranks, ms."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Lines that look like ours and do not parse, by file."""
+    left_out: dict[str, int] = field(default_factory=dict)
+    """Bytes that a log lacks by its own word, by file."""
 
     def build_tables(self) -> dict[str, pd.DataFrame]:
         by_rank = [
@@ -110,11 +118,15 @@ class LogTables:
             "iterations": pd.DataFrame(self.iterations.rows),
             "memory": pd.DataFrame(self.memory.rows),
             "phases": pd.DataFrame(self.phases.rows),
+            "spans": pd.DataFrame(
+                self.spans,
+                columns=["attempt", "node", "first_s", "last_s", "checkpoint_s", "evaluate_s"],
+            ),
             "timers_by_rank": pd.DataFrame(by_rank),
             "timers_by_step": pd.DataFrame(by_step),
             "timer_calls": pd.concat(self.calls, ignore_index=True)
             if self.calls
-            else pd.DataFrame(columns=["node", "step", "timer", "rank", "begin", "end"]),
+            else pd.DataFrame(columns=["attempt", "node", "step", "timer", "rank", "begin", "end"]),
         }
 
 
@@ -146,25 +158,39 @@ class LogReader:
         self._is_megatron = False
         self._held: Iteration | None = None
         """Of another trainer, until no more lines about its step follow."""
+        self._line_at: float | None = None
+        """When the line that is read now was written."""
+        self._held_at: float | None = None
         self._num_timed: int | None = None
         self._bar: Iteration | None = None
         self._in_vain = 0
         self._pattern, self._steps = pattern, StepReader(pattern)
         self._marks = MARKS if pattern is None else find_marks(pattern.pattern)
+        self._offset = 0
+        """Of the block that is read."""
         self._times: MarkReader | None = None
         self._has_times = False
         """True if lines say how long steps took: times of writing are then not needed."""
         self._read_to = 0
         """End, in the block, of the latest line about a step."""
+        self._places: list[int] = []
+        """Of the first and the last line about a step, in the file."""
+        self._phases: list[tuple[int, str, bool]] = []
+        """Places of lines about saves and evaluations, and whether one begins there."""
+        self._is_timed = path.with_suffix(".times").exists()
 
     def read(self) -> None:
         blocks = BlockReader(self.path, LOG_BLOCK_BYTES)
         for offset, block in blocks:
+            self._note_cut(block)
+            self._offset = offset
             self._read_block(block)
+            self._find_phases(block)
             if not self._is_megatron:
                 self._read_others(offset, block)
         self._flush()
         self._close_timers()
+        self._add_span()
         kept = {id(timers): timers for timers in self._kept.values()}
         for timers in kept.values():
             self._read_calls(timers)
@@ -175,8 +201,60 @@ class LogReader:
     def read_steps(self) -> None:
         """Read only the steps, for standard error: other lines there are no records."""
         for offset, block in BlockReader(self.path, LOG_BLOCK_BYTES):
+            self._note_cut(block)
             self._read_others(offset, block)
         self._flush()
+        self._add_span()
+
+    def _note_place(self, place: int) -> None:
+        self._places = [*self._places[:1], place]
+
+    def _find_phases(self, block: bytes) -> None:
+        """Saves and evaluations, whose lines have times of writing alone."""
+        if not self._is_timed or len(self._phases) > MOST_ROWS:
+            return
+        seen = -1
+        for begin, end in _find_lines(block, PHASE_MARKS):
+            if begin > seen:
+                seen = begin
+                text = block[begin : min(end, begin + 4096)].decode("utf-8", "replace")
+                if (found := parse_mark(split_tag(text)[1])) is not None:
+                    self._phases.append((self._offset + begin, *found))
+
+    def _add_span(self) -> None:
+        """When the first and last steps were printed, as far as times of writing tell."""
+        if not self._places:
+            return
+        marks = MarkReader(self.path.with_suffix(".times"), is_err=self.path.suffix == ".err")
+        first = self._places[0]
+        phases = [phase for phase in sorted(self._phases) if phase[0] >= first]
+        last = max(self._places[-1], phases[-1][0] if phases else 0)
+        found: dict[int, float] = {}
+        for place in sorted({first, last, *(place for place, _, _ in phases)}):
+            at, _ = marks.find_exact(place)
+            found[place] = float("nan") if at is None else at
+        took = {CHECKPOINT: 0.0, EVALUATION: 0.0}
+        begun: dict[str, float] = {}
+        for place, name, begins in phases:
+            if begins:
+                begun[name] = found[place]
+            elif name in begun and name in took:
+                seconds = found[place] - begun.pop(name)
+                took[name] += max(seconds, 0.0) if seconds == seconds else 0.0
+        self.tables.spans.append(
+            {
+                "attempt": self.attempt,
+                "node": self.node,
+                "first_s": found[first],
+                "last_s": found[last],
+                "checkpoint_s": took[CHECKPOINT],
+                "evaluate_s": took[EVALUATION],
+            }
+        )
+
+    def _note_cut(self, block: bytes) -> None:
+        if lost := find_left_out(block):
+            self.tables.left_out[f"{self.attempt}/{self.path.name}".lstrip("/")] = lost
 
     def _read_block(self, block: bytes) -> None:
         start = seen = 0
@@ -196,7 +274,8 @@ class LogReader:
                 start = end
             elif mark == ITERATION_MARK:
                 seen = end
-                if self._read_iteration(line):
+                if self._read_iteration(line, self._offset + begin):
+                    self._note_place(self._offset + begin)
                     self._add(block[start:begin])
                     self._close_timers()
                     start = end
@@ -206,17 +285,19 @@ class LogReader:
                 self._read_line(line.decode("utf-8", "replace"), mark)
         self._add(block[start:])
 
-    def _read_iteration(self, line: bytes) -> bool:
+    def _read_iteration(self, line: bytes, place: int) -> bool:
         """False where the line is about something else."""
         if self._pattern is not None or not _HEAD.search(line):
             return False
-        found = parse_progress(line.decode("utf-8", "replace"))
+        text = line.decode("utf-8", "replace")
+        found = parse_progress(text)
         if found is None:
             self._skipped += 1
             return False
+        self._find_time(text, place)
         self._is_megatron = self.has_steps = True
         self._step, self._time_ms = found.step, found.time_ms or 0.0
-        self._add_row(found)
+        self._add_row(found, self._line_at)
         return True
 
     def _read_others(self, offset: int, block: bytes) -> None:
@@ -237,13 +318,19 @@ class LogReader:
             if self._pattern is None:
                 self._in_vain += 1 if told is None else -10
             if told is not None:
+                # Where lines have times, one without is no step: an evaluation after the last.
+                if told.line.time_ms is not None or not self._has_times:
+                    self._note_place(offset + begin)
                 self._note(told, block[self._read_to : begin])
                 self._read_to = end
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
         """The earliest time at which a line was written, and how much later it may have been."""
-        if self._has_times:
-            return None, 0.0
+        at, slack_s = self._find_written(text, place)
+        self._line_at = at
+        return (None, 0.0) if self._has_times else (at, slack_s)
+
+    def _find_written(self, text: str, place: int) -> tuple[float | None, float]:
         if self._times is None:
             is_err = self.path.suffix == ".err"
             self._times = MarkReader(self.path.with_suffix(".times"), is_err=is_err)
@@ -284,9 +371,9 @@ class LogReader:
         if source is None or any(reader.has_steps for reader in sources):
             return
         rows = source.bars.rows
-        told: dict[int, tuple[Iteration, int | None]] = {}
+        by_step: dict[int, tuple[Iteration, float | None, int | None]] = {}
         for row in rows:
-            told[row["line"].step] = row["line"], row["timed"]
+            by_step[row["line"].step] = row["line"], row["at"], row["timed"]
         known = [row for row in rows if row["at"] is not None]
         ats = [row["at"] for row in known]
         steps = [row["line"].step for row in known]
@@ -295,10 +382,10 @@ class LogReader:
             if known and row["at"] is not None and ats[0] <= row["at"] + MARK_S <= ats[-1] + 1:
                 step = round(float(np.interp(row["at"], ats, steps)))
                 line = replace(row["line"], step=step)
-                bar, timed = told.get(step, (line, None))
-                told[step] = join_lines(bar, line), timed
-        for step in sorted(told):
-            self._add_row(*told[step])
+                bar, at, timed = by_step.get(step, (line, row["at"], None))
+                by_step[step] = join_lines(bar, line), at, timed
+        for step in sorted(by_step):
+            self._add_row(*by_step[step])
 
     def _hold(self, found: Iteration, num_timed: int | None) -> None:
         """Several lines about one step make one row."""
@@ -307,16 +394,19 @@ class LogReader:
             self._num_timed = num_timed or self._num_timed
             return
         self._flush()
-        self._held, self._num_timed = found, num_timed
+        self._held, self._held_at, self._num_timed = found, self._line_at, num_timed
 
     def _flush(self) -> None:
         if self._held is not None:
-            self._add_row(self._held, self._num_timed)
+            self._add_row(self._held, self._held_at, self._num_timed)
             self._held = None
 
-    def _add_row(self, found: Iteration, num_timed: int | None = None) -> None:
+    def _add_row(
+        self, found: Iteration, written: float | None, num_timed: int | None = None
+    ) -> None:
         row = {name: getattr(found, name) for name in COLUMNS}
         row |= {"attempt": self.attempt, "node": self.node, "loss": found.loss}
+        row["written"] = written
         if found.samples_per_s is not None:
             row["samples_per_s"] = found.samples_per_s
         if num_timed is not None:
@@ -435,6 +525,7 @@ class LogReader:
                 calls.append((starts[:count], ends[:count]))
         if heads:
             columns = {
+                "attempt": self.attempt,
                 "node": self.node,
                 "step": timers.step,
                 "timer": [name for name, _ in heads],
@@ -496,24 +587,26 @@ AROUND = ("forward-backward", "interval-time")
 
 
 def build_log_events(calls: pd.DataFrame, info: Mapping[str, str]) -> pd.DataFrame | None:
-    """As of read_events, of attempt ""; None where the calls hold no forwards."""
+    """As of read_events; None where the calls hold no forwards. `info` are the job's settings, as
+    its log spells them, and ORDER, how ranks are numbered: data (a stage's ranks adjoin) or
+    pipeline (a replica's do)."""
     calls = calls[~calls["timer"].isin(AROUND)]
     if not (calls["timer"] == "forward-compute").any():
         return None
     if (calls["timer"] == "optimizer").any():  # its parts lie within it
         calls = calls[~calls["timer"].str.startswith("optimizer-")]
-    calls = calls.drop_duplicates(["step", "timer", "rank", "begin"])
+    calls = calls.drop_duplicates(["attempt", "step", "timer", "rank", "begin"])
     sizes = _Sizes(info, int(calls["rank"].max()) + 1)
     rows = [
-        row
-        for (step, rank), own in calls.groupby(["step", "rank"])
+        {**row, "attempt": attempt}
+        for (attempt, step, rank), own in calls.groupby(["attempt", "step", "rank"])
         for row in _list_rows(own.sort_values("begin"), int(step), int(rank), sizes)
     ]
     events = pd.DataFrame(rows)
     zero = events["begin_s"].min()
     for name in ("begin_s", "ready_s", "end_s"):
         events[name] -= zero
-    return events.assign(attempt="", bytes=0)
+    return events.assign(bytes=0)
 
 
 class _Sizes:
@@ -526,15 +619,21 @@ class _Sizes:
 
         self.tensor = read("TENSOR_MP_SIZE", 1)
         world = max(read("WORLD_SIZE", num_ranks), num_ranks)
-        self.ranks_per_stage = max(1, world // read("PIPELINE_MP_SIZE", 1))
+        self.stages = read("PIPELINE_MP_SIZE", 1)
+        self.are_replicas_together = info.get("ORDER") == "pipeline"
+        self.ranks_per_stage = max(1, world // self.stages)
         replicas = max(1, self.ranks_per_stage // self.tensor)
         samples = read("MICRO_BATCH_SIZE", 1) * replicas
         self.microbatches = read("GLOBAL_BATCH_SIZE", 0) // samples
 
     def find_stage(self, rank: int) -> int:
+        if self.are_replicas_together:
+            return rank // self.tensor % self.stages
         return rank // self.ranks_per_stage
 
     def find_replica(self, rank: int) -> int:
+        if self.are_replicas_together:
+            return rank // (self.tensor * self.stages)
         return rank % self.ranks_per_stage // self.tensor
 
 

@@ -34,7 +34,7 @@ def pack_bytes(data: bytes) -> str:
 
 
 def pack_json(value: Any) -> str:
-    return pack_bytes(json.dumps(value, separators=(",", ":"), allow_nan=False).encode())
+    return pack_bytes(_write_json(value))
 
 
 def list_planes(column: npt.NDArray[Any]) -> bytes:
@@ -47,8 +47,9 @@ def list_planes(column: npt.NDArray[Any]) -> bytes:
 
 WEB = files("vjob.reports") / "web"
 SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
+LIVE_SCRIPTS = ("live.js", *SCRIPTS)
 MOST_ROWS = 30
-"""Of a table; --csv writes all."""
+"""Of a table; an export has all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +65,27 @@ class PagePart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BarPart:
+    """One class of the time of all ranks."""
+
+    name: str
+    share: float
+    meaning: str
+    value: str
+    """Its share and time, as people write them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Page:
     """What stands on a page, top to bottom."""
 
     name: str
     made_at: str
     is_partial: bool = False
+    facts: Sequence[tuple[str, str]] = ()
+    """What stands at the top: (name, value)."""
+    bar: Sequence[BarPart] = ()
+    bar_note: str = ""
     findings: Sequence[Finding] = ()
     has_timeline: bool = False
     is_own_program: bool = False
@@ -87,34 +103,89 @@ class Page:
 
 def render(page: Page, *, cdn: bool) -> str:
     """The whole file."""
+    plotly = get_plotlyjs()
+    return _render(
+        page,
+        is_live=False,
+        model=pack_json({**_get_timeline(page), "figures": _name_figures(page)}),
+        plotly="" if cdn else pack_bytes(plotly.encode()),
+        plotly_url=f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js" if cdn else "",
+        plotly_hash=_hash(plotly),
+        script=Markup(read_scripts(SCRIPTS)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveParts:
+    """A page in pieces, for reports/web/live.js: only those that changed are asked for again."""
+
+    parts: dict[str, bytes]
+    """`page` (the document), `model` (the steps that the timeline can show), `figure-<name>`."""
+    steps: dict[str, bytes]
+    """A step's events by the name that the model has for them, which follows from their bytes."""
+
+
+def render_live(page: Page) -> LiveParts:
+    """The same page for a server."""
+    timeline, figures = _get_timeline(page), _name_figures(page)
+    names = [_name_step(packed) for packed in page.steps]
+    facts = [{**own, "part": name} for own, name in zip(timeline["steps"], names, strict=True)]
+    parts = {
+        "page": _render(page, is_live=True).encode(),
+        "model": _write_json({**timeline, "steps": facts}),
+        **{name: _write_json(figure) for name, figure in figures.items()},
+    }
+    steps = {name: base64.b64decode(packed) for name, packed in zip(names, page.steps, strict=True)}
+    return LiveParts(parts=parts, steps=steps)
+
+
+def read_scripts(names: Sequence[str]) -> str:
+    """Scripts of reports/web as one text."""
+    return "\n".join((WEB / name).read_text(encoding="utf-8") for name in names)
+
+
+def read_plotly() -> str:
+    """plotly.js as one text."""
+    return str(get_plotlyjs())
+
+
+def _render(page: Page, *, is_live: bool, **values: Any) -> str:
     sections = [
         (f"section-{title.split()[-1].lower()}", title, parts) for title, parts in page.sections
     ]
     names = [
+        *([("time", "Time")] if page.bar else []),
         *([("findings", "Findings")] if page.findings else []),
         *([("timeline", "Timeline")] if page.has_timeline else []),
         *((id_, title) for id_, title, _ in sections),
         *([("conf", "Conf")] if page.conf else []),
     ]
-    figures = {f"figure-{name}": figure for name, figure in page.figures.items()}
-    timeline = page.timeline or {"steps": []}
-    plotly = get_plotlyjs()
-    return (
-        _environment()
-        .get_template("report.html.j2")
-        .render(
-            page=page,
-            version=__version__,
-            contents=names,
-            sections=sections,
-            model=pack_json({**timeline, "figures": figures}),
-            plotly="" if cdn else pack_bytes(plotly.encode()),
-            plotly_url=f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js" if cdn else "",
-            plotly_hash=_hash(plotly),
-            styles=Markup((WEB / "page.css").read_text(encoding="utf-8")),
-            script=Markup("\n".join((WEB / name).read_text(encoding="utf-8") for name in SCRIPTS)),
-        )
+    template = _environment().get_template("report.html.j2")
+    return template.render(
+        page=page,
+        is_live=is_live,
+        version=__version__,
+        contents=names,
+        sections=sections,
+        styles=Markup((WEB / "page.css").read_text(encoding="utf-8")),
+        **values,
     )
+
+
+def _get_timeline(page: Page) -> dict[str, Any]:
+    return page.timeline or {"steps": []}
+
+
+def _name_figures(page: Page) -> dict[str, Any]:
+    return {f"figure-{name}": figure for name, figure in page.figures.items()}
+
+
+def _name_step(packed: str) -> str:
+    return "step-" + hashlib.sha256(packed.encode()).hexdigest()[:20]
+
+
+def _write_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def show_table(table: ReportTable, width: str = "whole", note: str = "") -> PagePart:

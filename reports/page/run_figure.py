@@ -388,7 +388,8 @@ def _describe(event: Mapping[str, Any]) -> str:
         for key, value in event.items()
         if key not in ("time", "kind") and isinstance(value, (str, int, float))
     ]
-    return f"{event['kind']}: {', '.join(facts)}" if facts else str(event["kind"])
+    kind = str(event.get("kind", ""))
+    return f"{kind}: {', '.join(facts)}" if facts else kind
 
 
 def _list_starts(analysis: Analysis, span: Span) -> list[Figure]:

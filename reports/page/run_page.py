@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from varuna_core.records.files import read_text
+from varuna_core.records.formatting import format_duration, format_share
+from vjob.reports.analysis.accounting import Accounting, describe_class
 from vjob.reports.analysis.findings import OWN_PROGRAMS, Finding
+from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (
@@ -26,10 +30,11 @@ from vjob.reports.page.figure import (
     list_cells,
     plain,
     round_all,
+    thin,
 )
-from vjob.reports.page.html import Page, PagePart, render, show_table
+from vjob.reports.page.html import BarPart, Page, PagePart, render, show_table
 from vjob.reports.page.run_figure import draw_run
-from vjob.reports.page.sections import ReportTable, build_sections
+from vjob.reports.page.sections import ReportTable, build_sections, explain_time
 from vjob.reports.page.timeline import build_lanes, build_steps
 
 MARGIN = {"l": 70, "r": 20, "t": 50, "b": 50}
@@ -163,6 +168,53 @@ def draw_timers(job: Job) -> Figure | None:
     )
 
 
+MOST_LINES = 64
+"""GPUs or ranks of which each has a line of its own; beyond, those that held most."""
+
+
+def draw_memory(job: Job) -> Figure | None:
+    """Memory over time: of each GPU by its samples, or of each rank by Megatron's lines."""
+    gpus = job.gpus[job.gpus["gpu"] != "cpu"] if len(job.gpus) else job.gpus
+    if len(gpus):
+        table = gpus.dropna(subset=["time", "memory_used_mb"]).sort_values("time", kind="stable")
+        keys, x, y, axis = ["node", "gpu"], "time", "memory_used_mb", "minutes"
+        names = "{} GPU {}"
+    else:
+        table = job.logs["memory"]
+        if len(table):
+            figures = table[["max_reserved", "reserved", "max_allocated"]].astype(float)
+            table = table.assign(used=figures.bfill(axis=1).iloc[:, 0]).dropna(subset=["used"])
+        keys, x, y, axis = ["attempt", "rank"], "step", "used", "step"
+        names = "attempt {} rank {}" if len(job.sources.attempts) > 1 else "{}rank {}"
+    if table.empty or (table.groupby(keys).size() == 1).all():
+        return None  # the table says as much
+    most = table.groupby(keys)[y].max().nlargest(MOST_LINES).index
+    zero = float(table[x].min()) if axis == "minutes" else 0.0
+    lines: list[Figure] = []
+    for number, (key, own) in enumerate(table.groupby(keys)):
+        if key not in most:
+            continue
+        values = own[y].to_numpy(dtype=float)
+        kept = thin(values)
+        places = own[x].to_numpy(dtype=float)[kept]
+        first = key[0] if axis == "minutes" or len(job.sources.attempts) > 1 else ""
+        lines.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(kept) < 50 else "lines",
+                "x": round_all((places - zero) / 60 if axis == "minutes" else places),
+                "y": round_all(values[kept] / 1024),
+                "name": plain(names.format(first, key[1])),
+                "line": {"width": 1.5, "color": (BLUE, ORANGE, GREEN, RED, PINK)[number % 5]},
+                "hovertemplate": "%{fullData.name}: %{y:.4g} GiB<extra></extra>",
+            }
+        )
+    rows = FigureRows()
+    rows.add(160, "memory in use, GiB", {**LEAN, "rangemode": "tozero"}, lines)
+    title = "minutes since the first sample" if axis == "minutes" else "step"
+    return rows.draw({"title": {"text": title}, "zeroline": False})
+
+
 MOST_CONF = 200_000
 MOST_FAILURES = 3
 """That have a button of their own; the selector names all."""
@@ -186,6 +238,7 @@ SECTIONS = {
     "Job": (
         ("table", "job", "half", ""),
         ("table", "memory", "half", ""),
+        ("figure", "memory", "whole", "Memory of each GPU, or of each rank by its log"),
         ("table", "attempts", "whole", ""),
         ("table", "morphs", "whole", ""),
         ("table", "failed ranks", "whole", ""),
@@ -207,6 +260,19 @@ def render_page(
     cdn: bool,
 ) -> str:
     """The whole file."""
+    page = build_page(job, analysis, findings, is_partial=is_partial, made_at=made_at)
+    return render(page, cdn=cdn)
+
+
+def build_page(
+    job: Job,
+    analysis: Analysis,
+    findings: list[Finding],
+    *,
+    is_partial: bool,
+    made_at: str,
+) -> Page:
+    """The parts of the page, for a file or for a live page."""
     figures = _draw_figures(job, analysis)
     lanes = build_lanes(job, analysis)
     steps = build_steps(job, lanes)
@@ -217,10 +283,13 @@ def render_page(
         "presets": [*job.chosen, *_list_failures(presets)[-MOST_FAILURES:]],
         "shown": _choose_shown(job, [step.facts for step in steps]),
     }
-    page = Page(
+    return Page(
         name=job.sources.name,
         made_at=made_at,
         is_partial=is_partial,
+        facts=list(list_facts(analysis.headline)),
+        bar=list_bar(analysis.accounting),
+        bar_note=explain_time(analysis.accounting, is_partial=is_partial),
         findings=findings,
         has_timeline=True,
         is_own_program=job.plan.program in OWN_PROGRAMS,
@@ -230,7 +299,21 @@ def render_page(
         timeline=timeline,
         steps=[step.packed for step in steps],
     )
-    return render(page, cdn=cdn)
+
+
+def list_bar(accounting: Accounting) -> list[BarPart]:
+    """A part a class, of a width that all together fill."""
+    shares = accounting.shares
+    whole = sum(shares.values()) or 1.0
+    return [
+        BarPart(
+            name=name,
+            share=share / whole,
+            meaning=describe_class(accounting, name),
+            value=f"{format_share(share)}, {format_duration(accounting.seconds[name])}",
+        )
+        for name, share in shares.items()
+    ]
 
 
 def _draw_figures(job: Job, analysis: Analysis) -> dict[str, Any]:
@@ -241,6 +324,7 @@ def _draw_figures(job: Job, analysis: Analysis) -> dict[str, Any]:
         "shares": draw_shares(analysis),
         "training": draw_training(analysis),
         "timers": draw_timers(job),
+        "memory": draw_memory(job),
     }
     return {name: figure for name, figure in found.items() if figure is not None}
 
@@ -302,7 +386,7 @@ def _read_conf(job: Job) -> str:
     if job.sources.run is None:
         return ""
     try:
-        text = job.sources.run.resolved.read_text(encoding="utf-8", errors="replace")
+        text = read_text(job.sources.run.resolved, "replace")
     except OSError:
         return ""
     return text[:MOST_CONF]

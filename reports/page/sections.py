@@ -8,9 +8,14 @@ from datetime import datetime, timezone
 
 import pandas as pd
 
-from varuna_core.records.formatting import join_numbers
+from varuna_core.records.formatting import (
+    format_duration,
+    format_seconds,
+    format_share,
+    join_numbers,
+)
 from varuna_core.records.record import MORPH_PARTS, read_morph_parts, read_pause_s
-from vjob.reports.analysis.findings import in_units
+from vjob.reports.analysis.accounting import TOLERANCE, Accounting
 from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
@@ -55,6 +60,18 @@ def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str,
     return [*rows[:half], *rows[-half:]], len(rows) - 2 * half
 
 
+def explain_time(found: Accounting, *, is_partial: bool) -> str:
+    """What the shares are of, and how far they are to be believed."""
+    ranks = f"{found.rows['rank'].nunique()} rank{'s' if found.rows['rank'].nunique() != 1 else ''}"
+    end = "last that is known of them" if is_partial else "end"
+    text = f"{format_duration(found.total_s)} of {ranks}, from the submit to the {end}"
+    if not found.is_split:
+        text += "; without traces a step's time is not divided into computing and waiting"
+    if found.overlap > TOLERANCE:
+        text += f"; {format_share(found.overlap)} is claimed twice: traces or clocks are wrong"
+    return text + "."
+
+
 def _list_facts(job: Job) -> ReportTable:
     rows = list(job.job_info.items())
     rows += [*job.plan.shown, *job.plan.groups]
@@ -67,16 +84,15 @@ def _list_facts(job: Job) -> ReportTable:
 
 
 def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
-    """Of the log, as the seed printed them; and of all traces together."""
-    rows = []
-    iterations = job.logs["iterations"]
-    if not iterations.empty:
-        timed = iterations.dropna(subset=["time_ms"]).drop_duplicates(["attempt", "step"])
-        rows += [
-            (f"iteration {int(step)} ", f"{time_ms / 1000:.4f} s")
-            for step, time_ms in timed[["step", "time_ms"]].itertuples(index=False)
-        ]
+    """What each step took, which is one time in all of the report: of the traces, else the log."""
     times = analysis.times
+    timed = times[["step", "took_s"]]
+    if job.traces.is_sample and job.logs["iterations"].empty:
+        timed = timed.iloc[:0]  # a profiler's steps are longer than others
+    rows = [
+        (f"iteration {int(step)} ", f"{took_s:.4f} s")
+        for step, took_s in timed.itertuples(index=False)
+    ]
     if job.traces.is_sample:
         took_s = job.traces.steps.groupby(["attempt", "step"])["took_s"].max()
         rows += [("profiled steps", str(len(took_s)))]
@@ -107,7 +123,7 @@ def _list_pipelines(analysis: Analysis) -> ReportTable:
         share = 100 * analysis.bubbles["bubble_share"]
         rows.append(("all, median", "", f"{share.median():.1f} %", "", "", ""))
         rows.append(("all, worst", "", f"{share.max():.1f} %", "", "", ""))
-    columns = ("step", "slowest s", "idle", "ideal", "even", "replicas")
+    columns = ("step", "pipeline s", "idle", "ideal", "even", "replicas")
     return ReportTable(title="pipeline", columns=columns, rows=rows)
 
 
@@ -182,7 +198,7 @@ def _list_nodes(job: Job) -> ReportTable:
                 _join_ranges(own["rank"]),
                 _join_ranges(own["stage"]),
                 ", ".join(sorted({str(device) for device in own["device"] if device})) or "-",
-                in_units(float(doubt.max()) / 1e9) if len(doubt) else "-",
+                format_seconds(float(doubt.max()) / 1e9) if len(doubt) else "-",
             )
         )
     columns = ("node", "ranks", "stages", "device", "clock within")

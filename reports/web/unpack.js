@@ -5,8 +5,11 @@ async function unpackBytes(id) {
   const letters = atob(document.getElementById(id).textContent.trim());
   const packed = new Uint8Array(letters.length);
   for (let at = 0; at < letters.length; at++) packed[at] = letters.charCodeAt(at);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
+  return inflate(new Blob([packed]).stream());
+}
+
+async function inflate(stream) {
+  return new Uint8Array(await new Response(stream.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer());
 }
 
 async function unpackText(id) {

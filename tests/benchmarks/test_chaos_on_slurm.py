@@ -11,7 +11,7 @@ from benchmarks.chaos.lab_testbed import LabTestbed
 from tests.benchmarks.test_chaos import run_and_check
 from tests.cluster.lab import Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.slurm]
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.long]
 
 
 def test_on_slurm(clean_lab: Lab, tmp_path: Path) -> None:

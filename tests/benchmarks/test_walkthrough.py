@@ -48,6 +48,7 @@ def test_mistakes_are_answered_with_advice(clean_lab: Lab, tmp_path: Path) -> No
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts a small disk")
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with parts.small_disk(tmp_path / "disk") as disk:

@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 
+from tests.cluster.files import FILES_PACKAGES
 from tests.cluster.lab import Lab
 from tests.cluster.lifecycle import stop_lab
 from tests.cluster.requirements import LAB_PACKAGES
@@ -41,6 +42,11 @@ def _build_parser() -> argparse.ArgumentParser:
         metavar="A,B",
         help="nodes in group a and in group b (2,4)",
     )
+    up.add_argument(
+        "--files",
+        choices=("sshfs",),
+        help="nodes mount the lab's shared folder over their links (docs/lab.md)",
+    )
     up.set_defaults(run=_up)
     commands.add_parser("down", help="stop and remove the lab").set_defaults(run=_down)
     status = commands.add_parser("status", help="what runs; exit code 1 when no lab is up")
@@ -69,6 +75,9 @@ def _up(options: argparse.Namespace) -> int:
         print(f"up in {time.monotonic() - start:.1f} s; logs in {lab.paths.folder / 'log'}")
     else:
         print("already up; nothing done")
+    if options.files:
+        lab.serve_files()
+        print(f"  files over each node's link: {lab.paths.shared}")
     for group in lab.shape.groups:
         print(f"  queue {group.queue}: {', '.join(group.nodes)} ({group.gres} each)")
     print("  queue all (default): every node; queue low: every node, preempted by the others")
@@ -110,7 +119,7 @@ def _env(options: argparse.Namespace) -> int:
 
 
 def _packages(options: argparse.Namespace) -> int:
-    print(" ".join(LAB_PACKAGES))
+    print(" ".join((*LAB_PACKAGES, *FILES_PACKAGES)))
     return 0
 
 

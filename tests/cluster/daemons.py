@@ -20,12 +20,14 @@ from tests.cluster.shape import LabError, Shape
 ACCOUNTING_DAEMONS = ("mariadbd", "slurmdbd")
 START_TIMEOUT_S = 60
 
-# Runs inside the node's network: own host name, own /etc/hosts, own local folder, then slurmd.
+# Runs inside the node's network: own host name, own /etc/hosts, own local folder, maybe files over
+# the network (files.py), then slurmd.
 _NODE_SCRIPT = """
 set -eu
 hostname "$1"
 mount --bind "$2" /etc/hosts
 mount --bind "$3" "$4"
+[ ! -x "$6" ] || "$6"
 exec "$5" -D -N "$1"
 """
 
@@ -92,7 +94,7 @@ def list_pid_records(paths: LabPaths) -> list[Path]:
     return sorted(record for record in records if record.suffix != ".new")
 
 
-def _start(
+def start(
     paths: LabPaths,
     name: str,
     command: list[str],
@@ -124,7 +126,7 @@ def start_munged(paths: LabPaths) -> None:
     command = ["munged", "--foreground", f"--socket={paths.munge_socket}"]
     command += [f"--key-file={paths.munge_key}", f"--pid-file={paths.folder}/munge/pid"]
     command += [f"--seed-file={paths.folder}/munge/seed"]
-    _start(paths, "munged", command, paths.munge_socket.exists)
+    start(paths, "munged", command, paths.munge_socket.exists)
 
 
 def start_database(paths: LabPaths) -> None:
@@ -145,12 +147,12 @@ def start_database(paths: LabPaths) -> None:
     command += [f"--socket={paths.database}/socket", f"--pid-file={paths.database}/pid"]
     command += [f"--init-file={etc}/database.sql"]
     output = paths.output("mariadbd")
-    _start(paths, "mariadbd", command, lambda: "ready for connections" in output.read_text())
+    start(paths, "mariadbd", command, lambda: "ready for connections" in output.read_text())
 
 
 def start_slurmdbd(paths: LabPaths) -> None:
     output = paths.output("slurmdbd")
-    _start(paths, "slurmdbd", ["slurmdbd", "-D"], lambda: "started" in output.read_text())
+    start(paths, "slurmdbd", ["slurmdbd", "-D"], lambda: "started" in output.read_text())
 
 
 def start_slurmctld(paths: LabPaths) -> None:
@@ -159,7 +161,7 @@ def start_slurmctld(paths: LabPaths) -> None:
     def answers() -> bool:
         return " is UP" in run(["scontrol", "ping"], env=env, check=False).stdout
 
-    _start(paths, "slurmctld", ["slurmctld", "-D"], answers)
+    start(paths, "slurmctld", ["slurmctld", "-D"], answers)
 
 
 def start_slurmd(node: str, paths: LabPaths) -> None:
@@ -168,6 +170,7 @@ def start_slurmd(node: str, paths: LabPaths) -> None:
     assert slurmd, "explain_missing() was to find this"
     script = ["sh", "-c", _NODE_SCRIPT, "node", node, str(paths.hosts)]
     script += [str(paths.node(node) / "local"), str(paths.local), slurmd]
+    script += [str(paths.mount_script)]
     command = enter(paths.namespace(node), "unshare", "--uts", "--mount", *script)
     env = {"PATH": f"{paths.tools}:{PATH}"} if paths.tools.exists() else {}
-    _start(paths, node, command, lambda: True, env)
+    start(paths, node, command, lambda: True, env)

@@ -5,14 +5,16 @@ tests. Two test sessions on one machine take turns: an accident in one would con
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.cluster.files import explain_no_files
 from tests.cluster.lab import Lab
 from tests.cluster.record import hold_lock
 from tests.cluster.requirements import LAB_PACKAGES, explain_missing
 
-__all__ = ["LAB_PACKAGES", "clean_lab", "lab"]
+__all__ = ["LAB_PACKAGES", "clean_lab", "lab", "shared_files"]
 
 SESSION_TIMEOUT_S = 900
 
@@ -38,3 +40,16 @@ def clean_lab(lab: Lab) -> Iterator[Lab]:
     """The lab; after the test all jobs are cancelled and all accidents undone."""
     yield lab
     lab.repair()
+
+
+@pytest.fixture
+def shared_files(clean_lab: Lab) -> Iterator[Path]:
+    """A folder that each node of the lab mounts over its own link (files.py)."""
+    if reason := explain_no_files():
+        pytest.skip(reason)
+    clean_lab.serve_files()
+    try:
+        yield clean_lab.paths.shared
+    finally:
+        clean_lab.repair()  # jobs that write there end first
+        clean_lab.stop_files()

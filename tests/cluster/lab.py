@@ -6,11 +6,12 @@ jobs behind a test's back: only `repair` and `stop` cancel anything.
 
 import contextlib
 import logging
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from tests.cluster import daemons, lifecycle, network, processes, states
+from tests.cluster import daemons, files, lifecycle, network, processes, states
 from tests.cluster.record import LabPaths, LabRecord, hold_lock, load_record, save_record
 from tests.cluster.requirements import explain_missing
 from tests.cluster.shape import Group, LabError, build_groups
@@ -165,6 +166,33 @@ class Lab:
             accounting=self._record.accounting and not hidden,
         )
         self.start_controller()
+
+    def serve_files(self) -> None:
+        """Let each node mount `paths.shared` over its own link. Fine when they have."""
+        if problem := files.explain_no_files():
+            raise LabError(problem)
+        if not daemons.is_running(self.paths, files.DAEMON):
+            files.start_server(self.shape, self.paths)
+        for node in self.nodes:
+            if not files.is_mounted(node, self.paths):
+                files.mount(node, self.paths)
+
+    def stop_files(self) -> None:
+        """Nodes share this machine's files again, and what lay in `paths.shared` is removed."""
+        for node in self.nodes:
+            files.unmount(node, self.paths)
+        files.stop_server(self.paths)
+        shutil.rmtree(self.paths.shared, ignore_errors=True)
+
+    def cut_link(self, name: str) -> None:
+        """Cut a node's link: with files over a network, its files too."""
+        self._check_node(name)
+        network.cut_link(name)
+
+    def mend_link(self, name: str) -> None:
+        """A node's link is back, and nothing else of it. Fine when it was not cut."""
+        self._check_node(name)
+        network.mend_link(name, self.paths)
 
     def slow_link(self, name: str, rate_mbit: float, latency_ms: float) -> None:
         """Limit a node's link both ways; `latency_ms` bounds the queue, it is no wire delay."""

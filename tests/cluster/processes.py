@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import PATIENCE
 from tests.cluster.shape import LabError
 
 POLL_S = 0.05
@@ -174,8 +175,8 @@ def run(
 
 def wait_for(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
     """Poll until the condition holds; LabError at the deadline."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while not condition():
         if time.monotonic() > deadline:
-            raise LabError(f"waited {timeout_s:g} s for: {what}")
+            raise LabError(f"waited {timeout_s * PATIENCE:g} s for: {what}")
         time.sleep(POLL_S)

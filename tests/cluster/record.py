@@ -12,6 +12,7 @@ mount or process that is not written down is not the lab's, whatever its name.
         log/                      the logs of all daemons
         dev/nvidia0 ...           fake GPUs
         local/                    inside a node: a folder of that node alone (its /scratch)
+        shared/                   with files over a network: a folder that nodes mount
         nodes/NODE/               spool, pid file and the node's local folder
         controller/, munge/, database/
 """
@@ -63,6 +64,16 @@ class LabPaths:
     @property
     def local(self) -> Path:
         return self.folder / "local"
+
+    @property
+    def shared(self) -> Path:
+        """A folder that nodes mount over their links, where the lab has files over a network."""
+        return self.folder / "shared"
+
+    @property
+    def mount_script(self) -> Path:
+        """Run by each node before its slurmd; absent where nodes share this machine's files."""
+        return self.folder / "etc" / "mount-shared"
 
     @property
     def controller_state(self) -> Path:

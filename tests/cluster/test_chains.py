@@ -65,7 +65,7 @@ def test_a_run_never_starts_after_a_bad_end_and_says_why(
     assert not run.attempts() and not others[1].attempts()
 
 
-@pytest.mark.parametrize("layout", ["hetjob", "split"])
+@pytest.mark.parametrize("layout", ["hetjob", pytest.param("split", marks=pytest.mark.long)])
 def test_all_parts_of_a_run_wait_and_go_together(vjob: Vjob, clean_lab: Lab, layout: str) -> None:
     """Options on sbatch's command line are of a het job's first component alone."""
     first = vjob.submit(conf("fail_as_told.py", HANG, nodes=ONE))

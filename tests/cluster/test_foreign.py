@@ -1,6 +1,6 @@
 """Programs of others, ported, on two groups of the lab's nodes.
 
-Three runs at once are looked at, cancelled with a checkpoint, submitted again, and lose a node.
+Runs beside each other are looked at, cancelled with a checkpoint, submitted again, and lose a node.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def end(story: Story) -> None:
     assert [attempt.number for attempt in story.run.attempts()] == [0, 1]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("names", [DISTURBED])
 def test_ported_programs_lose_a_node_and_have_the_losses_of_their_originals(
-    clean_lab: Lab, tmp_path: Path
+    clean_lab: Lab, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     for library in ("torch", "transformers"):
         pytest.importorskip(library, reason=f"{library} is not installed")
     stories = []
-    for program in map(PROGRAMS.__getitem__, DISTURBED):
+    for program in map(PROGRAMS.__getitem__, names):
         (tmp_path / program.name).mkdir()
         vjob = Vjob(tmp_path / program.name, clean_lab.env)
         stories.append(begin(program, vjob, CLUSTER, num_nodes=3))

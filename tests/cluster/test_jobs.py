@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.lab import Lab
-from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from tests.command import PROGRAMS, Vjob, read_out, read_rank, wait_for
 from varuna_core.records.record import read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 
@@ -97,7 +97,7 @@ def test_a_script_for_varunas_launcher_gets_its_arguments(vjob: Vjob) -> None:
     places = "0,1,2,3;4,5,6,7;8,9,10,11;12,13,14,15;"
     for rank, local in ((0, 0), (3, 1), (15, 3)):
         words = f"--rank={rank} --local_rank={local} --stage_to_rank_map={places} "
-        out = run.attempt(0).rank_log(rank, "out").read_text()
+        out = read_rank(run, rank)
         assert out.startswith(words + "--chunk_size=2 --batch-size=4 --lr 1"), out
 
 
@@ -170,6 +170,7 @@ def test_a_node_without_power_ends_the_job_and_is_named(vjob: Vjob, clean_lab: L
         assert record["outcome"]["culprit_node"] == "a2"
 
 
+@pytest.mark.long
 def test_the_first_node_without_power_is_named_though_it_judged_nothing(
     vjob: Vjob, clean_lab: Lab
 ) -> None:
@@ -289,7 +290,8 @@ def test_a_run_folder_that_vanished_is_said_and_not_a_silent_death(vjob: Vjob) -
     run = vjob.submit(conf(nodes=TWO_NODES), "--set", "cluster.sbatch.begin=now+3600")
     assert vjob.status("last")["state"] == "PENDING"
     shutil.rmtree(run.path)
-    assert "no run 'last'" in vjob("status", "last", code=2).stderr
+    said = vjob("status", "last", code=2).stderr
+    assert f"the folder of run {run.name} was removed, its job goes on: scancel " in said
 
 
 def test_a_missing_log_folder_is_made_at_submit(vjob: Vjob) -> None:

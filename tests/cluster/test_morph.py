@@ -9,10 +9,12 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import Vjob, wait_for
+from tests.reports.counted import ask_sacct, compare
 from tests.small_training import list_morphs, read_losses, write_slow_steps, write_text
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -46,6 +48,17 @@ env: {OMP_NUM_THREADS: "1", PYTHONPATH: calm}
 WARM = CONF.replace(", warm: false", "")
 
 
+BUSY_S = 15.0
+"""So late a prolog or a line may be on a busy machine."""
+
+
+def assert_accounted_for(lab: Lab, run: RunFolder) -> None:
+    """Every second of the run has a class, as a count from the raw files has it."""
+    result = compare(run.path, ask_sacct(lab, run), edge_s=BUSY_S)
+    assert result.find_problems() == []
+    assert not {"memory", "swap", "limit"} & {*result.causes}
+
+
 @pytest.fixture
 def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
     pytest.importorskip("torch", reason="torch is not installed")
@@ -69,8 +82,10 @@ def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_pat
     assert victim in morph["reason"]
     losses, _ = train_plainly(read_training(run.training))
     assert read_losses(run) == pytest.approx(losses, rel=2e-5)
+    assert_accounted_for(clean_lab, run)
 
 
+@pytest.mark.long
 def test_a_job_of_another_queue_joins_and_is_cancelled(clean_lab: Lab, vjob: Vjob) -> None:
     from tests.varuna_core.programs.reference_training import train_plainly
 
@@ -108,8 +123,10 @@ def test_a_het_job_goes_on_without_its_second_component(clean_lab: Lab, vjob: Vj
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     assert [(morph["from"], morph["to"]) for morph in list_morphs(run)] == [("3 x 1", "1 x 1")]
     assert sorted(read_losses(run)) == list(range(1, 61))
+    assert_accounted_for(clean_lab, run)
 
 
+@pytest.mark.long
 def test_a_requeued_job_comes_back_with_the_nodes_that_there_are(
     clean_lab: Lab, vjob: Vjob
 ) -> None:
@@ -126,3 +143,4 @@ def test_a_requeued_job_comes_back_with_the_nodes_that_there_are(
     plans = [read_attempt_plan(run, attempt.number) for attempt in run.attempts()]
     assert [plan.num_nodes for plan in plans if plan is not None] == [2, 1]
     assert sorted(read_losses(run)) == list(range(1, 61))
+    assert_accounted_for(clean_lab, run)

@@ -9,7 +9,9 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import Vjob, read_out
+from tests.reports.counted import ask_sacct, compare
 from tests.small_training import write_text
+from tests.varuna_core.agent.track.readers import read_prometheus, read_tensorboard
 from varuna_core.records.training import read_training
 from vjob.reports.load.tables import load_job
 
@@ -33,11 +35,12 @@ cluster:
   scheduler: slurm
   walltime_min: 5
   nodes: [{{group: all, count: 4, queue: gpu2, ranks: 1}}]
+track: {{tensorboard: true, openmetrics: curve.prom}}
 env: {{OMP_NUM_THREADS: "1"}}
 """
 
 
-@pytest.mark.parametrize("partition", ["1-0-3-0", "3-1", "4"])
+@pytest.mark.parametrize("partition", ["1-0-3-0", "3-1", pytest.param("4", marks=pytest.mark.long)])
 def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
     clean_lab: Lab, tmp_path: Path, partition: str
 ) -> None:
@@ -54,6 +57,12 @@ def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
     assert losses[6] < losses[1] - 0.1
     assert {int(step): float(loss) for step, loss in lines} == pytest.approx(losses, rel=2e-5)
     assert_report_agrees_with_log(run.path, last_rank=3)
+    tracked = read_tensorboard(run.tensorboard)["loss"]
+    assert dict(tracked) == pytest.approx(losses, rel=2e-5), "read from the last rank's node"
+    assert [step for step, _ in tracked] == [*range(1, 7)]
+    gauges = read_prometheus((tmp_path / "curve.prom").read_text())
+    assert [*gauges["vjob_step"].values()] == [6.0] and [*gauges["vjob_run_up"].values()] == [0.0]
+    assert compare(run.path, ask_sacct(clean_lab, run), edge_s=15).find_problems() == []
 
 
 def assert_report_agrees_with_log(run: Path, last_rank: int) -> None:

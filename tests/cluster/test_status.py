@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests import PATIENCE
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.small_training import write_slow_steps, write_text
@@ -72,7 +73,7 @@ def look(vjob: Vjob, run: RunFolder) -> dict[str, Any]:
 def wait_for_verdict(vjob: Vjob, run: RunFolder, health: str, timeout_s: float) -> dict[str, Any]:
     """The verdict once it is this one; all that were seen on the way if it never is."""
     seen: list[str] = []
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while True:
         found = look(vjob, run)
         if found["health"] == health:
@@ -110,6 +111,7 @@ def test_a_training_is_healthy_until_it_is_done(vjob: Vjob, tokens: None) -> Non
     assert look(vjob, run)["health"] == "DONE"
 
 
+@pytest.mark.long
 def test_a_rank_that_was_stopped_is_found_and_its_node_named(vjob: Vjob, tokens: None) -> None:
     run = train(vjob)
     wait_for_verdict(vjob, run, "HEALTHY", 60)

@@ -25,6 +25,7 @@ GROWS = (
 """One of the two nodes of its queue; four micro-batches, so that two halve a step."""
 
 
+@pytest.mark.long
 def test_an_idle_node_joins_once_nobody_else_has_it(clean_lab: Lab, vjob: Vjob) -> None:
     from tests.varuna_core.programs.reference_training import train_plainly
 

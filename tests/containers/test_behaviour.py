@@ -12,9 +12,12 @@ import pytest
 
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.real import REAL, Tools
+from tests.varuna_core.agent.track.readers import read_prometheus, read_tensorboard
 from varuna_core.records.files import read_json
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 from vjob.containers.registry import RUNTIMES
+from vjob.containers.runtime import STAY
 
 NOTE = "two\nlines $HOME `id` 'q' \"d\" \\ ünï  "
 
@@ -98,7 +101,24 @@ env: {{NOTE: {json.dumps(NOTE)}, MY_TOKEN: t0ken, ENROOT_X: "1", LD_LIBRARY_PATH
         assert row["cwd"] == str(tmp_path)
         assert row["uid"] == os.getuid()
         assert row["host"] == os.uname().nodename and row["shm"], "network and /dev/shm of the node"
-        assert os.path.isabs(row["home"])
+        assert row["home"] == "/tmp" or os.environ["HOME"].startswith("/tmp/"), "none is mounted"
+
+
+@every_runtime
+def test_a_run_is_tracked_from_inside_its_container(box: Box, tmp_path: Path) -> None:
+    """The tracker runs where the ranks' packages are, and writes where the container shows it."""
+    script = tmp_path / "steps.py"
+    script.write_text("for step in range(1, 4): print(f'step {step}/3 loss 0.5', flush=True)\n")
+    gauges = tmp_path / "box.prom"
+    track = f"track: {{tensorboard: true, openmetrics: {json.dumps(str(gauges))}}}"
+    more = f"  mounts: [{json.dumps(f'{tmp_path}:{tmp_path}')}]\n{track}\n"
+    run = box.vjob.submit(box.conf(script, more=more))
+    assert box.vjob.wait_over(run)["verdict"] == "COMPLETED", box.vjob.explain(run)
+    said = [event for event in read_events(run) if event["kind"] == "tracking"]
+    assert said == []
+    assert read_tensorboard(run.tensorboard)["loss"] == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    found = read_prometheus(gauges.read_text())
+    assert [*found["vjob_step"].values(), *found["vjob_run_up"].values()] == [3.0, 0.0]
 
 
 @every_runtime
@@ -169,8 +189,33 @@ def test_a_killed_runtime_takes_its_rank_along(box: Box) -> None:
 
 
 def find_starts(run: RunFolder) -> list[int]:
-    """What the run's agents started: the ranks, or clients that stay in between."""
-    parents, words, leaders = {}, {}, []
+    """What the run's agents started as ranks: those themselves, or clients that stay in between."""
+    started = find_started(run)
+    return [pid for pid in started if STAY[-1] not in started[pid]]
+
+
+def find_holders(run: RunFolder) -> list[int]:
+    """What holds the containers open that ranks enter, one a node."""
+    started = find_started(run)
+    return [pid for pid in started if STAY[-1] in started[pid]]
+
+
+def find_agents(run: RunFolder) -> list[int]:
+    """The agents of its nodes."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (entry / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if str(run.agent) in argv and "node" in argv:
+            found.append(int(entry.name))
+    return found
+
+
+def find_started(run: RunFolder) -> dict[int, list[str]]:
+    """The words of what the run's agents started in sessions of its own."""
+    parents, words, leaders, agents = {}, {}, [], find_agents(run)
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             stat = (entry / "stat").read_text().rpartition(")")[2].split()
@@ -180,9 +225,8 @@ def find_starts(run: RunFolder) -> list[int]:
         parents[int(entry.name)] = int(stat[1])
         if stat[3] == entry.name:
             leaders.append(int(entry.name))
-    agents = [pid for pid, argv in words.items() if str(run.agent) in argv and "node" in argv]
-    found = [pid for pid in leaders if parents[pid] in agents]
-    return [pid for pid in found if "conmon" not in words[pid][0]]
+    found = {pid: words[pid] for pid in leaders if parents[pid] in agents}
+    return {pid: argv for pid, argv in found.items() if "conmon" not in argv[0]}
 
 
 @every_runtime
@@ -227,6 +271,22 @@ def test_a_working_directory_may_have_any_name(box: Box, tmp_path: Path) -> None
     assert box.vjob.wait_over(run)["verdict"] == "COMPLETED", box.vjob.explain(run)
     rows = [json.loads(line) for line in read_out(run).splitlines()]
     assert {row["cwd"] for row in rows} == {str(folder)}
+
+
+@every_runtime
+def test_a_shell_has_what_ranks_have_or_says_why_there_is_none(box: Box) -> None:
+    run = box.vjob.submit(
+        box.conf(box.copy("fail_as_told.py"), "-1", "hang", more="env: {NOTE: x}\n")
+    )
+    wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
+    words = ("--node", "1", "--", "sh", "-c", 'echo "$FROM_IMAGE, $NOTE, $VJOB_NODE, $PWD"')
+    if box.runtime in ("podman", "docker"):
+        said = box.vjob("shell", "last", *words, code=2).stderr
+        assert f"{box.runtime} lets nobody else in this way" in said
+    else:
+        said = box.vjob("shell", "last", *words).stdout
+        assert said == f"made of dough, x, local1, {box.vjob.folder}\n"
+    box.vjob("cancel", "last", "--now")
 
 
 def test_every_runtime_is_tried_or_known_to_need_more() -> None:

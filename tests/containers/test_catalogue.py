@@ -120,6 +120,12 @@ MESSAGES = (
         "error: can't mkdir: /tmp/rt/rootfs/data: Read-only file system (ch_misc.c:409 30)",
     ),
     (
+        "device hook",
+        "enroot-mount: failed to mount: /tmp/x at /img/root/dev/shm: No such file or directory\n"
+        "[ERROR] /etc/enroot/hooks.d/10-devices.sh exited with return code 1",
+    ),
+    ("root in use", "[ERROR] Could not acquire rootfs lock"),
+    (
         "folder of another",
         "/usr/local/lib/enroot/runtime.sh: line 271: /img/root/.lock: Permission denied",
     ),

@@ -1,4 +1,4 @@
-"""The recipes are sound as far as they can be read; the GPU one cannot be built without nvcr.io."""
+"""The recipes are sound as far as they can be read; building one takes a registry."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from vjob.jobs.images.build import find_recipe
+from vjob.jobs.images.software import parse_version
+from vjob.jobs.programs.start import RUNTIME
 
 FOLDER = ROOT / "containers/recipes"
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
@@ -41,6 +44,36 @@ def test_a_dockerfile_pins_what_it_takes_and_leaves_no_waste(path: Path) -> None
             assert wanted or "/tmp/varuna_core-*.whl" in rest, f"{rest} has a version"
         if word == "COPY":
             assert rest.split()[0] == "varuna_core-*.whl", "what the build puts beside it"
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_a_dockerfile_has_what_varuna_core_needs(path: Path) -> None:
+    text, oldest = path.read_text(), RUNTIME
+    arguments = dict(rest.split("=", 1) for word, rest in read_instructions(path) if word == "ARG")
+    for name in ("torch", "numpy"):
+        if name.upper() in arguments:
+            wanted = parse_version(oldest[name])
+            assert parse_version(arguments[name.upper()]) >= wanted
+    if match := re.search(r"/python:([\d.]+)", arguments["BASE"]):
+        assert parse_version(match[1]) >= parse_version(oldest["python"])
+    said = ", ".join(map(str, parse_version(oldest["torch"])))
+    assert f">= ({said})" in text, "it looks at the end of the build"
+    assert ("TORCH" in arguments) != ("nvidia/pytorch" in arguments["BASE"]), "it has a torch"
+    (code,) = re.findall(r'python3 -c "(.*)"', text.replace("\\\n", ""))
+    compile(code, path.name, "exec")
+
+
+def test_only_the_full_recipe_has_apex() -> None:
+    assert "find_spec('amp_C')" in find_recipe("gpu").read_text()
+    small = "\n".join(rest for _, rest in read_instructions(find_recipe("gpu-small")))
+    assert "apex" not in small and "torch.version.cuda" in small
+
+
+def test_the_page_says_of_each_recipe_when_it_was_built() -> None:
+    text = (ROOT / "docs/images.md").read_text()
+    for path in FOLDER.iterdir():
+        (row,) = re.findall(rf"^\| `{path.stem}` \|.*", text, re.MULTILINE)
+        assert re.search(r"\| 20\d\d-\d\d-\d\d|\| never", row), row
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)

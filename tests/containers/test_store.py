@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.containers.request import make_request
-from vjob.containers.enroot import build_paths
+from vjob.containers.enroot import build_environment
 from vjob.containers.runtime import ImageKind, Mount, Request
 from vjob.containers.store import Store
 
@@ -41,7 +42,7 @@ class Node:
         store = Store(request)
         return subprocess.Popen(
             store.build_prepare(self.tool),
-            env={**os.environ, **build_paths(store)},
+            env={**os.environ, **build_environment(store)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -149,7 +150,9 @@ def test_a_killed_unpack_leaves_nothing_that_starts(node: Node) -> None:
 def test_a_corrupt_image_is_said_and_leaves_nothing(node: Node, tmp_path: Path) -> None:
     torn = tmp_path / "torn.sqsh"
     torn.write_bytes(Path(node.request.image).read_bytes()[:2_000_000])
-    assert f"{torn} could not be unpacked" in node.prepare(code=3, image=str(torn))
+    said = node.prepare(code=3, image=str(torn))
+    assert f"{torn} could not be unpacked" in said
+    assert "FATAL" in said and "Parallel" not in said, "the line that tells why"
     assert node.trees() == []
     assert "is not on" in node.prepare(code=3, image="/no/such.sqsh")
 
@@ -198,3 +201,37 @@ def test_an_archive_is_unpacked_and_a_link_in_an_image_leads_nowhere_else(
     node.prepare(**changes)
     assert (node.root(**changes) / "etc/hosts").exists()
     assert not list((tmp_path / "victim").iterdir())
+
+
+@with_tools
+def test_a_folder_that_is_no_root_is_refused_before_anything_is_written_to_it(
+    node: Node, tmp_path: Path
+) -> None:
+    """enroot made dev, proc and etc/passwd in the user's own folder."""
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    changes = {"image": str(folder), "kind": ImageKind.FOLDER}
+    said = node.prepare(code=3, **changes)
+    assert f"{folder} is not the root folder of an image" in said
+    assert not list(folder.iterdir())
+
+
+@with_tools
+def test_what_a_killed_agent_unpacked_for_its_run_alone_goes_with_a_later_prepare(
+    node: Node,
+) -> None:
+    roots = Path(Store(node.request).roots)
+    for run in ("dead", "lives", "young"):
+        node.prepare(reuse=False, run=run)
+        lease = Path(Store(replace(node.request, reuse=False, run=run)).lease)
+        lease.touch()
+    for lock in roots.glob(".vjob-*.lock"):
+        if "young" not in lock.name:
+            os.utime(lock, (time.time() - 7200, time.time() - 7200))
+    with Path(Store(replace(node.request, reuse=False, run="lives")).lease).open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        node.prepare()
+    kept = [name.split("-")[2] for name in node.trees() if name.count("-") > 1]
+    assert sorted(kept) == ["lives", "young"]
+    assert not list(roots.glob(".*dead*"))
+    assert node.root().is_dir(), "the shared one stays"

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import pytest
+
+from tests import command
 from varuna_core.records.runfolder import RunFolder
 
 HERE = Path(__file__).parent
 STEPS = 30
-TOLERANCE = 1e-5
-"""Of a loss, relative: sums in float32 in another order."""
 SLOW = """
 import os
 import time
@@ -77,6 +78,8 @@ class Program:
     partition: str
     read: Callable[[str], dict[str, float]]
     """Losses by the words that stand before them."""
+    tolerance: float = 1e-5
+    """Of a loss, relative: sums in float32 in another order."""
 
     @property
     def folder(self) -> Path:
@@ -144,6 +147,9 @@ PROGRAMS = {
             train=f"steps: {STEPS}, global_batch_size: 16, micro_batch_size: 4",
             partition="3-1",
             read=read_resnet,
+            # Batch norm enlarges it with each step: on some processors the original itself, with
+            # two threads in place of one, has 4.4e-5 after 30 steps.
+            tolerance=2e-4,
         ),
         Program(
             name="llama",
@@ -160,6 +166,12 @@ PROGRAMS = {
 
 DISTURBED = ("nanogpt", "huggingface", "resnet")
 """Those that are also cancelled, submitted again, and lose a rank or a node."""
+
+
+def disturb(usual: str) -> pytest.MarkDecorator:
+    """One of them as a rule, the others in `make test-long`."""
+    others = [pytest.param(name, marks=pytest.mark.long) for name in DISTURBED if name != usual]
+    return pytest.mark.parametrize("name", [usual, *others])
 
 
 def write_data(folder: Path) -> None:
@@ -216,9 +228,8 @@ def train_plainly(program: Program, folder: Path, replicas: int = 2) -> dict[str
 
 def read_rank(run: RunFolder, attempt: int, rank: int = 0) -> str:
     """All that a rank printed."""
-    folder = run.attempt(attempt).path / "ranks"
-    files = [folder / f"{rank}.out", folder / f"{rank}.err"]
-    return "".join(path.read_text() for path in files if path.exists())
+    kinds = ("out", "err")
+    return "".join(command.read_rank(run, rank, kind, attempt=attempt) for kind in kinds)
 
 
 def read_losses(program: Program, *runs: RunFolder) -> dict[str, float]:

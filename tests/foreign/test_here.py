@@ -16,6 +16,7 @@ from tests.foreign.programs import (
     DISTURBED,
     PROGRAMS,
     count_changes,
+    disturb,
     list_changes,
     render_changes,
     train_plainly,
@@ -65,7 +66,7 @@ def test_every_line_that_differs_is_counted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", DISTURBED)
+@disturb("nanogpt")
 def test_a_ported_program_has_the_losses_of_the_original_though_it_is_disturbed(
     name: str, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_ported_program_has_the_losses_of_the_original(name: str, tmp_path: Pa
     story.check_losses(plain)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_a_ported_program_goes_on_in_another_layout_without_a_lost_node(tmp_path: Path) -> None:

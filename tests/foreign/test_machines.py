@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import Vjob
-from tests.foreign.programs import DISTURBED, PROGRAMS, train_plainly
+from tests.foreign.programs import PROGRAMS, disturb, train_plainly
 from tests.foreign.story import begin
 from tests.varuna_core.launch.sshd import SSHD, Sshd, find_step
 from varuna_core.records.exits import NODE_LOST
@@ -41,7 +41,8 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server.stop()
 
 
-@pytest.mark.parametrize("name", DISTURBED)
+@pytest.mark.long
+@disturb("resnet")
 def test_a_ported_program_on_a_list_of_machines_has_the_losses_of_the_original(
     name: str, tmp_path: Path, sshd: Sshd
 ) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
+
+from vjob.jobs.schedulers import broker
 
 _RECORD = """\
 #!/usr/bin/env python3
@@ -15,6 +18,12 @@ with open({calls!r}, "a") as lines:
     lines.write(json.dumps(facts) + "\\n")
 {body}
 """
+
+
+def forget_answers(folder: Path) -> None:
+    """No answer of a scheduler's tool is known any more, by a state that lies in this folder."""
+    broker._memory.clear()
+    shutil.rmtree(folder / "state/vjob/scheduler", ignore_errors=True)
 
 
 class StubPrograms:
@@ -34,6 +43,7 @@ class StubPrograms:
         file = self.folder / name
         file.write_text(_RECORD.format(calls=str(self._calls), name=name, body=body))
         file.chmod(0o755)
+        forget_answers(self.folder.parent)
 
     def calls(self, name: str) -> list[dict[str, object]]:
         text = self._calls.read_text() if self._calls.exists() else ""

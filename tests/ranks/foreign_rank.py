@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tests.models.foreign import BUILD, LIBRARY, is_installed, make_text
+from tests.ranks.start import DEADLINE_S
 from varuna_core import Varuna
 
 RATE, STEPS, BATCH, CHUNK = 0.1, 3, 8, 2
@@ -67,7 +68,7 @@ def train_staged(name: str, layout: str) -> dict[str, Any]:
 
 
 def train(folder: Path, rank: int, world: int) -> None:
-    faulthandler.dump_traceback_later(200, exit=True)
+    faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for name in filter(is_installed, BUILD):

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.models import small as models
+from tests.ranks.groups import leave_groups
 from tests.ranks.start import DEADLINE_S
 from tests.ranks.train_rank import MOMENTUM, RATE, SEED, cut_batch
 from varuna_core import Varuna
@@ -164,7 +165,8 @@ def main() -> None:
         if case.dies:
             lose_the_last(case, rank)
             return
-        train(case, folder, rank)
+        with leave_groups():
+            train(case, folder, rank)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tests.ranks import precision_rank, save_rank, tensor_rank, train_rank
+from tests.ranks.groups import leave_groups
 from tests.ranks.save_rank import BATCH, KINDS, make_batch, open_varuna
 from tests.ranks.start import DEADLINE_S
 from varuna_core import Varuna
@@ -163,7 +164,9 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
         case = Case(**fields)
-        torch.save(run_case(case, folder, rank), folder / f"{case.name}.{rank}.pt")
+        with leave_groups():
+            result = run_case(case, folder, rank)
+        torch.save(result, folder / f"{case.name}.{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

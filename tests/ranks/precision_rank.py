@@ -21,6 +21,9 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.models import small as models
 from tests.ranks import train_rank
+from tests.ranks.device import choose_device
+from tests.ranks.groups import leave_groups
+from tests.ranks.start import DEADLINE_S
 from varuna_core import Varuna
 from varuna_core.runtime.optim import grads
 from varuna_core.runtime.optim.optimizers import Lamb
@@ -148,7 +151,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         make_batch(case, 0),
         max(case.batches),
         case.chunk_size,
-        device="cpu",
+        device=choose_device(),
         precision=case.precision,
         partition=case.partition,
         schedule=case.schedule,
@@ -254,14 +257,16 @@ def count_held(varuna: Varuna, optimizer: Any) -> dict[str, int]:
 
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    faulthandler.dump_traceback_later(250, exit=True)
+    faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
     torch.set_num_threads(1)
     grads.BUCKET_BYTES = 4000  # these models are small
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
         case = Case(**fields)
-        torch.save(train(case, rank), folder / f"{case.name}.{rank}.pt")
+        with leave_groups():
+            result = train(case, rank)
+        torch.save(result, folder / f"{case.name}.{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

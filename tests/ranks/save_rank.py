@@ -20,6 +20,8 @@ from torch import nn
 
 from tests.models import small as models
 from tests.ranks import precision_rank, train_rank
+from tests.ranks.device import choose_device
+from tests.ranks.groups import leave_groups
 from tests.ranks.start import DEADLINE_S
 from varuna_core import Varuna
 from varuna_core.checkpoint.format.errors import CheckpointError
@@ -97,7 +99,7 @@ def open_varuna(case: Case, seed: int) -> Varuna:
         make_batch(kind, 0),
         BATCH,
         2,
-        device="cpu",
+        device=choose_device(),
         schedule=case.schedule,
         stages_per_rank=case.stages_per_rank,
         precision=kind.precision,
@@ -174,7 +176,7 @@ def collect_outputs(case: Case) -> dict[str, Any]:
         {**models.make_bert_inputs(BATCH), "return_dict": True},
         BATCH,
         2,
-        device="cpu",
+        device=choose_device(),
         schedule=case.schedule,
         stages_per_rank=case.stages_per_rank,
     )
@@ -218,7 +220,9 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads(text):
         case = Case(**fields)
-        torch.save(run_case(case, folder), folder / f"{case.name}.{rank}.pt")
+        with leave_groups():
+            result = run_case(case, folder)
+        torch.save(result, folder / f"{case.name}.{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -19,7 +19,7 @@ from functools import cache
 from tests import ROOT
 from tests.ranks.process_pool import Order
 
-DEADLINE_S = 270.0
+DEADLINE_S = 800.0
 """Bounds a hang on a machine that is busy with something else."""
 
 OWN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -91,7 +91,8 @@ def open_pool() -> tuple[socket.socket, subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.ranks.process_pool", str(theirs.fileno())],
         cwd=ROOT,
-        env={**os.environ, **OWN_ENVIRONMENT},
+        # Asked through NVML, `torch.cuda.is_available` makes no context that forks could not use.
+        env={**os.environ, **OWN_ENVIRONMENT, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
@@ -137,3 +138,13 @@ def collect(ranks: Sequence[Rank], timeout_s: float = DEADLINE_S) -> list[tuple[
         said = rank.read_rest(max(0.1, deadline - time.monotonic()))
         done.append((rank.wait(max(0.1, deadline - time.monotonic())), said))
     return done
+
+
+def find_problems(ranks: Sequence[Rank]) -> str:
+    """What went wrong, if anything; also that they did not end, so that a caller that keeps the
+    answer waits for that once."""
+    try:
+        done = collect(ranks)
+    except subprocess.TimeoutExpired as error:
+        return str(error)
+    return "\n".join(f"rank {r} exit {code}\n{out}" for r, (code, out) in enumerate(done) if code)

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.models import small as models
+from tests.ranks.device import choose_device
+from tests.ranks.groups import leave_groups
 from tests.ranks.start import DEADLINE_S
 from varuna_core import TokenMean, Varuna
 from varuna_core.runtime.engine import weight_grads
@@ -118,7 +120,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         make_batch(case, 0),
         max(case.batches),
         case.chunk_size,
-        device="cpu",
+        device=choose_device(),
         shared_weights=case.shared_weights,
         partition=case.partition,
         schedule=case.schedule,
@@ -177,7 +179,8 @@ def main() -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
         case = Case(**fields)
-        result = train(case, rank)
+        with leave_groups():
+            result = train(case, rank)
         torch.save(result, folder / f"{case.name}.{rank}.pt")
     if world > 1:
         dist.barrier()

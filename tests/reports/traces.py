@@ -117,3 +117,14 @@ def write_simulated(
                 shift_ns=shift,
                 **facts,
             )
+
+
+def read_rank_lines(path: Path, rank: int) -> list[str]:
+    """The lines of one rank in the file of its node."""
+    now, found = None, []
+    for line in filter(None, path.read_text().splitlines()):
+        if line.startswith('{"rank"'):
+            now = json.loads(line)["rank"]
+        elif now == rank:
+            found.append(line)
+    return found

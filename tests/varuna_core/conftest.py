@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.small_disk import mount_small
 from tests.varuna_core.agent.local_run import Stage
 from varuna_core.records.plan import Plan
 
@@ -31,3 +32,10 @@ def make_stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
     yield build
     for stage in stages:
         stage.end()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    with mount_small(tmp_path / "small") as folder:
+        yield folder

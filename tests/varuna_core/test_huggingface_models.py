@@ -26,7 +26,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("huggingface")
     with start_ranks("tests.ranks.huggingface_rank", 1, str(made)) as ranks:
-        ((code, output),) = collect(ranks, 280)
+        ((code, output),) = collect(ranks)
     assert code == 0, output
     return made
 

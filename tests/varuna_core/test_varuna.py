@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.ranks.device import CPU, bring
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.train_rank import (
     MOMENTUM,
@@ -242,10 +243,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return {size: tmp_path_factory.mktemp(f"world{size}") for size in CASES}
 
 
-def train_plain(case: Case) -> dict[str, Any]:
-    """The same training by one plain process: on whole batches, or with dropout or buffers that
-    change on the same micro-batches; running averages are those of the first replica."""
-    model = build_model(case)
+def train_plain(case: Case, device: torch.device = CPU) -> dict[str, Any]:
+    """The same training by one plain process on the device; its tensors are brought here.
+
+    On whole batches, or with dropout or buffers that change on the same micro-batches; running
+    averages are those of the first replica."""
+    model = build_model(case).to(device)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     num_replicas = len(case.stage_map.split(";")[0].split(","))
     if case.shared_weights:
@@ -256,16 +259,16 @@ def train_plain(case: Case) -> dict[str, Any]:
     result: dict[str, Any] = {"losses": [], "norms": [], "gradients": {}, "outputs": []}
     whole = not ("dropout" in case.options or case.model in ("ConvNet", "RootGpt"))
     for step, size in enumerate(case.batches):
-        batch = make_batch(case, step)
+        batch = bring(make_batch(case, step), device)
         chunk = size if whole else case.chunk_size
-        total = torch.zeros(())
+        total = torch.zeros((), device=device)
         for begin in range(0, size, chunk):
             held = range(begin, min(begin + chunk, size))
             is_first = begin < size / num_replicas
             for norm in norms:
                 norm.momentum = 0.1 if is_first else 0.0
                 norm.num_batches_tracked -= 0 if is_first else 1
-            with announce_segments(build_seeder(SEED, step, begin)):
+            with announce_segments(build_seeder(SEED, step, begin, device)):
                 output = model(**cut_batch(batch, size, held))
             loss = read_loss(output) * (len(held) / size)
             result["outputs"] += [output] if case.outputs else []
@@ -284,14 +287,14 @@ def train_plain(case: Case) -> dict[str, Any]:
         optimizer.zero_grad()
     model.eval()
     with torch.no_grad():
-        batch, size = make_batch(case, 0), case.batches[0]
+        batch, size = bring(make_batch(case, 0), device), case.batches[0]
         chunk = size if whole else case.chunk_size
         result["evaluated"] = sum(
             read_loss(model(**cut_batch(batch, size, range(begin, begin + chunk)))) * (chunk / size)
             for begin in range(0, size, chunk)
         )
     result["state"] = model.state_dict()
-    return result
+    return dict(bring(result))
 
 
 def test_varunas_own_arguments_come_first_and_in_its_order() -> None:
@@ -312,16 +315,21 @@ def test_any_layout_trains_as_the_plain_model(
 ) -> None:
     problem = _train(folders[world_size], world_size)
     assert not problem, problem
-    plain = train_plain(case)
+    folder = folders[world_size]
+    ranks = [torch.load(folder / f"{case.name}.{rank}.pt") for rank in range(world_size)]
+    assert_trained(case, ranks, train_plain(case))
+
+
+def assert_trained(case: Case, ranks: list[dict[str, Any]], plain: dict[str, Any]) -> None:
+    """The ranks' results are the plain training's."""
     seen: set[str] = set()
-    for rank in range(world_size):
-        ours = torch.load(folders[world_size] / f"{case.name}.{rank}.pt")
+    for rank, ours in enumerate(ranks):
         for word in ("losses", "norms"):
             assert_close(torch.stack(ours[word]), torch.stack(plain[word]), word)
         assert_close(ours["evaluated"], plain["evaluated"], "evaluated")
         for name, gradient in ours["gradients"].items():
             assert_close(gradient, plain["gradients"][name], f"gradient of {name}")
-        is_first = parse_stage_map(case.stage_map, world_size).find(rank)[1] == 0
+        is_first = parse_stage_map(case.stage_map, len(ranks)).find(rank)[1] == 0
         for name, tensor in ours["state"].items():
             if not is_first and re.search("running|tracked", name):
                 continue  # a replica's own

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import varuna_core
 
-_FOLDERS = ("records", "agent", "morph")
+_FOLDERS = ("records", "agent", "morph", "trace")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = """\

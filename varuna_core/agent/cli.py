@@ -7,12 +7,15 @@ import os
 import sys
 import uuid
 from pathlib import Path
+from typing import NoReturn
 
 from varuna_core.agent.closing import close_attempt, is_requeue
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
 from varuna_core.agent.restarts import number_attempt
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
+from varuna_core.agent.shell import enter_node
 from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop
@@ -31,6 +34,8 @@ or the ranks are to hear a signal:
   agent.pyz signal --run DIR --attempt N --name USR1
 or somebody wants to know what they are at, on each node:
   agent.pyz stacks --run DIR --attempt N
+or to look around there, in the ranks' container:
+  agent.pyz shell --run DIR --attempt N [COMMAND ...]
 """
 
 _EPILOG = """\
@@ -74,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         "attempt",
         parents=[folder],
         help="print the number of the attempt that a batch script begins with",
-        description="Print how often ranks of this run were started before: by Slurm, as told, and "
-        "by `cluster.restarts`, as its events tell.",
+        description="Print how often ranks of this run were started before: by Slurm, as its "
+        "options say, and by `cluster.restarts`, as the run's events say.",
     )
     add.add_argument(
         "--requeues", required=True, type=int, metavar="N", help="SLURM_RESTART_COUNT, else 0"
@@ -104,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="check this node, meet the others, run its ranks",
         description="Wait for master.json, check the node, prepare the container, wait until all "
         "nodes are ready, start the ranks and watch over them. Exits with the code of the rank "
-        "that failed here, 143 when told to stop, 112 when a node is not ready. "
+        "that failed here, 143 when asked to stop, 112 when a node is not ready. "
         "SIGUSR1 and SIGUSR2 go to every rank; SIGTERM ends them.",
     )
     add.add_argument(
@@ -126,7 +131,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="judge how the attempt ended and print its exit code",
         description="Read the ranks' exits, write outcome.json, say on stderr in one line who "
         "failed, and print the exit code as the last line of stdout, or `requeue` where the job is "
-        "to come again. Where the attempt is to be started anew (cluster.restarts) two words "
+        "to come again. Where the attempt is to be started again (cluster.restarts) two words "
         "follow: the next attempt's number, and seconds to wait before it. Exits 0 itself.",
     )
     add.add_argument("--status", required=True, type=int, metavar="RC", help="srun's exit code")
@@ -166,6 +171,15 @@ def build_parser() -> argparse.ArgumentParser:
     add.set_defaults(run_command=_run_signal)
 
     add = commands.add_parser(
+        "track",
+        parents=[shared],
+        help="show the run in the tools of `track`; the first node's agent starts it",
+        description="Read the attempt's logs as they grow and hand what they tell to W&B, MLflow, "
+        "TensorBoard and Prometheus, until the ranks of the first node have ended.",
+    )
+    add.set_defaults(run_command=_run_track)
+
+    add = commands.add_parser(
         "stacks",
         parents=[shared],
         help="print what the ranks of this node are at, in parcels for `vjob stacks`",
@@ -181,6 +195,16 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--native", action="store_true", help="also frames of C, C++ and Cython")
     add.add_argument("--spy", action="append", default=[], metavar="PATH", help="where py-spy is")
     add.set_defaults(run_command=_run_stacks)
+
+    add = commands.add_parser(
+        "shell",
+        parents=[shared],
+        help="a shell, or COMMAND, in the container of this node's ranks, for `vjob shell`",
+        description="Become a shell, or COMMAND, with what the ranks of this node have.",
+    )
+    add.add_argument("--node", type=int, metavar="INDEX", help="index in the plan")
+    add.add_argument("words", nargs=argparse.REMAINDER, metavar="COMMAND")
+    add.set_defaults(run_command=_run_shell)
     return parser
 
 
@@ -189,6 +213,18 @@ def _run_stacks(args: argparse.Namespace) -> int:
     attempt = run.attempt(args.attempt)
     dump_nodes(load_plan(run, args.attempt), attempt, args.node, native=args.native, spies=args.spy)
     return 0
+
+
+def _run_shell(args: argparse.Namespace) -> NoReturn:
+    run = open_run(args.run)
+    words = args.words[1:] if args.words[:1] == ["--"] else args.words
+    enter_node(run, load_plan(run, args.attempt), args.attempt, args.node, words)
+
+
+def _run_track(args: argparse.Namespace) -> int:
+    from varuna_core.agent.track.tracker import run_tracker  # no agent waits for its parsers
+
+    return run_tracker(args.run, args.attempt)
 
 
 def _run_open(args: argparse.Namespace) -> int:
@@ -232,6 +268,7 @@ def _run_signal(args: argparse.Namespace) -> int:
     attempt = open_run(args.run).attempt(args.attempt)
     attempt.make()  # over ssh the batch script does not open it
     write_signal(attempt, args.name, args.key or uuid.uuid4().hex)
+    call_hub(attempt.link)
     return 0
 
 
@@ -239,5 +276,6 @@ def _run_stop(args: argparse.Namespace) -> int:
     attempt = open_run(args.run).attempt(args.attempt)
     attempt.make()
     if not write_stop(attempt, args.kind, args.code, args.reason, node=args.node):
-        print("vjob agent: the attempt was told to stop before", file=sys.stderr)
+        print("vjob agent: the attempt was asked to stop before", file=sys.stderr)
+    call_hub(attempt.link)
     return 0

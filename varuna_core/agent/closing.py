@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Optional
 
 from varuna_core.agent.checks.host import FULL_BYTES
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.restarts import Again, await_first_group, continue_run
 from varuna_core.agent.setup.site import group_of
@@ -22,12 +23,13 @@ from varuna_core.records.exits import (
     NOT_READY,
     Outcome,
     RankExit,
+    find_exited,
     judge_exits,
     read_exits,
     read_outcome,
     write_outcome,
 )
-from varuna_core.records.files import is_listed, list_names, read_json
+from varuna_core.records.files import is_listed, read_json
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import GroupPlan, NodePlan, Plan
 from varuna_core.records.record import append_event, read_events
@@ -74,7 +76,7 @@ def close_attempt(
     scene.attempt.make()
     if group is not None:
         code = _close_group(scene, plan.group(group))
-        return Closed(code, None if called else await_first_group(plan, scene.attempt))
+        return Closed(code, None if called else await_first_group(run, plan, scene.attempt))
     first = plan.groups[0] if plan.layout == "split" else None
     _wait_for_exits(scene, first)
     outcome, again = continue_run(
@@ -155,6 +157,7 @@ def _close_group(scene: Scene, group: GroupPlan) -> int:
     if code != 0:
         what = f"the job of group {group.name} ended with {code}"
         write_stop(scene.attempt, "group", code, f"{what}: see the scheduler's log of that group")
+        call_hub(scene.attempt.link)
     append_event(
         scene.run.events(group.name),
         "ended",
@@ -203,9 +206,10 @@ def _wait_for_exits(scene: Scene, own: GroupPlan | None) -> None:
     ranks = [rank for rank in range(plan.world) if _is_awaited(plan, own, rank)]
     peers = {node.index: Peer(node) for node in _list_other_nodes(plan, own)}
     begun = hopeful = time.monotonic()
+    landed: set[int] = set()
     while True:
-        landed = set(list_names(attempt.exit(0).parent))
-        missing = [rank for rank in ranks if attempt.exit(rank).name not in landed]
+        landed |= find_exited(attempt, plan, (rank for rank in ranks if rank not in landed))
+        missing = [rank for rank in ranks if rank not in landed]
         now = time.monotonic()
         if not missing:
             return

@@ -31,9 +31,10 @@ from varuna_core.agent.setup.container import (
     leave_step,
     prepare_container,
 )
+from varuna_core.agent.setup.holder import hold_container
 from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import Refusal, Site, find_index, host_name
-from varuna_core.agent.standby_ranks import StandbyRanks
+from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.supervise import Supervisor
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import write_atomic
@@ -106,6 +107,10 @@ def make_ready(
         report = report.with_check(*prepare_container(site, container))
         if report.ok and container.lease is not None:
             leases.enter_context(hold_lease(site, container.lease))
+        if report.ok and container.hold:
+            env = {name: start.env[name] for name in start.env if name != container.enter_as}
+            check = leases.enter_context(hold_container(site, container, env))
+            report = report.with_check(check)
         check_stop(site.attempt, signals, site.master.opened, site.host)
     if report.ok and site.plan.modules:
         question = build_question(site.plan)

@@ -14,23 +14,35 @@ and asks here what is the same.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Mapping, Optional, Tuple
+from pathlib import Path
+from typing import Any, List, Mapping, Optional, Tuple
 
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
-from varuna_core.records.exits import NODE_LOST, Outcome
-from varuna_core.records.files import is_listed, read_json, write_json
+from varuna_core.records.checkpoints import find_full, lacks_room
+from varuna_core.records.exits import NODE_LOST, Outcome, read_exit
+from varuna_core.records.files import (
+    describe_room,
+    is_listed,
+    open_file,
+    read_json,
+    write_json,
+)
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan
-from varuna_core.records.record import append_event, is_cancel_asked, read_restarts
+from varuna_core.records.record import NO_ROOM, append_event, is_cancel_asked, read_restarts
 from varuna_core.records.requests import read_signal, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.training import VARIABLES, read_training
 
 FIRST_WAIT_S = 3.0
 LONGEST_WAIT_S = 60.0
@@ -38,6 +50,9 @@ TRACE_BYTES = 256 * 1024
 """Of a trace's end, looked through for the last step: more than the details of one step."""
 LAST_LINES = 400
 POLL_S = 0.3
+ROOM_LOOK_S = 1.0
+SILENT_S = 600.0
+"""Longer than a file server's clients keep the times of a file."""
 DECIDING_S = 30.0
 """For the first group's job to judge, once all that it waits for is there."""
 CALLS = ("signal", "cancel")
@@ -171,7 +186,8 @@ def continue_run(
         return outcome, None
     stop = read_stop(attempt)
     events = read_restarts(run)
-    budget = Budget(plan.restarts, len(events), plan.restart_same)
+    used = [event for event in events if not event.get("no_room")]
+    budget = Budget(plan.restarts, len(used), plan.restart_same)
     obstacle = find_obstacle(
         outcome,
         stop,
@@ -183,7 +199,8 @@ def continue_run(
     before = None
     if last.get("next") == attempt.number:  # else this attempt was Slurm's: nothing came twice
         before = Failure(str(last.get("error")), last.get("step"))
-    decision = decide(obstacle, failure, before, budget, left_s)
+    waited = await_room(run, plan, attempt, outcome, left_s) if obstacle is None else None
+    decision = waited or decide(obstacle, failure, before, budget, left_s)
     if decision.wait_s is None:
         return _add(outcome, decision.why_not), None
     again = Again(attempt.number + 1, decision.wait_s)
@@ -198,34 +215,101 @@ def continue_run(
             error=failure.error,
             step=failure.step,
             next=again.number,
-            left=budget.allowed - budget.used - 1,
+            left=budget.allowed - budget.used - (waited is None),
             wait_s=again.wait_s,
+            no_room=waited is not None,
         )
     except OSError as error:
         return _add(outcome, f"not started again, as that cannot be recorded: {error}"), None
     return outcome, again
 
 
-def await_first_group(plan: Plan, attempt: AttemptFolder) -> Optional[Again]:
+def await_room(
+    run: RunFolder,
+    plan: Plan,
+    attempt: AttemptFolder,
+    outcome: Outcome,
+    left_s: Optional[float],
+) -> Optional[Decision]:
+    """Another start once the folder for want of whose room the attempt ended has some again, which
+    is not one of `cluster.restarts`; or none, where somebody cancels the run or its time is over.
+
+    None where that was not the reason. In a split run the first group's job waits, and the others
+    for it (`await_first_group`).
+    """
+    if not lacks_room(outcome.reason):
+        return None
+    full = found = find_full(run.path, _find_store(run, plan))
+    if found is None:
+        return None
+    deadline = None if left_s is None else time.monotonic() + left_s - LONGEST_WAIT_S
+    said = f"attempt {attempt.number + 1} waits for room in {full} ({describe_room(found)})"
+    print(said, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        append_event(run.events(), NO_ROOM, attempt=attempt.number, folder=str(full))
+    while found is not None:
+        if is_cancel_asked(run):
+            return Decision(None, f"cancelled while it waited for room in {full}")
+        if deadline is not None and time.monotonic() > deadline:
+            return Decision(None, f"the time limit came before there was room in {full}")
+        show_waiting(attempt)
+        time.sleep(ROOM_LOOK_S)
+        found = find_full(run.path, _find_store(run, plan))
+    return Decision(FIRST_WAIT_S)
+
+
+def show_waiting(attempt: AttemptFolder) -> None:
+    """Show the other jobs of a split run that this one waits: a file's time takes no room."""
+    with contextlib.suppress(OSError):
+        os.utime(attempt.go)
+
+
+def _read_sign(attempt: AttemptFolder) -> int:
+    try:
+        return os.stat(attempt.go).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _find_store(run: RunFolder, plan: Plan) -> Optional[Path]:
+    """The folder of checkpoints, of a built-in program or by the variable that a script has."""
+    folder: Optional[str] = plan.env.get(VARIABLES["train.checkpoint.folder"])
+    with contextlib.suppress(ValueError):
+        folder = read_training(run.training).checkpoint_folder
+    return None if not folder else run.path / folder
+
+
+def await_first_group(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Optional[Again]:
     """The attempt to go on with in another job of a split run, as the first group's decides.
 
-    Waited for as long as that group lives, then as long as it may wait itself for what others owe.
+    Waited for as long as that group lives, then as long as it may wait itself: for what others
+    owe, and for room, as long as it shows that it does.
     """
     if not plan.restarts or not is_listed(attempt.go):
         return None
     first = Peer(plan.node(0))
     limit_s = plan.timing.grace_s + plan.timing.lost_s + DECIDING_S
     hopeful = time.monotonic()
+    sign = _read_sign(attempt)
     while not is_listed(attempt.outcome):
         now = time.monotonic()
         stop = read_stop(attempt)
         if stop is not None and stop["kind"] not in ("rank", "group"):
             return None
-        if first.is_living(read_json(attempt.beat(0)), now, plan.timing.lost_s):
+        before, sign = sign, _read_sign(attempt)
+        if sign != before or first.is_living(read_json(attempt.beat(0)), now, plan.timing.lost_s):
             hopeful = now
+        wait_s = POLL_S
         if now - hopeful > limit_s:
-            return None
-        time.sleep(POLL_S)
+            wait_s = ROOM_LOOK_S
+            full = find_full(run.path, _find_store(run, plan))
+            if full is None or is_cancel_asked(run):
+                return None
+            if now - hopeful > limit_s + SILENT_S:
+                said = f"no sign of the first group's job for {now - hopeful:.0f} s"
+                print(f"this job ends: {said}, and {full} is full", file=sys.stderr, flush=True)
+                return None
+        time.sleep(wait_s)
     found = read_json(attempt.next) if is_listed(attempt.next) else None
     return Again(**found) if isinstance(found, dict) else None
 
@@ -253,12 +337,12 @@ def describe_failure(
 ) -> Failure:
     """Error and step of a failed attempt."""
     rank = outcome.culprit_rank
-    found = read_json(attempt.exit(rank)) if rank is not None else None
+    found = read_exit(attempt, plan, rank) if rank is not None else None
     how, said = f"exit {outcome.code}", (stop or {}).get("reason", outcome.reason)
-    if isinstance(found, dict):
-        said = found.get("last_error", "")
-        if found.get("signal"):  # it had no last word: its last line may be any
-            how, said = str(found["signal"]), ""
+    if found is not None:
+        said = found.last_error
+        if found.signal:  # it had no last word: its last line may be any
+            how, said = found.signal, ""
     error = f"{how}: {_NUMBERS.sub('#', str(said))}".rstrip(": ")
     return Failure(error, find_last_step(plan, attempt, rank))
 
@@ -272,7 +356,7 @@ def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> O
     reports = read_reports(attempt)
     indices = {plan.node_of_rank(item).index for item in ranks}
     hosts = sorted({reports[index].host for index in indices if index in reports})
-    found = [_find_traced(attempt, item) for item in ranks]
+    found = [_find_traced(attempt, plan.node_of_rank(item).index, item) for item in ranks]
     found += [
         _find_printed(attempt, host, kind, plan.progress)
         for host in hosts
@@ -281,14 +365,14 @@ def find_last_step(plan: Plan, attempt: AttemptFolder, rank: Optional[int]) -> O
     return max((step for step in found if step is not None), default=None)
 
 
-def _find_traced(attempt: AttemptFolder, rank: int) -> Optional[int]:
-    try:
-        with attempt.trace(rank).open("rb") as handle:
+def _find_traced(attempt: AttemptFolder, node: int, rank: int) -> Optional[int]:
+    """By the trace of its node, or one of its own: what other ranks of the node tell counts too."""
+    steps: List[bytes] = []
+    for path in (attempt.node_trace(node), attempt.trace(rank)):
+        with contextlib.suppress(OSError), open_file(path) as handle:
             handle.seek(max(0, handle.seek(0, 2) - TRACE_BYTES))
-            steps = _STEP.findall(handle.read(TRACE_BYTES))
-    except OSError:
-        return None
-    return int(steps[-1]) if steps else None
+            steps += _STEP.findall(handle.read(TRACE_BYTES))
+    return max(map(int, steps), default=None)
 
 
 def _find_printed(

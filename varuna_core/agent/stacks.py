@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,23 +85,86 @@ def dump_nodes(
     for index in indices or [_find_own(plan, attempt)]:
         beat = read_json(attempt.beat(index))
         beat = beat if isinstance(beat, dict) else {}
-        told = {"index": index, "node": str(beat.get("host", f"node {index}"))}
+        facts = {"index": index, "node": str(beat.get("host", f"node {index}"))}
         ranks = beat.get("ranks")
         if not isinstance(ranks, dict) or not ranks:
             problem = "no rank runs here" if beat else "its agent has not reported"
-            _send(f"{index}", {**told, "problem": problem})
+            _send(f"{index}", {**facts, "problem": problem})
             continue
         spy = find_spy([*spies, str(Path(plan.python).parent / SPY)])
         if spy is None:
-            _send(f"{index}", {**told, "problem": MISSING.format(python=plan.python)})
+            _send(f"{index}", {**facts, "problem": MISSING.format(python=plan.python)})
             continue
         with ThreadPoolExecutor(AT_ONCE) as pool:
             jobs = {
                 pool.submit(dump_rank, spy, held, native): int(rank) for rank, held in ranks.items()
             }
             for job, rank in jobs.items():
-                _send(f"{index}.{rank}", {**told, "rank": rank, **job.result()})
-        _send(f"{index}", {**told, "problem": ""})
+                _send(f"{index}.{rank}", {**facts, "rank": rank, **job.result()})
+        _send(f"{index}", {**facts, "problem": ""})
+
+
+def dump_job(
+    jobs: Sequence[str], hosts: Sequence[str], *, native: bool, spies: Sequence[str]
+) -> None:
+    """Print a parcel for each Python process of a Slurm job on this node, in a step beside it.
+
+    `jobs` are its ids, `hosts` Slurm's names of all its nodes. A process counts that no other of
+    its task started; one without a rank does not, where others of its task have one.
+    """
+    name = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
+    facts = {"index": hosts.index(name) if name in hosts else 0, "node": name}
+    found = find_job_processes(jobs, os.environ.get("SLURM_STEP_ID", ""))
+    spy = find_spy(spies)
+    if spy is None or not found:
+        problem = MISSING.format(python=sys.executable) if found else NO_PYTHON
+        _send(name, {**facts, "problem": problem})
+        return
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        dumps = [(rank, pid, pool.submit(dump_rank, spy, {"pid": pid}, native))
+                 for rank, pid in found]  # fmt: skip
+        for rank, pid, dump in dumps:
+            _send(f"{name}.{rank}.{pid}", {**facts, "rank": rank, **dump.result()})
+    _send(name, {**facts, "problem": ""})
+
+
+NO_PYTHON = "no Python process of yours that belongs to the job runs here"
+
+
+def find_job_processes(jobs: Sequence[str], own_step: str) -> List[Tuple[int, int]]:
+    """Rank and pid of the topmost Python processes of each task of these Slurm jobs, here."""
+    tasks: Dict[Tuple[str, str], Dict[str, List[int]]] = {}
+    stats = list_stats()
+    here = os.environ.get("SLURMD_NODENAME", os.uname().nodename)
+    for pid in stats:
+        if not _runs_python(pid):
+            continue
+        env = read_environment(pid)
+        step = env.get("SLURM_STEP_ID", "")
+        if env.get("SLURM_JOB_ID") not in jobs or (own_step and step == own_step):
+            continue
+        if env.get("SLURMD_NODENAME", here) != here:  # another node of this very machine
+            continue
+        task = tasks.setdefault((step, env.get("SLURM_PROCID", "0")), {})
+        task.setdefault(env.get("RANK", ""), []).append(pid)
+    found = []
+    for (_, number), ranks in tasks.items():
+        named = {rank: pids for rank, pids in ranks.items() if rank.isdigit()}
+        for rank, pids in (named or ranks).items():
+            below = list_below(pids, stats)
+            own = int(rank) if rank.isdigit() else int(number) if number.isdigit() else 0
+            found += [(own, pid) for pid in pids if pid not in below]
+    return sorted(found)
+
+
+def read_environment(pid: int) -> Dict[str, str]:
+    """Of a process that we may look into; empty for all others."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as handle:
+            words = handle.read().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def _send(key: str, value: Dict[str, Any]) -> None:
@@ -191,6 +255,6 @@ def explain_refusal(said: str) -> str:
     if scope == "0":
         return "; the process belongs to somebody else, or its container hides it: try as root"
     return (
-        f"; kernel.yama.ptrace_scope is {scope} on this node: whoever runs it can allow this with "
-        "sysctl kernel.yama.ptrace_scope=0"
+        f"; kernel.yama.ptrace_scope is {scope} on this node: its administrator can allow this "
+        "with sysctl kernel.yama.ptrace_scope=0"
     )

@@ -42,8 +42,9 @@ from varuna_core.agent.processes.signals import ENDING, Signals
 from varuna_core.agent.setup.container import fill_in
 from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.site import STOPPED, Site
-from varuna_core.agent.standby_ranks import StandbyRanks
-from varuna_core.records.exits import RankExit, rank_exit, reserve_exit, write_exit
+from varuna_core.agent.setup.standby_ranks import StandbyRanks
+from varuna_core.agent.track.process import END_S, TrackerProcess
+from varuna_core.records.exits import NodeExits, RankExit, rank_exit
 from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
@@ -80,9 +81,11 @@ class Supervisor:
         self._kill_at: float | None = None
         self._leave_at: float | None = None
         self._is_stopping = False
+        self._stopped_at = 0.0
         self._code = 0
         self._wraps = site.container is not None and site.container.wraps
-        self._pump = Pump(site.attempt, site.host)
+        self._exits = NodeExits(site.attempt, site.node.index, len(site.node.ranks))
+        self._pump = Pump(site.attempt, site.host, site.plan.log_limit_mb)
         self._watch = AttemptWatch(
             site.plan,
             site.node,
@@ -93,13 +96,17 @@ class Supervisor:
             self._measure,
             signals.wake,
             signals.forward,
+            address=None if site.plan.morph else site.master.address,
+            manager=site.run.morph.link if site.plan.morph else None,
         )
         self._sampler = Sampler(site, self._list_own)
+        self._tracker = TrackerProcess(site, self._complain)
 
     def run(self) -> int:
         """Start the ranks, see them end, and return the node's exit code."""
         adopt_orphans()
         self._start_ranks()
+        self._tracker.start(self._meeting)
         # Threads only now: a fork beside running threads may copy a lock that is held.
         self._pump.start()
         self._watch.start()
@@ -111,12 +118,23 @@ class Supervisor:
             self._reap()
             self._settle()
             self._kill_when_due()
+            self._tracker.poll()
         self._sampler.end()
-        if left := end_leftovers(self._grace_s, TIDY_S if self._wraps else 0):
+        self._tracker.end(left_s=self._find_left_s())
+        holder = self._site.facts.holder
+        if left := end_leftovers(self._grace_s, TIDY_S if self._wraps else 0, spared=holder):
             self._complain(f"ended what the ranks had left behind: {', '.join(left)}")
         self._pump.close(timeout_s=2)
         self._watch.end()
         return self._code
+
+    def _find_left_s(self) -> float:
+        """For the tracker's last words: who asked us to end waits for the ranks' grace alone."""
+        if self._is_stopping and self._site.plan.morph:
+            return 0.0
+        if self._is_stopping and self._signals.ending is not None:
+            return self._stopped_at + self._grace_s - time.monotonic()
+        return END_S
 
     def _start_ranks(self) -> None:
         site = self._site
@@ -127,7 +145,8 @@ class Supervisor:
             argv = fill_in(start.argv, site, rank)
             self._started[rank] = time.time()
             try:
-                reserve_exit(self._attempt, rank)
+                if local_rank == 0:
+                    self._exits.reserve()
                 inside = ContainerProcesses(start.marks) if start.marks else None
                 process = self._standby.take(local_rank, replace(start, argv=argv))
                 process = process or start_rank(argv, start.env, start.cwd, inside)
@@ -150,13 +169,15 @@ class Supervisor:
                 self._record(other, STOPPED, time.time(), "not started", stopped=True)
 
     def _describe(self) -> dict[str, Any]:
-        """The ranks' part of a beat; `vjob cancel` asks those that catch USR1 to checkpoint."""
-        alive = list(self._alive.values())
+        """The ranks' part of a beat; `vjob cancel` asks those that catch USR1 to checkpoint, and
+        `vjob stacks` looks at their pids."""
+        alive, mains = list(self._alive.values()), self._find_mains()
         return {
+            "ranks": {str(rank): {"pid": pid} for rank, pid in mains.items() if pid is not None},
             "ranks_alive": len(alive),
             "catches_usr1": bool(alive)
             and all(process.catches(signal.SIGUSR1) for process in alive),
-            "ranks_halted": [rank for rank, pid in self._find_mains().items() if is_halted(pid)],
+            "ranks_halted": [rank for rank, pid in mains.items() if is_halted(pid)],
         }
 
     def _measure(self) -> dict[str, Any]:
@@ -206,7 +227,7 @@ class Supervisor:
             self._stop_ranks(STOPPED if self._watch.stop["code"] else 0)
 
     def _stop_ranks(self, code: int) -> None:
-        self._is_stopping = True
+        self._is_stopping, self._stopped_at = True, time.monotonic()
         self._code = self._code or code
         self._kill_at = time.monotonic() + self._grace_s
         for rank, process in self._alive.items():
@@ -232,6 +253,7 @@ class Supervisor:
                 continue
             del self._alive[rank]
             ended = time.time()
+            self._watch.look_now()  # it may have asked for the end of all before
             if returncode != 0 and not self._is_stopping and self._is_left():
                 self._told.append(rank)
                 self._stop_ranks(0)
@@ -294,7 +316,7 @@ class Supervisor:
             error=error,
         )
         try:
-            write_exit(self._attempt, value)
+            self._exits.write(value)
         except OSError as problem:
             self._complain(f"rank {rank} ended with {value.code}, not recorded: {problem}")
         return value
@@ -305,8 +327,9 @@ class Supervisor:
         try:
             if write_stop(self._attempt, kind, code, reason, node=node, rank=rank):
                 self._complain(f"stopping the attempt: {reason}")
+            self._watch.look_now()
         except OSError as problem:
-            self._complain(f"{reason}; the others cannot be told: {problem}")
+            self._complain(f"{reason}; the others cannot be notified: {problem}")
 
     def _complain(self, text: str) -> None:
         with contextlib.suppress(OSError):  # srun may be gone, and with it our stderr

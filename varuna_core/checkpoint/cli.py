@@ -55,15 +55,42 @@ def _build_parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="weights and buffers as one plain state dict")
     export.add_argument("path", type=Path, help=where + ": then the newest")
     export.add_argument(
-        "target", type=Path, help="a file that ends in .safetensors or .pt; with --hf a new folder"
+        "target",
+        type=Path,
+        help="a file that ends in .safetensors or .pt; with --hf, --megatron, --torch-dist, "
+        "--deepspeed a new folder",
     )
     export.add_argument("--iteration", type=int)
     export.add_argument("--hf", action="store_true", help="a folder for from_pretrained")
     export.add_argument("--config", type=Path, help="--hf: the model's config.json, or its folder")
-    export.add_argument("--heads", type=int, help="--hf: of a built-in program, if not stored")
-    export.add_argument("--vocab", type=int, help="--hf: leave out later words (padding)")
     export.add_argument(
-        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="--hf"
+        "--megatron", action="store_true", help="Megatron-LM's legacy files of pretrain_gpt's model"
+    )
+    export.add_argument(
+        "--torch-dist",
+        action="store_true",
+        help="Megatron-LM's torch_dist files of pretrain_gpt's model, for any number of ranks",
+    )
+    export.add_argument(
+        "--deepspeed",
+        type=Path,
+        metavar="LIKE",
+        help="files like those of this checkpoint of a DeepSpeed pipeline, of the same GPT",
+    )
+    export.add_argument("--tensor", type=int, default=1, help="--megatron: tensor ranks")
+    export.add_argument("--pipeline", type=int, default=1, help="--megatron: pipeline ranks")
+    export.add_argument("--heads", type=int, help="of a built-in program, if not stored")
+    export.add_argument(
+        "--vocab",
+        type=int,
+        help="--hf: leave out later words (padding); --megatron, --torch-dist, "
+        "--deepspeed: add words of zeros",
+    )
+    export.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        default="float32",
+        help="--hf, --megatron, --torch-dist",
     )
     export.add_argument(
         "--prefix", default="", help="--hf: the part whose names begin so, as inner."
@@ -75,10 +102,13 @@ def _build_parser() -> argparse.ArgumentParser:
     take.add_argument(
         "source",
         type=Path,
-        help="a safetensors file, one of torch.save, a folder of Hugging Face's or of Varuna's",
+        help="a safetensors file, one of torch.save, a folder of Hugging Face's, of Megatron-LM's "
+        "(a GPT for pretrain_gpt), of a DeepSpeed pipeline's or of Varuna's",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
-    number = "0 if not given; of Varuna's the newest, and it keeps its own"
+    number = (
+        "0 if not given; of Varuna's, Megatron's and DeepSpeed's the newest, and it keeps its own"
+    )
     take.add_argument("--iteration", type=int, help=number)
     tied = "names of one tensor; once for each group"
     take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
@@ -87,7 +117,12 @@ def _build_parser() -> argparse.ArgumentParser:
         choices=("pretrain_gpt", "pretrain_bert"),
         help="for this built-in program, of a folder of GPT-2 or BERT",
     )
-    take.add_argument("--vocab", type=int, help="--program: add words whose weights are zeros")
+    take.add_argument(
+        "--vocab",
+        type=int,
+        help="--program: add words whose weights are zeros; of Megatron's also leave out padding",
+    )
+    take.add_argument("--heads", type=int, help="of Megatron's and DeepSpeed's, if not stored")
     take.add_argument("--sequence", type=int, help="--program: leave out later positions")
     take.add_argument(
         "--optimizer",
@@ -205,6 +240,34 @@ def _export(options: argparse.Namespace) -> int:
         if "config.json" not in made:
             print("no config.json: say --config, or copy the model's there")
         return 0
+    if options.megatron or options.torch_dist:
+        from varuna_core.checkpoint.foreign.megatron import export_megatron, export_torch_dist
+
+        words = {word: getattr(options, word) for word in ("heads", "vocab", "dtype")}
+        if not options.torch_dist:
+            cut = {"tensor": options.tensor, "pipeline": options.pipeline}
+            place = export_megatron(folder, options.target, **words, **cut)
+        elif options.megatron or (options.tensor, options.pipeline) != (1, 1):
+            raise ValueError(
+                "--torch-dist loads on any number of ranks: leave out --megatron, --tensor and "
+                "--pipeline"
+            )
+        else:
+            place = export_torch_dist(folder, options.target, **words)
+        print(f"{folder} is {place}: its weights alone")
+        return 0
+    if options.deepspeed is not None:
+        from varuna_core.checkpoint.foreign.deepspeed import export_deepspeed
+
+        place = export_deepspeed(
+            folder,
+            options.target,
+            like=options.deepspeed,
+            heads=options.heads,
+            vocab=options.vocab,
+        )
+        print(f"{folder} is {place}: its weights, and the steps of {options.deepspeed}")
+        return 0
     from varuna_core.checkpoint.store.exchange import export_checkpoint
 
     count = export_checkpoint(folder, options.target)
@@ -225,6 +288,8 @@ def _import(options: argparse.Namespace) -> int:
             print(f"{folder} is {made}")
             if options.optimizer is None:
                 print("its weights alone: say --optimizer for the optimizer's state too")
+            return 0
+        if _import_megatron(options) or _import_deepspeed(options):
             return 0
     for word in ("optimizer", "rest"):
         if getattr(options, word) is not None:
@@ -249,3 +314,41 @@ def _import(options: argparse.Namespace) -> int:
         made = import_checkpoint(source, store, iteration, options.tied)
     print(f"{source} is {made}")
     return 0
+
+
+def _import_megatron(options: argparse.Namespace) -> bool:
+    """True where the source is Megatron-LM's."""
+    from varuna_core.checkpoint.foreign.megatron import find_folder, import_megatron
+
+    folder = find_folder(options.source, options.iteration)
+    if folder is None:
+        return False
+    made, unknown = import_megatron(
+        folder,
+        options.store,
+        heads=options.heads,
+        vocab=options.vocab,
+        sequence=options.sequence,
+    )
+    print(f"{folder} is {made}: its weights alone")
+    for line in unknown:
+        print(line)
+    return True
+
+
+def _import_deepspeed(options: argparse.Namespace) -> bool:
+    """True where the source is a DeepSpeed pipeline's."""
+    from varuna_core.checkpoint.foreign.deepspeed import find_folder, import_deepspeed
+
+    folder = find_folder(options.source, options.iteration)
+    if folder is None:
+        return False
+    made = import_deepspeed(
+        folder,
+        options.store,
+        heads=options.heads,
+        vocab=options.vocab,
+        sequence=options.sequence,
+    )
+    print(f"{folder} is {made}: its weights alone")
+    return True

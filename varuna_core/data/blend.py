@@ -93,7 +93,7 @@ class BlendedSamples:
         if saved.get("taken") != now["taken"] or len(states) != len(self.sets):
             raise DataError(
                 f"the blend has changed: samples of each data set were {saved.get('taken')}, are "
-                f"{now['taken']}. Go on with the old weights and number of samples"
+                f"{now['taken']}. Continue with the old weights and number of samples"
             )
         for one, state in zip(self.sets, states, strict=True):
             one.check_state(state)

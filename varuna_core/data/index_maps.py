@@ -219,7 +219,7 @@ def load_or_build(
         if fault:
             raise DataError(
                 f"{paths[0]} and its two companions are not the index maps of {prefix} with this "
-                f"split: {fault}. Remove the three files, and they are made anew"
+                f"split: {fault}. Remove the three files, and they are made again"
             )
         return maps
     maps = build_maps(lengths, documents, num_samples=num_samples, sequence=sequence, seed=seed)
@@ -232,7 +232,7 @@ def _read(path: Path) -> Array:
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}. Remove it, and it is made anew") from None
+        raise DataError(f"{path} cannot be read: {error}. Remove it: it is made again") from None
     return array
 
 

@@ -287,7 +287,7 @@ def _check(settings: Settings) -> list[int]:
         finals = (idx_path(settings.prefix), bin_path(settings.prefix), *settings.trained.values())
         for path in finals:
             if path.exists():
-                raise DataError(f"{path} is there already; --again makes it anew")
+                raise DataError(f"{path} is there already; --again replaces it")
     return sizes
 
 

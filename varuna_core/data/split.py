@@ -53,5 +53,5 @@ def check_order(where: str, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
         listed = ", ".join(f"{key} was {saved.get(key)}, is {now[key]}" for key in changed)
         raise DataError(
             f"{where}: the samples would come in another order than before, some twice and some "
-            f"never: {listed}. Go on with the old values"
+            f"never: {listed}. Continue with the old values"
         )

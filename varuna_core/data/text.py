@@ -150,7 +150,9 @@ class _ZstdStream:
         try:
             import zstandard
         except ImportError as error:
-            raise DataError(f"{path} needs zstandard: {error}: pip install 'vjob[data]'") from None
+            raise DataError(
+                f"{path} needs zstandard: {error}: pip install '.[data]' in vjob's checkout"
+            ) from None
         self._raw = raw
         self._make = zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj
         self._error = zstandard.ZstdError

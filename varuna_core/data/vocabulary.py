@@ -146,7 +146,7 @@ def import_tokenizers() -> Any:
         import tokenizers.pre_tokenizers
         import tokenizers.trainers
     except ImportError as error:
-        raise DataError(f"{error}: pip install 'vjob[data]'") from None
+        raise DataError(f"{error}: pip install '.[data]' in vjob's checkout") from None
     return tokenizers
 
 

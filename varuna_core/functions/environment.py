@@ -26,8 +26,9 @@ from submitit.core import job_environment, logger, utils
 from submitit.core.utils import DelayedSubmission, JobPaths
 
 from varuna_core.functions.pickles import write_pickle
+from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.nodes import read_reports
-from varuna_core.records.plan import read_plan
+from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import is_cancel_asked
 from varuna_core.records.requests import LEFT, REQUEUE, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -59,16 +60,20 @@ class VjobPaths(JobPaths):
 
     @property
     def stdout(self) -> Path:
-        return self._find_attempt().rank_log(self.task_id, "out")
+        return self._find_log("out")
 
     @property
     def stderr(self) -> Path:
-        return self._find_attempt().rank_log(self.task_id, "err")
+        return self._find_log("err")
 
-    def _find_attempt(self) -> AttemptFolder:
-        """The last one, or the first as long as there is none."""
-        attempts = self._run.attempts()
-        return attempts[-1] if attempts else self._run.attempt(0)
+    def _find_log(self, kind: str) -> Path:
+        """The log of the rank's node, in which its lines have its number, of the last attempt,
+        or the first as long as there is none."""
+        run = self._run
+        attempts = run.attempts()
+        attempt = attempts[-1] if attempts else run.attempt(0)
+        plan = read_attempt_plan(run, attempt.number)
+        return find_output(attempt, plan, self.task_id, kind).path
 
 
 class VjobJobEnvironment(job_environment.JobEnvironment):
@@ -251,7 +256,7 @@ class Signals(job_environment.SignalHandler):
             refusal = "cluster.requeue is false; set it to true, and no cluster.hetero: split"
         if refusal:
             raise utils.UncompletedJobError(f"Job not requeued because: {refusal}.")
-        saved = "checkpointed the function" if self._can_save else "begins anew"
+        saved = "checkpointed the function" if self._can_save else "starts from the beginning"
         times = f"{countdown} more timeout{'' if countdown == 1 else 's'}"
         self.vjob_env.leave(REQUEUE, f"rank 0 {saved}; the job is requeued ({times} allowed)")
 

@@ -41,6 +41,6 @@ def write_error(path: Path, text: str) -> None:
 
 
 def _open_private(path: Path) -> Any:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, PRIVATE_FILE)
     os.fchmod(fd, PRIVATE_FILE)  # where a file was left, it kept its own
     return os.fdopen(fd, "wb")

@@ -10,7 +10,7 @@ try:
 except ModuleNotFoundError as error:
     sys.exit(
         f"launch: the Python module {error.name} is missing: the launcher is part of vjob, install "
-        f"that for {sys.executable} (pip install vjob)"
+        f"that for {sys.executable} (pip install . in its checkout)"
     )
 
 raise SystemExit(main())

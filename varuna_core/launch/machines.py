@@ -32,7 +32,7 @@ from varuna_core.launch.errors import InputError
 LOCAL = ("127.0.0.1", "localhost", "::1")
 # Neither a shell nor ssh's option reader may see anything in these but a name.
 _HOST = re.compile(r"[A-Za-z0-9_.]([A-Za-z0-9_.-]*)")
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9_.-]+)?")
+_IPV6 = re.compile(r"(?=[^%:]*:)[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?")
 _USER = re.compile(r"[A-Za-z0-9_.+@][A-Za-z0-9_.+@-]*")
 
 
@@ -207,7 +207,7 @@ def read_listing(listing: Listing, text: str | None, error: str, name: str) -> t
             machines = parse_machine_list(text, name)
             listing = replace(listing, machines=machines, counted=text)
         except InputError as problem:
-            trouble = f"{problem}; {last} until that is mended"
+            trouble = f"{problem}; {last} until that is fixed"
     told = "" if trouble == listing.trouble else trouble or f"{name} can be used again"
     return replace(listing, seen=text, trouble=trouble), told
 

@@ -34,7 +34,7 @@ FAILED = 255
 _REASONS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "its host key is not the one in known_hosts; if the machine was set up anew, "
+        "its host key is not the one in known_hosts; if the machine was installed again, "
         "`ssh-keygen -R` its name and `{ssh}` once by hand",
     ),
     (
@@ -48,7 +48,7 @@ _REASONS = (
     ),
     (
         r"Could not resolve hostname|Name or service not known",
-        "no such host is known here; mend the list, or name it in ~/.ssh/config",
+        "no such host is known here; fix the list, or name it in ~/.ssh/config",
     ),
     (
         r"Connection (refused|timed out|reset)|timed out|No route to host|unreachable"

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError, NotReadyError
 from varuna_core.launch.machines import Machine, name_machines, read_machine_list
@@ -279,7 +280,8 @@ class Step:
         if self._end_at is None:
             self._end_at = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         try:
-            write_stop(self._attempt, kind, code, reason, node=node)
+            if write_stop(self._attempt, kind, code, reason, node=node):
+                call_hub(self._attempt.link)
         except OSError as error:
             log_line(f"machines: the run folder cannot be written ({error}); letting go of all")
             self._let_go()

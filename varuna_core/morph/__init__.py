@@ -1,9 +1,10 @@
-"""Training on nodes that come and go; docs/morphing.md has the design. Python 3.8, no torch.
+"""Training on nodes that come and go; docs/morph_design.md has the design. Python 3.8, no torch.
 
     layout ◄─ attempt ─┐                     one manager, beside the batch script
     messages ◄─ machine ◄─ manager ◄─┐
     orders ◄─ node_observer ─┘        cli    `agent.pyz morph ...`
     orders ◄─ node_daemon ◄──────────┘       one on each node
+    headless ◄─┘                             a job whose manager is gone for good
 
 `layout.build_attempt` plans for the nodes that are there, `furthest.Furthest` reads how far a
 script of the user's own came, `gain.pays` tells `vjob` whether more nodes are worth a pause. Runs

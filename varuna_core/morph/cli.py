@@ -11,15 +11,26 @@ import time
 from pathlib import Path
 from typing import Iterator
 
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, group_of, open_run
+from varuna_core.morph.headless import build_lines
 from varuna_core.morph.manager import Manager
 from varuna_core.morph.node_daemon import run_node_daemon, run_standby_agent
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import PRIVATE_FILE, write_json
-from varuna_core.records.morphing import add_joins, read_join_job, read_joins, read_state
+from varuna_core.records.morphing import (
+    ENDED,
+    Replaced,
+    add_joins,
+    find_epoch,
+    is_outdated,
+    read_join_job,
+    read_joins,
+    read_state,
+)
 from varuna_core.records.plan import Plan, read_facts, read_plan
 from varuna_core.records.record import read_record
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.runfolder import MorphFolder, RunFolder
 
 _DESCRIPTION = """\
 A run whose nodes may come and go: one manager, beside the batch script, and one `stay` a node.
@@ -27,12 +38,14 @@ A run whose nodes may come and go: one manager, beside the batch script, and one
   agent.pyz morph stay   --run DIR --session S    on every node, under srun; S is empty in a job
                                                   that has no manager: it follows the one there is
   agent.pyz morph manage --run DIR --session S    once, on the first node; killed, it is run again
-  agent.pyz morph answer --run DIR --session S    prints `requeue` or the exit code
+  agent.pyz morph answer --run DIR --session S    prints `requeue`, the exit code, or `replaced`
+                                                  where the run goes on in another job
   agent.pyz morph leave  --run DIR --node INDEX   asks a node to leave at the next checkpoint
   agent.pyz morph leave  --run DIR --group NAME   all of a group
   agent.pyz morph others --run DIR --session S    prints the ids of the run's other jobs
 """
 
+REPLACED = "replaced"
 LOCK_S = 5.0
 """For the manager before us, which was told to end, to be gone."""
 POLL_S = 0.1
@@ -68,8 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     add = commands.add_parser("stay", parents=[shared, job], help="play this node's part")
     add.add_argument("--node", type=int, metavar="INDEX", help="index in the plan (SLURM_NODEID)")
     add.add_argument(
-        "--orphaned", default="", metavar="SHELL", help="what to become where the manager is gone"
+        "--orphaned", metavar="SHELL", help="gives the job back where the manager is gone for good"
     )
+    add.add_argument("--at-last", metavar="SHELL", help="ends the job where nobody takes it back")
     add.add_argument(
         "--tether",
         action="store_true",
@@ -121,7 +135,8 @@ def _run_node_daemon(args: argparse.Namespace) -> int:
     run, plan = _load(args.run)
     plan = add_joins(plan, read_joins(run.morph))
     tether = sys.stdin.fileno() if args.tether else None
-    return run_node_daemon(run, plan, args.session, args.node, args.orphaned, tether)
+    lines = build_lines(args.orphaned, args.at_last or "false") if args.orphaned else ()
+    return run_node_daemon(run, plan, args.session, args.node, lines, tether)
 
 
 def _run_standby(args: argparse.Namespace) -> int:
@@ -134,16 +149,25 @@ def _run_manage(args: argparse.Namespace) -> int:
         facts = read_facts(run, plan)
     except ValueError as error:
         raise Refusal(WRONG_INPUT, str(error)) from None
+    if run.morph.unclaimed.exists():
+        text = (
+            f"{run.morph.unclaimed} is of an earlier vjob: submit again, from the last checkpoint"
+        )
+        raise Refusal(WRONG_INPUT, text)
     run.morph.make()
     with hold_alone(run.morph.lock):
         words = args.heard.split()
-        return Manager(run, plan, facts, args.session, words, args.expected).run()
+        try:
+            return Manager(run, plan, facts, args.session, words, args.expected).run()
+        except Replaced:
+            print("manager: the run goes on in another job", file=sys.stderr)
+            return 0
 
 
 @contextlib.contextmanager
 def hold_alone(path: Path) -> Iterator[None]:
     """One manager on this host; a file system without locks leaves that to the batch script."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         deadline = time.monotonic() + LOCK_S
         while True:
@@ -164,16 +188,19 @@ def hold_alone(path: Path) -> Iterator[None]:
 
 def _run_answer(args: argparse.Namespace) -> int:
     run, _ = _load(args.run)
-    state = read_state(run.morph)
-    if not args.session:  # of a guest: it comes back with the run
-        comes_back = state is not None and state.phase == "ended" and state.requeue
-        print("requeue" if comes_back else 0, flush=True)
-        return 0
-    if state is None or state.phase != "ended" or state.session != args.session:
-        print(NOT_READY, flush=True)  # the manager gave up without a verdict
-    else:
-        print("requeue" if state.requeue else state.code, flush=True)
+    print(find_answer(run.morph, args.session), flush=True)
     return 0
+
+
+def find_answer(folder: MorphFolder, session: str) -> str:
+    """What the batch script of this session does: `requeue`, `replaced`, or exit with a code."""
+    state = read_state(folder)
+    if session and is_outdated(folder, session, find_epoch(folder)):
+        return REPLACED
+    if state is None or state.phase != ENDED or (session and state.session != session):
+        return str(NOT_READY if session else 0)  # the manager gave up without a verdict
+    # A guest comes back with the run, and its end is none of its own.
+    return "requeue" if state.requeue else str(state.code if session else 0)
 
 
 def _run_others(args: argparse.Namespace) -> int:
@@ -200,4 +227,5 @@ def _run_leave(args: argparse.Namespace) -> int:
         raise Refusal(WRONG_INPUT, f"node {args.node}: the run has 0 to {plan.num_nodes - 1}")
     for seat in seats:
         write_json(run.morph.leave(seat), {"node": seat})
+    call_hub(run.morph.link)
     return 0

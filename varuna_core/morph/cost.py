@@ -14,6 +14,7 @@ from varuna_core.morph.furthest import Furthest
 from varuna_core.morph.node_observer import NodeObserver
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
+from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.logs.training_log import BEGIN, FIRST_STEP
 from varuna_core.records.memory_copies import find_iteration
 from varuna_core.records.morphing import JUDGING, RUNNING, SAVING, STOPPING, ManagerState, get_seat
@@ -24,9 +25,10 @@ from varuna_core.records.training import read_training
 
 MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
 """A part of the cost is from one mark to the next."""
-MOST_BYTES = 256 * 1024
+MOST_BYTES = 1024 * 1024
 """In so much of a rank's output its first step is found, or the morph counts as over with its
 ranks' start."""
+OLD_S = 120.0
 LOOK_S = 1.0
 """Between two looks at what a script printed."""
 
@@ -50,6 +52,12 @@ class Cost:
         """When the last attempt was."""
         self.trained = -1
         """The last attempt that was seen to have done a step."""
+
+    @property
+    def is_old(self) -> bool:
+        """True where the attempt was ordered so long ago that its first step may wait for a look:
+        of a script that prints none it never comes."""
+        return time.monotonic() - self._ordered > OLD_S
 
     def mark(self, before: ManagerState, state: ManagerState) -> None:
         """After each step of the machine."""
@@ -102,14 +110,9 @@ class Cost:
         return steps.has_step(attempt)
 
     def _says(self, state: ManagerState, rank: int, words: str) -> bool:
-        path = self._run.attempt(state.attempt).rank_log(rank, "out")
-        if not is_listed(path):
-            return False
-        try:
-            with open(path, "rb") as handle:
-                return words.encode() in handle.read(MOST_BYTES)
-        except OSError:
-            return False
+        plan = read_attempt_plan(self._run, state.attempt)
+        output = find_output(self._run.attempt(state.attempt), plan, rank, "out")
+        return is_listed(output.path) and words.encode() in output.read(MOST_BYTES)
 
     def _find_sign(self, state: ManagerState, ending: float) -> float:
         """When all was still well, for all that is known: before a lost node's last sign of life

@@ -8,11 +8,11 @@ steps from 1 again, so epochs count before steps.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Dict, Iterator, List, Optional, Pattern, Tuple
 
 from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import MARKS, read_pattern
+from varuna_core.records.logs.rank_output import RankOutput, find_output
 from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.plan import Plan, read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
@@ -25,6 +25,8 @@ MOST_BYTES = 2 * 1024 * 1024
 """Of the end of one log."""
 LOOK_BYTES = 64 * 1024
 """The same while its rank runs."""
+SHARE = 8
+"""So many ranks are thought to share a node's log."""
 EPOCH = 10**9
 """More steps than an epoch has."""
 
@@ -56,26 +58,27 @@ class Furthest:
     def has_step(self, number: int) -> bool:
         """True once an attempt has printed a step, by its first rank or its last."""
         logs = self._list_logs(number, 1)
-        return any(self._read_log(path, LOOK_BYTES) is not None for path in logs)
+        return any(self._read_log(output, LOOK_BYTES) is not None for output in logs)
 
     def _read(self, number: int) -> int:
         logs = self._list_logs(number, MOST_RANKS)
         most = min(MOST_BYTES, ALL_BYTES // max(1, len(logs)))
-        found = [place for place in (self._read_log(path, most) for path in logs) if place]
+        found = [place for place in (self._read_log(output, most) for output in logs) if place]
         epoch, step = max(found, default=(0, -1))
         return epoch * EPOCH + min(step, EPOCH - 1)
 
-    def _list_logs(self, number: int, num_ranks: int) -> List[Path]:
+    def _list_logs(self, number: int, num_ranks: int) -> List[RankOutput]:
         plan = read_attempt_plan(self._run, number)
         ranks = range(0 if plan is None else plan.world)
         chosen = sorted({*ranks[:num_ranks], *ranks[-num_ranks:]})
         attempt = self._run.attempt(number)
-        return [attempt.rank_log(rank, kind) for rank in chosen for kind in ("out", "err")]
+        return [find_output(attempt, plan, r, kind) for r in chosen for kind in ("out", "err")]
 
-    def _read_log(self, path: Path, most: int) -> Optional[Tuple[int, int]]:
-        """The furthest epoch and step in the end of a log."""
+    def _read_log(self, output: RankOutput, most: int) -> Optional[Tuple[int, int]]:
+        """The furthest epoch and step in the end of a log; other ranks may share it."""
+        most = most if output.is_own else min(SHARE * most, MOST_BYTES)
         reader, best, strength = StepReader(self._pattern), None, -1
-        for line in _read_end(path, most):
+        for line in _read_end(output, most):
             if self._marks and not any(mark in line for mark in self._marks):
                 continue
             if reader.read(line.decode(errors="replace")) is None or reader.place is None:
@@ -86,15 +89,7 @@ class Furthest:
         return best
 
 
-def _read_end(path: Path, most: int) -> Iterator[bytes]:
+def _read_end(output: RankOutput, most: int) -> Iterator[bytes]:
     """The last lines as they were written; of a progress bar only its last state."""
-    try:
-        with path.open("rb") as handle:
-            start = max(0, handle.seek(0, 2) - most)
-            handle.seek(start)
-            data = handle.read(most)
-    except OSError:
-        return
-    lines = data.split(b"\n")
-    for line in lines[1:] if start and len(lines) > 1 else lines:
+    for line in output.read_end(most).split(b"\n"):
         yield line.rstrip(b"\r").rpartition(b"\r")[2]

@@ -40,10 +40,12 @@ from varuna_core.morph.messages import (
     Lost,
     RankFailed,
     RanksEnded,
+    RoomFound,
     Rules,
     Saved,
     Start,
     StopRanks,
+    Taken,
 )
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.morphing import (
@@ -166,8 +168,13 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
     if isinstance(said, Saved):
         saved, mark = max(state.saved, said.iteration), max(state.mark, said.mark)
         return replace(state, saved=saved, whole=said.iteration, mark=mark), []
+    if isinstance(said, Taken) and (state.phase, state.attempt) == (RUNNING, said.attempt):
+        state = replace(state, attempt=state.attempt + 1)
+        return state, [Start(state.attempt, state.members)]
     if isinstance(said, Judged) and state.phase == JUDGING:
         return _conclude(state, said, now, rules)
+    if isinstance(said, RoomFound) and state.room:
+        return replace(state, room="", gather_until=now, deadline=now + rules.wait_s), []
     return state, []  # a tick, or the echo of an attempt that is over
 
 
@@ -188,7 +195,7 @@ def _apply_time(state: ManagerState, now: float, rules: Rules, choose: Choose) -
     if state.phase in ATTEMPTING and not state.living:
         state = replace(state, phase=JUDGING, deadline=None)
         return state, [*actions, Judge(state.attempt)]
-    if state.phase == GATHERING:
+    if state.phase == GATHERING and not state.room:
         return _try_to_start(state, now, rules, choose, is_late=is_late)
     return state, actions
 
@@ -285,7 +292,8 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
     """The attempt is over: what now?"""
     state = replace(state, code=said.code, why=said.reason)
     is_further = state.saved > state.base or state.mark > state.base_mark
-    state = replace(state, fruitless=0 if is_further else state.fruitless + 1)
+    counts = not said.no_room
+    state = replace(state, fruitless=0 if is_further else state.fruitless + counts)
     # Who left without our asking was asked by the user.
     is_free = state.after == MORPH and not (state.asked or state.leaving)
     if said.outcome == DONE or state.after == END or (said.outcome == LEFT and is_free):
@@ -310,6 +318,7 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
         members=(),
         ended=(),
         leaving=(),
+        room=said.no_room,
         gather_until=now,
         deadline=now + rules.wait_s,
     )
@@ -333,7 +342,7 @@ def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
 
 def _retreat(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
     """The job ends before ranks ran: for the limit, that is an attempt without a checkpoint."""
-    state = replace(state, fruitless=state.fruitless + 1)
+    state = replace(state, fruitless=state.fruitless + (not state.room))
     if state.fruitless >= rules.most_fruitless:
         state = replace(state, after=END)
     return _end(state, code, reason, rules)

@@ -4,6 +4,10 @@
                                                             │
                               a manager that was killed: ───┘ reads it, does its actions again
 
+Each start of a manager claims an epoch (records/morphing.py), and one that sees a later epoch ends:
+it may wake at any instruction when another job owns the run, so it writes to nothing but its own
+epoch's files, attempts whose number it has claimed, and the log of events.
+
 It decides nothing itself. The state lands before its actions are done, and each action may be done
 twice, so it can be killed at any instruction; the batch script starts it again.
 """
@@ -19,11 +23,13 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.closing import Scene, judge
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.agent.restarts import describe_failure, explain_same, is_same
 from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes, read_held
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.furthest import Furthest
+from varuna_core.morph.links import FILE_S, Calm, ManagerLink
 from varuna_core.morph.machine import advance, begin, repeat
 from varuna_core.morph.messages import (
     DONE,
@@ -38,10 +44,12 @@ from varuna_core.morph.messages import (
     Input,
     Judge,
     Judged,
+    RoomFound,
     Rules,
     Saved,
     Start,
     StopRanks,
+    Taken,
     Tick,
 )
 from varuna_core.morph.node_daemon import beat_s, poll_s
@@ -52,15 +60,21 @@ from varuna_core.morph.orders import (
     read_presences,
     write_orders,
 )
-from varuna_core.records.checkpoints import find_fit
+from varuna_core.records.checkpoints import find_fit, find_full, lacks_room
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
+from varuna_core.records.files import describe_room
 from varuna_core.records.morphing import (
     ENDED,
+    GATHERING,
     RUNNING,
     SAVING,
     STOPPING,
     ManagerState,
+    Replaced,
     add_joins,
+    claim_attempt,
+    claim_epoch,
+    find_epoch,
     get_seat,
     read_joins,
     read_state,
@@ -68,18 +82,24 @@ from varuna_core.records.morphing import (
 )
 from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
-from varuna_core.records.record import append_event
-from varuna_core.records.requests import read_signal, read_stop, write_signal, write_stop
+from varuna_core.records.record import NO_ROOM, append_event, count_cancels
+from varuna_core.records.requests import (
+    BY_SCHEDULER,
+    read_requests,
+    read_signal,
+    read_stop,
+    write_signal,
+    write_stop,
+)
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import TrainingFacts
 
 SAVE_LOOK_S = 1.0
 """Between two looks at the folder of checkpoints."""
-STOP_S = 120.0
-"""Beyond the grace of ranks that are told to end."""
 HOME_S = 5.0
 """For nodes to see that the run has ended before the batch script ends them."""
 KEY = "manager-save"
+CANCELLED = "the run was cancelled"
 
 
 class Manager:
@@ -94,7 +114,10 @@ class Manager:
         heard: Sequence[str] = (),
         expected: Optional[int] = None,
     ) -> None:
-        """`expected`: nodes that this job was given, where they may be fewer than it asked for."""
+        """`expected`: nodes that this job was given, where they may be fewer than it asked for.
+
+        Raises Replaced where a later session has the run.
+        """
         assert plan.morphing is not None
         self._run, self._facts, self._session = run, facts, session
         self._asked = self._plan = plan
@@ -106,7 +129,7 @@ class Manager:
             gather_s=timing.join_s,
             wait_s=timing.join_s,
             save_s=limits.save_s,
-            stop_s=timing.grace_s + STOP_S,
+            stop_s=timing.grace_s + limits.stop_s,
             finish_s=limits.finish_s,
             may_requeue=limits.requeue,
             most_fruitless=MOST_FRUITLESS if plan.restarts is None else plan.restarts + 1,
@@ -119,56 +142,92 @@ class Manager:
         self._fit: set[Path] = set()
         """Checkpoints that had all their files when they were new, or when ranks last ended."""
         self._look_at = 0.0
+        self._has_room = False
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
         self._cost = Cost(run, self._observer, self._furthest if facts.is_own else None)
-        self._next_beat = 0.0
+        self._ordered_at = 0.0
+        """When the orders were last written."""
         self._widen()
         self._state = self._open()
+        self._link = ManagerLink(run, plan, self._say)
+        self._calm = Calm(run, plan, self._epoch)
+        self._sight: Optional[Sight] = None
+        """The last one that was not calm, or whose time had come."""
         self._landed: Optional[ManagerState] = None
         self._land()
 
     def run(self) -> int:
-        """0 once manager.json has the answer; the batch script reads it with `answer`."""
-        self._do(repeat(self._state))
+        """0 once its state has the answer; the batch script reads it with `answer`."""
+        try:
+            self._link.open()
+            self._do(repeat(self._state))
+            self._lead()
+        except Replaced:
+            self._say("the run went on in another job; this one ends")
+        else:
+            self._see_home()
+        finally:
+            self._link.close()
+        return 0
+
+    def _lead(self) -> None:
         while self._state.phase != ENDED:
-            if self._is_replaced():
-                self._say("the run went on in another job; this one ends")
-                return 0
-            self._tell(*self._read_inputs(), Tick())
-            if self._cost.look(self._state) or time.monotonic() >= self._next_beat:
+            self._link.step()
+            is_calm = self._is_calm()
+            attempt = self._run.attempt(self._state.attempt)
+            is_due = not is_calm or self._calm.must_look(attempt, time.monotonic())
+            if is_due and self._is_replaced():
+                raise Replaced
+            self._tell(*self._read_inputs(looks=is_due), Tick())
+            every_s = FILE_S if is_calm else beat_s(self._plan)
+            has_stepped = is_due and self._cost.look(self._state)
+            if has_stepped or time.monotonic() - self._ordered_at >= every_s:
                 with contextlib.suppress(OSError):  # the disk may be full for a while
                     self._write_orders()
+            self._link.beat()
             if self._state.phase != ENDED:
-                self._signals.wait(poll_s(self._plan))
-        self._see_home()
-        return 0
+                self._signals.wait(poll_s(self._plan), self._link.fds)
+
+    def _is_calm(self) -> bool:
+        """True while ranks train, all nodes are connected, and nobody asked for a look."""
+        state = self._state
+        if state.phase != RUNNING or self._link.is_asked:
+            return False
+        is_begun = self._cost.trained == state.attempt or self._cost.is_old
+        return is_begun and self._link.is_complete(state) and not self._link.has_newcomer(state)
 
     def _is_replaced(self) -> bool:
         """True if a later job owns the run: ours was given up, and then came back to life."""
-        found = read_state(self._run.morph)
-        return found is not None and found.session != self._session
+        return find_epoch(self._run.morph) > self._epoch
 
     def _open(self) -> ManagerState:
         """The state of this job: its own from before a kill, or a new one after an earlier job."""
         self._run.morph.make()
+        self._epoch = claim_epoch(self._run.morph, self._session)
+        call_hub(self._run.morph.link)  # a manager that lives on reads that it is not the last
         earlier = read_state(self._run.morph)
         if earlier is not None and earlier.session == self._session:
             return earlier
+        is_over = earlier is not None and earlier.phase == ENDED and not earlier.requeue
+        cancels = count_cancels(self._run) if is_over else earlier.cancels if earlier else 0
         number = max((item.number for item in self._run.attempts()), default=-1)
         if earlier is not None:
             number = max(number, earlier.attempt)
         for path in self._run.morph.leave(0).parent.glob("*.json"):
-            path.unlink()
+            if self._is_replaced():  # they may be for whoever came after us
+                raise Replaced
+            path.unlink(missing_ok=True)
         saved, mark = self._find_saved(), -1
         if earlier is not None and self._facts.is_own and saved < 0:
             mark = self._furthest.find(earlier.attempt)  # that job may have come to no verdict
         state = begin(self._rules, time.monotonic(), earlier, saved, number, mark)
-        return replace(state, session=self._session)
+        return replace(state, session=self._session, cancels=cancels)
 
     # Inputs.
 
-    def _read_inputs(self) -> List[Input]:
+    def _read_inputs(self, *, looks: bool = True) -> List[Input]:
+        """Without `looks` the run folder is as it was at the last one."""
         said: List[Input] = []
         if self._signals.ending is not None:
             self._heard.append(self._signals.ending)
@@ -178,9 +237,20 @@ class Manager:
             if name.startswith("SIGUSR"):
                 said.append(CalledToLeave(f"{name}: the time limit or preemption is near"))
             else:
-                said.append(CalledToEnd(f"{name} from the scheduler (cancel or time limit)"))
+                said.append(CalledToEnd(f"{name} {BY_SCHEDULER}"))
         self._heard = []
-        return said + self._observer.observe(self._state, self._look(), time.monotonic())
+        if self._state.room and self._has_room:
+            self._has_room = False
+            said.append(RoomFound())
+        if looks or self._sight is None:
+            self._sight = self._look()
+            self._link.answer()
+            if self._state.phase == GATHERING and self._is_cancelled():
+                said.append(CalledToEnd(CANCELLED))
+        present = self._link.merge(self._sight.presences, self._session)
+        seats = range(self._plan.num_nodes)
+        sight = self._sight._replace(presences={s: p for s, p in present.items() if s in seats})
+        return said + self._observer.observe(self._state, sight, time.monotonic())
 
     def _widen(self) -> None:
         """Seats that were given out since the last look."""
@@ -192,7 +262,9 @@ class Manager:
         self._widen()
         attempt = self._run.attempt(self._state.attempt)
         is_ours = self._state.phase in (RUNNING, SAVING)
-        stop = read_stop(attempt) if is_ours else None
+        asked, stop = read_requests(attempt)
+        self._link.tell_requests(attempt.number, asked, stop)
+        stop = stop if is_ours else None
         refused: Dict[int, str] = {}
         if stop is not None and stop["kind"] == "not-ready":
             seats = [get_seat(node) for node in self._state.members]
@@ -203,19 +275,27 @@ class Manager:
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + SAVE_LOOK_S
             self._saved = self._find_saved()
-        presences = read_presences(self._run.morph, self._session)
+            self._has_room = bool(
+                self._state.room and find_full(self._run.path, self._store) is None
+            )
+        linked = self._link.list_seats()
         return Sight(
-            presences={s: p for s, p in presences.items() if s < self._plan.num_nodes},
+            presences=read_presences(self._run.morph, self._session, besides=linked),
             stop=stop,
             refused=refused,
             leave=read_leave(self._run.morph),
             saved=self._saved,
         )
 
+    def _is_cancelled(self) -> bool:
+        """True once the run was asked to end, as no later attempt hears it; a cancel from before a
+        person started the run again does not count."""
+        return count_cancels(self._run) > self._state.cancels
+
     def _find_saved(self) -> int:
-        if self._facts.checkpoint_folder is None:
+        if self._store is None:
             return -1
-        found = find_fit(self._run.path / self._facts.checkpoint_folder, self._fit)
+        found = find_fit(self._store, self._fit)
         return -1 if found is None else found.iteration
 
     # The machine.
@@ -246,7 +326,7 @@ class Manager:
         """Before anything is done about it; once for all that was seen in one look: thousands of
         nodes may join in it."""
         if self._state != self._landed:
-            write_state(self._run.morph, self._state)
+            write_state(self._run.morph, self._epoch, self._state)
             self._landed = self._state
 
     # Actions.
@@ -255,6 +335,9 @@ class Manager:
         """The orders tell of an attempt, so they come after its plan: once, after all the rest."""
         for action in actions:
             if isinstance(action, Start):
+                if not self._claim(action.attempt):
+                    self._tell(Taken(action.attempt))
+                    continue
                 seen = {"whole": self._state.whole, "saved": self._state.saved}
                 make_attempt(self._run, self._plan, self._facts, action, self._session, **seen)
             elif isinstance(action, AskToSave):
@@ -268,6 +351,11 @@ class Manager:
             if isinstance(action, Judge):
                 self._tell(self._judge(action.attempt))
 
+    def _claim(self, number: int) -> bool:
+        if self._is_replaced():  # or a folder that nobody uses would look like the newest attempt
+            raise Replaced
+        return claim_attempt(self._run.attempt(number), self._epoch, self._session)
+
     def _stop(self, action: StopRanks) -> None:
         attempt = self._run.attempt(action.attempt)
         attempt.make()
@@ -277,21 +365,21 @@ class Manager:
     def _write_orders(self) -> None:
         state = self._state
         runs = state.phase in (RUNNING, SAVING, STOPPING)
-        self._next_beat = time.monotonic() + beat_s(self._plan)
-        write_orders(
-            self._run.morph,
-            Orders(
-                session=self._session,
-                attempt=state.attempt if runs else -1,
-                nodes=state.members if runs else (),
-                fenced=state.fenced,
-                end=state.phase == ENDED,
-                back=state.requeue,
-                beat=round(time.time(), 3),
-                ending=state.phase == STOPPING,
-                trained=runs and self._cost.trained == state.attempt,
-            ),
+        self._ordered_at = time.monotonic()
+        orders = Orders(
+            session=self._session,
+            attempt=state.attempt if runs else -1,
+            nodes=state.members if runs else (),
+            fenced=state.fenced,
+            end=state.phase == ENDED,
+            back=state.requeue,
+            beat=round(time.time(), 3),
+            ending=state.phase == STOPPING,
+            trained=runs and self._cost.trained == state.attempt,
+            epoch=self._epoch,
         )
+        write_orders(self._run.morph, orders)
+        self._link.tell_orders(orders)
 
     def _judge(self, number: int) -> Judged:
         attempt = self._run.attempt(number)
@@ -308,9 +396,35 @@ class Manager:
         if self._facts.is_own and self._saved < 0:
             self._tell(self._measure(attempt, has_left=kind == LEFT))
         self._write_outcome(attempt, outcome)
+        if self._is_cancelled():  # its ask to save came to ranks that were leaving
+            self._tell(CalledToEnd(CANCELLED))
+        full = self._find_full(number, outcome) if kind == FAILED else ""
+        if full:
+            self._say(f"the next attempt waits for room in {full} ({describe_room(Path(full))})")
+            with contextlib.suppress(OSError):
+                facts = {"attempt": number, "folder": full}
+                append_event(self._run.morph_events, NO_ROOM, **facts)
+            return Judged(kind, outcome.code, outcome.reason, no_room=full)
         culprit = self._find_culprit(attempt, outcome)
         repeats = self._explain_repeat(attempt, outcome) if kind == FAILED else ""
         return Judged(kind, outcome.code, outcome.reason, culprit, repeats)
+
+    def _find_full(self, number: int, outcome: Outcome) -> str:
+        """The folder that had no room for what the ranks wrote, and has none yet; or had none when
+        they named it, which is believed once in a row."""
+        if not lacks_room(outcome.reason):
+            return ""
+        full = find_full(self._run.path, self._store)
+        before = read_outcome(self._run.attempt(number - 1)) if number else None
+        if full is None and (before is None or not lacks_room(before.reason)):
+            folders = (self._store, self._run.path)
+            full = next((one for one in folders if one and str(one) in outcome.reason), None)
+        return "" if full is None else str(full)
+
+    @property
+    def _store(self) -> Optional[Path]:
+        folder = self._facts.checkpoint_folder
+        return None if folder is None else self._run.path / folder
 
     def _is_done(self, attempt: AttemptFolder) -> bool:
         """True where ranks that exited with 0 came to the end of the training.
@@ -361,8 +475,9 @@ class Manager:
         """The job's end, told as that of its last attempt, for whoever looks there; or of one that
         never started."""
         number = max(self._state.attempt, self._state.earlier + 1)
+        while not self._claim(number):
+            number += 1
         attempt = self._run.attempt(number)
-        attempt.make()
         was = read_outcome(attempt)
         blank = Outcome(action.code, action.reason, None, None, None, [], round(time.time(), 3))
         with contextlib.suppress(OSError):
@@ -376,11 +491,15 @@ class Manager:
         """Wait a little for the nodes to go by themselves."""
         deadline = time.monotonic() + HOME_S
         while time.monotonic() < deadline:
-            before = {s: p.count for s, p in read_presences(self._run.morph, self._session).items()}
+            before = self._count_signs()
             self._signals.wait(2 * beat_s(self._plan))
-            after = {s: p.count for s, p in read_presences(self._run.morph, self._session).items()}
-            if before == after:
+            if self._count_signs() == before:
                 return
+
+    def _count_signs(self) -> Dict[int, int]:
+        self._link.step()
+        files = read_presences(self._run.morph, self._session)
+        return {seat: item.count for seat, item in self._link.merge(files, self._session).items()}
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):

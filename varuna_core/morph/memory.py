@@ -68,7 +68,7 @@ def sweep(own: Path) -> None:
 
 def _hold(path: Path) -> Optional[int]:
     """The lock of this file; None where another has it, or removed the file meanwhile."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE_FILE)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.path.samestat(os.fstat(fd), os.stat(path)):

@@ -110,6 +110,20 @@ class Judged:
     """The node on which it failed, where that is one of them."""
     repeats: str = ""
     """Why its failure is that of the attempt before, where that ends the run."""
+    no_room: str = ""
+    """The folder for want of whose room it ended: no fault of the program."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The number of this attempt belongs to an earlier session, whose manager came late."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RoomFound:
+    """There is room again where the last attempt found none."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +133,7 @@ class Tick:
 
 Input = Union[
     Joined, Lost, AskedToLeave, RanksEnded, RankFailed, CalledToLeave, CalledToEnd, Saved,
-    Judged, Tick,
+    Judged, Taken, RoomFound, Tick,
 ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ So there is no thread here, and whoever kills this process has killed the node's
 Standby (`morph standby`) is the agent of the next attempt, started while this one trains, with
 ranks that wait. It is used by one attempt, or by none:
 
-    daemon ── starts ──► standby: starts ranks, which import and wait (agent/standby_ranks.py)
+    daemon ── starts ──► standby: starts ranks, which import and wait (agent/setup/standby_ranks.py)
            ── {"attempt": 3, "node": 1} ──► the agent of attempt 3, as if started for it
            ── the end of our input ──► goes
 """
@@ -25,7 +25,7 @@ import sys
 import time
 import uuid
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Sequence
 
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
@@ -33,13 +33,16 @@ from varuna_core.agent.processes.process import own_environment, start_agent
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.agent.setup.ranks import Meeting
 from varuna_core.agent.setup.site import STOPPED, Refusal, find_index, host_name, load_plan
-from varuna_core.agent.standby_ranks import StandbyRanks
+from varuna_core.agent.setup.standby_ranks import StandbyRanks
+from varuna_core.morph.headless import give_back, most_wait_s
+from varuna_core.morph.links import FILE_S, DaemonLink
 from varuna_core.morph.memory import Home
 from varuna_core.morph.orders import (
     ENDED,
     GONE,
     IDLE,
     RUNNING,
+    Newest,
     Orders,
     Presence,
     Task,
@@ -49,12 +52,11 @@ from varuna_core.morph.orders import (
     write_presence,
 )
 from varuna_core.records.exits import NOT_READY
+from varuna_core.records.files import append_line
 from varuna_core.records.memory_copies import HOME, list_held
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 
-RETURN_S = 30.0
-"""For a manager that was killed to be started again, beyond what silence is allowed to a node."""
 GAP_S = 5.0
 """We ourselves stood still if a look comes so late: then nobody was silent."""
 
@@ -66,20 +68,23 @@ class ManagerLiveness:
     nobody to own the run. Only time in which the orders could be read counts.
     """
 
-    def __init__(self, lost_s: float) -> None:
-        self.limit_s = lost_s + RETURN_S
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
         self._beat: Optional[float] = None
         self._looked: Optional[float] = None
         self._silent_s = 0.0
+        self._was_linked = False
 
-    def is_lost(self, beat: Optional[float], now: float) -> bool:
-        """`beat` is the manager's sign of life; None where it cannot be told."""
+    def is_lost(self, beat: Optional[float], now: float, *, is_linked: bool = False) -> bool:
+        """`beat` is the manager's sign of life; None where it is not known. What the orders'
+        file says when a connection has just ended is older than its last word."""
         gap = 0.0 if self._looked is None else now - self._looked
         self._looked = now
         if beat is None or gap > GAP_S:
             return False
-        self._silent_s = 0.0 if beat != self._beat else self._silent_s + gap
-        self._beat = beat
+        is_new = beat != self._beat and (is_linked or not self._was_linked)
+        self._silent_s = 0.0 if is_new else self._silent_s + gap
+        self._beat, self._was_linked = beat, is_linked
         return self._silent_s > self.limit_s
 
 
@@ -135,13 +140,13 @@ def run_node_daemon(
     plan: Plan,
     session: str,
     given_index: Optional[int],
-    orphaned: str = "",
+    orphaned: Sequence[str] = (),
     tether: Optional[int] = None,
 ) -> int:
     """Run this node until its job ends; 0 when the run ended, whatever its ranks came to.
 
-    Without a session of its own it is a guest (orders.py). `orphaned` is a line of shell that this
-    process becomes where the manager is gone for good: it gives the job back to the scheduler.
+    Without a session of its own it is a guest (orders.py). `orphaned` are lines of shell that give
+    the job back to the scheduler where the manager is gone for good (headless.py).
     `tether` is an input by which whoever started us over ssh tells that it lives.
     """
     seat = find_index(plan, given_index, os.environ)
@@ -166,7 +171,7 @@ def run_node_daemon(
         if home is not None:
             home.close()
     if node.is_orphaned and orphaned:
-        os.execvp("sh", ["sh", "-c", orphaned])
+        give_back(run.morph, session, orphaned, node.rest, most_wait_s(plan))
     return code
 
 
@@ -201,7 +206,8 @@ class NodeDaemon:
         self._child: Optional[subprocess.Popen[bytes]] = None
         self._is_guest = not me.session
         self.is_orphaned = False
-        self._manager = ManagerLiveness(plan.timing.lost_s)
+        return_s = 0.0 if plan.morphing is None else plan.morphing.return_s
+        self._manager = ManagerLiveness(plan.timing.lost_s + return_s)
         self._is_mute = False
         """Our own sign of life did not land: then the manager's may not either."""
         self._manager_beat = 0.0
@@ -210,6 +216,10 @@ class NodeDaemon:
         self._next_since = -1
         """The attempt during which one was started: at most one in each."""
         self._knows_session = False
+        self._newest = Newest()
+        self._history = run.morph.history(me.seat, me.key)
+        self._link = DaemonLink(run, plan, me, self._say)
+        self._next_file = 0.0
         self._next_beat = 0.0
         self._begun = time.monotonic()
         self._leaving = ""
@@ -221,7 +231,9 @@ class NodeDaemon:
             if self._leaving and self._child is None:
                 self._say(f"leaving: {self._leaving}")
                 self._change(state=GONE)
+                self._link.close()
                 return STOPPED if self._signals.ending else 0
+            self._exchange()
             self._handle_signals()
             if not self._leaving:
                 self._follow_orders()
@@ -229,7 +241,24 @@ class NodeDaemon:
                 self._child.kill()
             if time.monotonic() >= self._next_beat:
                 self._beat()
-            self._signals.wait(poll_s(self._plan))
+            self._signals.wait(poll_s(self._plan), self._link.fds)
+
+    def _exchange(self) -> None:
+        was_up = self._link.is_up
+        self._link.step()
+        if self._link.is_up != was_up:  # the manager is to know us; or the file is to say it
+            self._next_beat = 0.0
+
+    def _read_orders(self) -> Optional[Orders]:
+        orders = self._link.orders if self._link.is_up else read_orders(self._run.morph)
+        return self._newest.take(orders)
+
+    def rest(self, seconds: float) -> bool:
+        """Wait so long; False where a signal asks this node to end."""
+        until = time.monotonic() + seconds
+        while self._signals.ending is None and time.monotonic() < until:
+            self._signals.wait(until - time.monotonic())
+        return self._signals.ending is None
 
     def _handle_signals(self) -> None:
         for number in self._signals.take_forwarded():
@@ -239,7 +268,7 @@ class NodeDaemon:
             self._leave(self._signals.ending)
 
     def _follow_orders(self) -> None:
-        orders = read_orders(self._run.morph)
+        orders = self._read_orders()
         if self._is_guest and orders is not None:
             self._follow_as_guest(orders)
         is_ours = orders is not None and orders.session == self._me.session
@@ -251,8 +280,10 @@ class NodeDaemon:
         if self._is_guest and not is_ours:
             return
         if self._knows_session and not self._is_guest:
-            beat = orders.beat if orders is not None and is_ours and not self._is_mute else None
-            if self._manager.is_lost(beat, time.monotonic()):
+            is_mute = self._is_mute and not self._link.is_up
+            beat = orders.beat if orders is not None and is_ours and not is_mute else None
+            is_linked = self._link.is_up
+            if self._manager.is_lost(beat, time.monotonic(), is_linked=is_linked):
                 self.is_orphaned = True
                 silent_s = self._manager.limit_s
                 self._leave(
@@ -292,12 +323,14 @@ class NodeDaemon:
             self._end_ranks()
             return
         self._knows_session = True
+        self._note("join", session=orders.session)
         key = uuid.uuid4().hex
         self._change(session=orders.session, key=key, attempt=-1, state=IDLE, code=0)
 
     def _start(self, task: Task) -> None:
         assert task.attempt is not None
         number = str(task.attempt)
+        self._note("start", attempt=task.attempt)
         self._change(attempt=task.attempt, state=RUNNING, code=0)
         try:
             if task.node == 0:  # where rank 0 will be: its address and a port that is free here
@@ -337,12 +370,14 @@ class NodeDaemon:
         if code is not None:
             self._child, self._kill_at = None, float("inf")
             state = GONE if self._leaving else ENDED
+            self._note("end", attempt=self._me.attempt, code=code)
             self._change(state=state, code=128 - code if code < 0 else code)
 
     def _leave(self, reason: str) -> None:
         if self._leaving:
             return
         self._leaving = reason
+        self._note("leave", reason=reason)
         if self._next is not None:
             self._next.kill()  # and so its ranks
             self._next.wait()
@@ -356,17 +391,28 @@ class NodeDaemon:
 
     def _change(self, **changes: object) -> None:
         self._me = replace(self._me, **changes)  # type: ignore[arg-type]
+        self._next_file = 0.0
         self._beat()
 
     def _beat(self) -> None:
         held = () if self._home is None else list_held(self._home.path)
         self._me = replace(self._me, count=self._me.count + 1, held=held)
         self._next_beat = time.monotonic() + beat_s(self._plan)
+        self._link.tell(self._me)
+        if self._link.is_up and time.monotonic() < self._next_file:
+            return
         try:
             write_presence(self._run.morph, self._me)
+            self._next_file = time.monotonic() + FILE_S
             self._is_mute = False
         except OSError:  # on a full disk the next one may land
             self._is_mute = True
+
+    def _note(self, what: str, **facts: object) -> None:
+        """A line in the history of what was obeyed, which benchmarks/chaos checks."""
+        own = {"what": what, "epoch": self._newest.epoch, "session": self._me.session}
+        with contextlib.suppress(OSError):
+            append_line(self._history, {"time": round(time.time(), 3), **own, **facts})
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):

@@ -22,6 +22,7 @@ from varuna_core.morph.messages import (
 from varuna_core.morph.orders import ENDED, GONE, Presence
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.morphing import RUNNING, SAVING, STOPPING, ManagerState, get_seat
+from varuna_core.records.requests import HAS_LEFT
 
 SUSPECT_BEATS = 8.0
 """So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
@@ -109,7 +110,7 @@ class NodeObserver:
             return [Lost(name, f"the agent of {host} was replaced by another one")]
         host = item.host if item is not None else f"node {seat}"
         if item is not None and item.state == GONE:
-            return [Lost(name, f"{host} has left: its job ends, or somebody ended its agent")]
+            return [Lost(name, f"{host} {HAS_LEFT}")]
         silent_s = now - self._signs[name][1]
         if self._is_silent(state, self._signs[name][1], now):
             return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]

@@ -1,23 +1,25 @@
 """Orders and presences: files by which manager and nodes talk, each with one writer.
 
-    nodes/<seat>.json   an agent's sign of life: who it is, which attempt it runs or has ended
-    orders.json         the manager's word to all: which attempt, who takes part, who is out
+    nodes/<seat>.json        an agent's sign of life: who it is, which attempt it runs or has ended
+    epochs/<n>.orders.json   the manager's word to all: which attempt, who takes part, who is out
 
 A seat is a node's index in the run's plan. An agent makes itself a key when it starts, and seat and
 key name it: the agent that takes over a seat is another node, and one that was fenced stays so.
 The session is the one start of the batch script that an agent belongs to. Agents of another job of
 the run (one that joined, the other groups of a split run) are guests: they have no session of their
-own, and take part in that of the orders, one after the other. No port is opened: who can write
-these files (0600, in a folder of 0700) is the run's own user.
+own, and take part in that of the orders, one after the other. The epoch is one start of a manager:
+the last one that was claimed counts, and no agent goes back from one (`Newest`). Connections carry
+the same (links.py), so that files are written and read seldom: who can write these files (0600, in
+a folder of 0700), or knows the secret that lies beside them, is the run's own user.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import AbstractSet, Any, Dict, NamedTuple, Optional, Tuple
 
-from varuna_core.records.files import list_names, read_json, write_json
-from varuna_core.records.morphing import name_node
+from varuna_core.records.files import expect_types, list_names, read_json, write_json
+from varuna_core.records.morphing import find_epoch, name_node, read_claim
 from varuna_core.records.runfolder import MorphFolder
 
 IDLE, RUNNING, ENDED, GONE = "idle", "running", "ended", "gone"
@@ -49,10 +51,11 @@ class Presence:
 
 @dataclass(frozen=True)
 class Orders:
-    """orders.json."""
+    """<epoch>.orders.json."""
 
     session: str
     attempt: int
+    """-1 where none is to run."""
     nodes: Tuple[str, ...]
     """Who takes part: the first has node index 0 in the attempt's plan, and so on."""
     fenced: Tuple[str, ...]
@@ -65,6 +68,8 @@ class Orders:
     """Whether the attempt is being stopped: nodes then give a sign of life at each look."""
     trained: bool = False
     """Whether the attempt has done a step: from then on nodes prepare for the next one."""
+    epoch: int = -1
+    """The manager's; a later one's orders count."""
 
 
 class Task(NamedTuple):
@@ -84,15 +89,27 @@ def write_presence(folder: MorphFolder, value: Presence) -> None:
     write_json(folder.node(value.seat), asdict(value), lasts=False)
 
 
-def read_presences(folder: MorphFolder, session: str) -> Dict[int, Presence]:
-    """The agents of this session that gave a sign of life, by seat."""
+def read_presences(
+    folder: MorphFolder, session: str, besides: AbstractSet[int] = frozenset()
+) -> Dict[int, Presence]:
+    """The agents of this session that gave a sign of life, by seat, `besides` those that say so
+    themselves."""
     found = {}
     for name in list_names(folder.nodes):
-        value = read_json(folder.nodes / name) if name[:-5].isdigit() else None
-        presence = _parse(Presence, value)
+        is_asked = name[:-5].isdigit() and int(name[:-5]) not in besides
+        value = read_json(folder.nodes / name) if is_asked else None
+        presence = parse_presence(value)
         if presence is not None and presence.session == session:
-            found[presence.seat] = replace(presence, held=tuple(presence.held))
+            found[presence.seat] = presence
     return found
+
+
+def parse_presence(value: Any) -> Optional[Presence]:
+    """From the dict of its file; None where it is another one's."""
+    presence = _parse(Presence, value)
+    if not isinstance(presence, Presence):
+        return None
+    return replace(presence, held=tuple(presence.held))
 
 
 def read_leave(folder: MorphFolder) -> Dict[int, str]:
@@ -106,15 +123,41 @@ def read_leave(folder: MorphFolder) -> Dict[int, str]:
 
 
 def write_orders(folder: MorphFolder, value: Orders) -> None:
-    write_json(folder.orders, asdict(value))
+    write_json(folder.orders(value.epoch), asdict(value))
 
 
 def read_orders(folder: MorphFolder) -> Optional[Orders]:
-    list_names(folder.path)  # makes NFS look anew
-    found = _parse(Orders, read_json(folder.orders))
+    """The orders of the newest epoch; where it has none yet, orders to do nothing."""
+    epoch = find_epoch(folder)
+    found = parse_orders(read_json(folder.orders(epoch)))
+    if found is not None:
+        return found
+    claim = read_claim(folder, epoch)
+    if claim is None:
+        return None
+    return Orders(claim.session, -1, (), (), end=False, epoch=epoch)
+
+
+def parse_orders(value: Any) -> Optional[Orders]:
+    """From the dict of their file; None where it is another one's."""
+    found = _parse(Orders, value)
     if not isinstance(found, Orders):
         return None
     return replace(found, nodes=tuple(found.nodes), fenced=tuple(found.fenced))
+
+
+class Newest:
+    """The newest orders that an agent has seen: those of an earlier epoch count for nothing,
+    wherever they come from."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+
+    def take(self, orders: Optional[Orders]) -> Optional[Orders]:
+        if orders is None or orders.epoch < self.epoch:
+            return None
+        self.epoch = orders.epoch
+        return orders
 
 
 def follow(orders: Optional[Orders], me: Presence, *, knows_session: bool) -> Task:
@@ -146,6 +189,6 @@ def is_for_guest(orders: Orders, me: Presence) -> bool:
 
 def _parse(kind: Any, value: Any) -> Any:
     try:
-        return kind(**value) if isinstance(value, dict) else None
+        return expect_types(kind(**value)) if isinstance(value, dict) else None
     except TypeError:
         return None  # of another version: as good as missing

@@ -112,7 +112,9 @@ def measure_network(
         return Network(links={}, all_reduces={})
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/profile/{next(_numbers)}"
-    transport = choose_transport(crew.device, store, key, crew.rank, crew.world_size)
+    transport = choose_transport(
+        crew.device, store, key, crew.rank, crew.world_size, may_share=crew.may_share
+    )
     links: dict[LinkKey, LinkTime] = {}
     for pair in choose_pairs(crew.places):
         kinds = crew.places[pair.a].kind, crew.places[pair.b].kind

@@ -196,7 +196,9 @@ class Measuring:
             world = self.crew.world_size
             places = "".join(f"{entry};" for entry in range(world // self.tensor))
             stages = parse_stage_map(places, world, self.tensor)
-            self.group = connect_sharing(stages, self.crew.rank, self.crew.device, HANG_S)
+            self.group = connect_sharing(
+                stages, self.crew.rank, self.crew.device, HANG_S, self.crew.may_share
+            )
         try:
             found = self._build(build)
             self._grow(make_inputs, sizes, found, limit_s)

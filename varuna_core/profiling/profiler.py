@@ -40,12 +40,12 @@ from varuna_core.profiling.profile_file import (
 )
 from varuna_core.profiling.ranks import Crew
 from varuna_core.records.training import name_profile_file
+from varuna_core.runtime.comm.devices import may_share, take_device
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.engine.microbatch import GetBatch
 from varuna_core.runtime.optim.optimizers import build_optimizer
 from varuna_core.runtime.optim.precision import choose_precision
 from varuna_core.runtime.optim.updates import build_loss_scale
-from varuna_core.runtime.settings import find_device
 from varuna_core.runtime.split.split import Split, split_model
 
 LARGEST = 64
@@ -88,14 +88,14 @@ class Profiler:
         usual ones. `prepare` is given each segment's module before it is measured. `say` hears of
         the progress on rank 0.
         """
-        self.model, self.device = model, find_device(device, local_rank)
+        self.model, self.device = model, take_device(device, local_rank)
         self.precision = choose_precision(fp16, precision)
         self.degrees = (tensor,) if isinstance(tensor, int) else tuple(tensor)
         self.shared_weights, self.tensor_plan = shared_weights, tensor_plan
         self.name, self.digest = name or type(model).__name__, digest
         self.samples, self.groups, self.seed = max(1, samples), groups, seed
         self.prepare, self.limit_s = prepare, limit_s
-        self.crew = Crew(self.device, kind)
+        self.crew = Crew(self.device, kind, may_share(device))
         for degree in self.degrees:
             if degree < 1 or self.crew.world_size % degree:
                 raise ValueError(f"tensor {degree}: it must divide {self.crew.world_size} ranks")

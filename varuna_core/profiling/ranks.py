@@ -52,11 +52,14 @@ def name_kind(device: torch.device) -> str:
 class Crew:
     """All ranks, and what they tell one another; alone without a process group."""
 
-    def __init__(self, device: torch.device, kind: str | None = None) -> None:
+    def __init__(
+        self, device: torch.device, kind: str | None = None, may_share: bool = False
+    ) -> None:
+        """`may_share` was said of this rank's GPU (comm/devices.py)."""
         is_joined = dist.is_initialized()
         self.rank = dist.get_rank() if is_joined else 0
         self.world_size = dist.get_world_size() if is_joined else 1
-        self.device = device
+        self.device, self.may_share = device, may_share
         alone = self.world_size == 1
         self._group: Any = None if alone else dist.new_group(backend="gloo", timeout=NO_TIMEOUT)
         self.places: list[ProfiledRank] = self.gather(

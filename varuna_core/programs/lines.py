@@ -1,4 +1,4 @@
-"""Megatron's log lines, by the ranks that print them there, and TensorBoard's scalars.
+"""Megatron's log lines, by the ranks that print them there.
 
 the block of settings       the first rank of each node
 iteration, validation       the last rank
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varuna_core.programs.place import Place, ProgramError
+from varuna_core.programs.place import Place
 from varuna_core.records.logs.training_log import (
     BEGIN,
     Iteration,
@@ -54,7 +54,6 @@ class RankLines:
         """Steps of this start."""
 
         self._run = _find_run()
-        self._board = self._open_board() if training.tensorboard and place.is_last else None
         self._since = time.perf_counter()
         self._begin_interval()
         self._has_told_memory = False
@@ -127,15 +126,10 @@ class RankLines:
     def tell_validation(self, step: int, loss: Tensor) -> None:
         if self.place.is_last:
             _say(format_validation(step, {LOSS: loss.item()}))
-        self._add_scalars(step, {f"{LOSS} validation": loss.item()})
 
     def end(self) -> None:
         if self.place.rank == 0:
             _say(format_phase("after training is done", _now()))
-
-    def close(self) -> None:
-        if self._board is not None:
-            self._board.close()
 
     # The lines.
 
@@ -159,7 +153,6 @@ class RankLines:
         )
         if self.place.is_last:
             _say(format_iteration(line))
-        self._add_scalars(step, _list_scalars(line))
         if not self._has_told_memory and self.model.replica == 0:
             _say(format_memory(measure_memory(self.place, step)))
         self._has_told_memory = True
@@ -190,24 +183,6 @@ class RankLines:
             "PROFILE": int(training.timeline),
         }
 
-    # TensorBoard.
-
-    def _open_board(self) -> Any:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ProgramError(
-                "train.tensorboard needs the package tensorboard, which the ranks' Python lacks: "
-                "pip install tensorboard, or set it to false"
-            ) from None
-        folder = Path("tensorboard") if self._run is None else self._run.tensorboard
-        return SummaryWriter(str(folder))
-
-    def _add_scalars(self, step: int, scalars: dict[str, float]) -> None:
-        if self._board is not None:
-            for name, value in scalars.items():
-                self._board.add_scalar(name, value, step)
-
 
 def spell_partition(model: Varuna) -> str:
     """Blocks of each stage, as a conf has them."""
@@ -231,17 +206,6 @@ def measure_memory(place: Place, step: int) -> MemoryLine:
         most = max(now, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
         amounts = (now, most, now, most)
     return MemoryLine(place.rank, step, *(round(amount / MB, 1) for amount in amounts))
-
-
-def _list_scalars(line: Iteration) -> dict[str, float]:
-    named = {
-        "learning rate": line.learning_rate,
-        "iteration time (ms)": line.time_ms,
-        "grad norm": line.grad_norm,
-        "loss scale": line.loss_scale,
-        **line.losses,
-    }
-    return {name: value for name, value in named.items() if value is not None}
 
 
 def _find_run() -> RunFolder | None:

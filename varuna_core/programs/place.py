@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.records.layout import build_stages, encode_stage_map
+from varuna_core.runtime.comm.devices import take_device
 from varuna_core.runtime.comm.links import join_ranks
 
 
@@ -49,11 +50,7 @@ def find_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.e
                 f"{world} ranks do not make pipelines of {pipeline}{shared}: change one"
             )
         stage_map = encode_stage_map(build_stages(pipeline, replicas, "pipeline"))
-    device = torch.device("cpu")
-    if torch.cuda.is_available():
-        device = torch.device("cuda", local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    elif environ.get("VJOB_RUN"):
+    if not torch.cuda.is_available() and environ.get("VJOB_RUN"):
         refuse_missing_gpus(environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda)
     return Place(
         rank=rank,
@@ -61,7 +58,7 @@ def find_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.e
         local_rank=local_rank,
         stage_map=stage_map,
         tensor=tensor,
-        device=device,
+        device=take_device(local_rank=local_rank if torch.cuda.is_available() else -1),
     )
 
 

@@ -3,7 +3,7 @@
 `vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
 the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
 it, the rank measures what the model costs and does not train. With `--standby` it imports, waits,
-and trains what its standard input says (varuna_core/agent/standby_ranks.py).
+and trains what its standard input says (varuna_core/agent/setup/standby_ranks.py).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import gc
 import logging
 import os
 import sys
@@ -37,6 +38,7 @@ def run() -> NoReturn:
         os._exit(code)
 
     atexit.register(end)  # the first one is the last that is called
+    gc.disable()  # until the model is built: there is no garbage among what is imported
     try:
         sys.exit(main())
     except SystemExit as exit:  # also of ranks that were asked to save and leave
@@ -64,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         import torch  # noqa: F401 # said here, not in a traceback
     except ModuleNotFoundError as error:
         print(
-            f"pretrain: {error} for {sys.executable}: pip install 'vjob[train]' there, or set "
-            "container.image to an image that has it",
+            f"pretrain: {error} for {sys.executable}: pip install '.[train]' with it in vjob's "
+            "checkout, or set container.image to an image that has it",
             file=sys.stderr,
         )
         return 1
@@ -116,6 +118,7 @@ def _profile(wanted: argparse.Namespace) -> None:
     place = find_place(training.pipeline, training.tensor)
     join(place)
     copy = wanted.training.with_name("profile.json")
+    gc.enable()
     profile_training(
         training, place, wanted.profile, copy, sizes=wanted.sizes, degrees=wanted.tensor
     )
@@ -125,16 +128,18 @@ def _profile(wanted: argparse.Namespace) -> None:
 def _train(path: Path) -> None:
     from varuna_core.programs.place import find_place, join, leave
     from varuna_core.programs.training import Trainer, open_trace
+    from varuna_core.records.logs.trace import find_trace_file
     from varuna_core.runtime.saving.preemption import ignore_calls
 
     training = _read(path)
     place = find_place(training.pipeline, training.tensor)
-    trace_path = os.environ.get("VJOB_TRACE")
     trace = None
-    if trace_path and training.timeline:
-        trace = open_trace(training, place, Path(trace_path))
+    if os.environ.get("VJOB_TRACE") and training.timeline:
+        trace = open_trace(training, place, find_trace_file(os.environ))
     join(place)
     trainer = Trainer(training, place, trace)
+    gc.freeze()  # what is there stays: torch's own objects are never looked through
+    gc.enable()
     trainer.run()
     ignore_calls()  # all is saved
     trainer.close()

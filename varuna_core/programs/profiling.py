@@ -61,7 +61,8 @@ def profile_training(
 
     profiler = Profiler(
         model,
-        place.device,
+        place.device.type,
+        local_rank=place.local_rank,
         precision=training.precision,
         tensor=wanted,
         tensor_plan=plans[-1],

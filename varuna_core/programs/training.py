@@ -114,7 +114,8 @@ def build_varuna(
         source.read(TRAIN, range(training.micro_batch_size)),
         training.global_batch_size,
         training.micro_batch_size,
-        device=place.device,
+        local_rank=place.local_rank,
+        device=place.device.type,
         partition=training.partition,
         schedule=training.schedule,
         stages_per_rank=count_stages_per_rank(training.schedule, training.partition, depth),
@@ -272,7 +273,7 @@ class Trainer:
             if self.training.saved >= 0:
                 raise ProgramError(
                     f"this run saved iteration {self.training.saved} in {folder}, and it is "
-                    "there no more: is the disk there? To train from the beginning, submit anew"
+                    "missing now: is the disk mounted? To train from the beginning, submit again"
                 ) from None
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
 
@@ -297,7 +298,7 @@ class Trainer:
         if consumed != steps * size:
             raise ProgramError(
                 f"the checkpoint has consumed {consumed} samples in {steps} steps, and "
-                f"train.global_batch_size is {size}: go on with {consumed // steps}"
+                f"train.global_batch_size is {size}: continue with {consumed // steps}"
             )
 
     # The loop.
@@ -347,7 +348,7 @@ class Trainer:
         if self.trace is not None:
             self.trace.end_step()
         if _divides(training.evaluate_every, step):
-            with self.lines.apart():
+            with self._span("evaluate"), self.lines.apart():
                 self.lines.tell_evaluation(training.evaluate_steps * training.global_batch_size)
                 self.lines.tell_validation(step, self._evaluate(step))
 
@@ -416,7 +417,6 @@ class Trainer:
     def close(self) -> None:
         """After the last step, on every rank."""
         self.model.close()
-        self.lines.close()
         if self.trace is not None:
             self.trace.close()
 

@@ -5,13 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
-from varuna_core.records.files import list_names, read_json
+from varuna_core.records.files import (
+    NO_ROOM,
+    list_names,
+    open_file,
+    read_json,
+    write_atomic,
+    write_json,
+)
 
 NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed|damaged))?")
 MANIFEST = "manifest.json"
@@ -96,6 +104,98 @@ def list_damaged(store: Path) -> list[Damaged]:
 
 
 @dataclass(frozen=True)
+class Skipped:
+    """Saves in a row that the folder of checkpoints could not take."""
+
+    iteration: int
+    """Of the last one."""
+    count: int
+    since: float
+    folder: str
+    reason: str
+    no_room: bool
+    """False where the disk or the file server failed."""
+    waits: bool = False
+    """The last one is tried again and again: nothing is trained meanwhile."""
+
+
+def note_skipped(path: Path, store: Path, one: Skipped) -> None:
+    """Add this save to those in a row, if it can be written; several ranks may note the same."""
+    before = parse_skipped(read_json(path))
+    if before is not None:
+        newest = find_newest(store)
+        is_same = before.iteration == one.iteration
+        if before.iteration > one.iteration or (is_same and before.waits == one.waits):
+            return
+        if is_same or newest is None or newest.step <= before.iteration:
+            one = replace(one, count=before.count + (not is_same), since=before.since)
+    with contextlib.suppress(OSError):
+        write_json(path, asdict(one))
+
+
+def parse_skipped(value: Any) -> Optional[Skipped]:
+    """None where it is not what `note_skipped` writes."""
+    if not isinstance(value, dict):
+        return None
+    iteration, count, since = (value.get(name) for name in ("iteration", "count", "since"))
+    folder, reason = value.get("folder"), value.get("reason")
+    if not (isinstance(iteration, int) and isinstance(count, int) and isinstance(folder, str)):
+        return None
+    if not (isinstance(since, (int, float)) and isinstance(reason, str)):
+        return None
+    no_room, waits = (value.get(name) is True for name in ("no_room", "waits"))
+    return Skipped(iteration, count, float(since), folder, reason, no_room, waits)
+
+
+_LACKS_ROOM = re.compile(
+    r"No space left on device|[Dd]isk quota exceeded|\[Errno (28|122)\]|\bNoRoom\b"
+)
+_PROBE_BYTES = 1 << 20
+
+
+def lacks_room(reason: str) -> bool:
+    """True if the last line of a rank says that a disk or a quota was full."""
+    return _LACKS_ROOM.search(reason) is not None
+
+
+def find_full(run: Path, store: Optional[Path]) -> Optional[Path]:
+    """The run folder, or that of its checkpoints, if it has no room to go on with: for another
+    checkpoint like the newest there is."""
+    if not _has_room(run, _PROBE_BYTES):
+        return run
+    if store is None or _has_room(store, _PROBE_BYTES + _measure_newest(store)):
+        return None
+    return store
+
+
+def _measure_newest(store: Path) -> int:
+    newest = list_complete(store)[-1:]
+    try:
+        return sum(one.stat().st_size for found in newest for one in found.path.iterdir())
+    except OSError:
+        return 0
+
+
+def _has_room(folder: Path, num_bytes: int) -> bool:
+    """By what the disk says, and by a file: of a quota only that tells."""
+    place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
+    if place is None:
+        return True
+    path = place / f".room.{os.uname().nodename}.{os.getpid()}"
+    try:
+        facts = os.statvfs(place)
+        if facts.f_bavail * facts.f_frsize < num_bytes:
+            return False
+        write_atomic(path, " " * _PROBE_BYTES)
+        path.unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return error.errno not in NO_ROOM  # of anything else nobody need wait for the end
+    return True
+
+
+@dataclass(frozen=True)
 class Newest:
     """The newest complete checkpoint of a folder."""
 
@@ -120,7 +220,7 @@ def _read_manifest(complete: Complete) -> Optional[Newest]:
 
 def _read_tracker(path: Path) -> Optional[Newest]:
     try:
-        with path.open("rb") as handle:
+        with open_file(path) as handle:
             match = re.fullmatch(rb"(?:global_step)?(\d{1,18})", handle.read(100).strip())
             written = os.fstat(handle.fileno()).st_mtime
             return None if match is None else Newest(int(match[1]), written)

@@ -1,18 +1,28 @@
 """Exits of ranks, and the outcome of an attempt: the first rank to fail is the culprit.
 
 srun's own exit code hides the culprit (a rank's exit 9 shows as 143 once its peers were killed),
-so each agent writes one file a rank and the verdict is made from those.
+so each agent writes how its ranks ended and the verdict is made from those.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import signal
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Iterable
 
-from varuna_core.records.files import list_names, read_json, reserve, write_json, write_reserved
+from varuna_core.records.files import (
+    expect_types,
+    list_names,
+    read_json,
+    reserve,
+    write_atomic,
+    write_json,
+    write_reserved,
+)
 from varuna_core.records.plan import Plan
 from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import AttemptFolder
@@ -22,12 +32,13 @@ NODE_LOST = 113
 NOT_READY = 112
 """Exit code of an attempt that preflight refused or whose nodes never met."""
 EXIT_RESERVE = 4096
-"""Bytes kept for an exit file; its last_error is bounded by the agent to fit."""
+"""Bytes kept for the exit of a rank; its last_error is bounded by the agent to fit."""
+_NAME = re.compile(r"(node-)?\d+\.json")
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """exit/<rank>.json."""
+    """How one rank ended: an item of exit/node-<index>.json."""
 
     rank: int
     node: str
@@ -80,38 +91,87 @@ def rank_exit(
     return RankExit(rank, node, code, name, stopped, started, ended, error)
 
 
-def reserve_exit(attempt: AttemptFolder, rank: int) -> None:
-    """Keep room for the rank's exit file, should its own logs fill the disk."""
-    reserve(attempt.exit_reserve(rank), EXIT_RESERVE)
+class NodeExits:
+    """Exits of a node's ranks, written by its agent: one file, whole at each rank's end.
 
+    It has room for all of them from the start, in blanks: the ranks' own output may fill the disk.
+    """
 
-def write_exit(attempt: AttemptFolder, value: RankExit) -> None:
-    """The exit file, into its reserve where the disk is full."""
-    reserved = attempt.exit_reserve(value.rank)
-    try:
-        write_json(attempt.exit(value.rank), asdict(value))
-    except OSError:
-        if not reserved.exists():
+    def __init__(self, attempt: AttemptFolder, index: int, num_ranks: int) -> None:
+        self._path, self._reserve = attempt.node_exits(index), attempt.exits_reserve(index)
+        self._size = EXIT_RESERVE * num_ranks
+        self._values: list[RankExit] = []
+
+    def reserve(self) -> None:
+        """Keep room for the file."""
+        reserve(self._reserve, self._size)
+
+    def write(self, value: RankExit) -> None:
+        """Add an exit to the file; OSError where there is no room after all."""
+        self._values.append(value)
+        content = {"exits": [asdict(one) for one in self._values]}
+        if self._reserve.exists():
+            write_reserved(self._reserve, self._path, content)
+            return
+        try:
+            write_atomic(self._path, json.dumps(content, ensure_ascii=True).ljust(self._size))
+        except OSError:
+            self._overwrite(content)
+
+    def _overwrite(self, content: Any) -> None:
+        """On a full disk, in the blocks that the file has."""
+        os.rename(self._path, self._reserve)
+        try:
+            write_reserved(self._reserve, self._path, content)
+        except OSError:
+            os.rename(self._reserve, self._path)
             raise
-        write_reserved(reserved, attempt.exit(value.rank), asdict(value))
-        return
-    with contextlib.suppress(OSError):
-        os.unlink(reserved)
 
 
 def read_exits(attempt: AttemptFolder, world: int) -> dict[int, RankExit]:
     """Every rank's exit that landed."""
     found = {}
-    landed = set(list_names(attempt.exit(0).parent))
-    for rank in range(world):
-        if attempt.exit(rank).name not in landed:
-            continue
-        value = read_json(attempt.exit(rank))
-        if isinstance(value, dict):
-            try:
-                found[rank] = RankExit(**value)
-            except TypeError:
-                continue  # written by another version: as good as missing
+    folder = attempt.exit(0).parent
+    for name in list_names(folder):
+        if _NAME.fullmatch(name):
+            for value in parse_exits(read_json(folder / name)):
+                if 0 <= value.rank < world:
+                    found[value.rank] = value
+    return {rank: found[rank] for rank in sorted(found)}
+
+
+def read_exit(attempt: AttemptFolder, plan: Plan, rank: int) -> RankExit | None:
+    """How one rank ended; None as long as nothing says so."""
+    for path in (attempt.node_exits(plan.node_of_rank(rank).index), attempt.exit(rank)):
+        for value in parse_exits(read_json(path)):
+            if value.rank == rank:
+                return value
+    return None
+
+
+def find_exited(attempt: AttemptFolder, plan: Plan, ranks: Iterable[int]) -> set[int]:
+    """Those of these ranks whose exits have landed, by a listing of the folder: a look-up of a name
+    may be answered by a cache."""
+    names = set(list_names(attempt.exit(0).parent))
+    wanted = set(ranks)
+    found = {rank for rank in wanted if attempt.exit(rank).name in names}
+    for index in {plan.node_of_rank(rank).index for rank in wanted - found}:
+        path = attempt.node_exits(index)
+        if path.name in names:
+            found |= wanted & {value.rank for value in parse_exits(read_json(path))}
+    return found
+
+
+def parse_exits(value: Any) -> list[RankExit]:
+    """Exits in the file of a node, or of a rank as before; another version's are as good as
+    missing."""
+    if not isinstance(value, dict):
+        return []
+    listed = value.get("exits", [value])
+    found = []
+    for one in listed if isinstance(listed, list) else []:
+        with contextlib.suppress(TypeError):
+            found.append(expect_types(RankExit(**one)))
     return found
 
 
@@ -165,7 +225,8 @@ def judge_exits(
     stopped = [item for item in exits.values() if item.stopped and item.code != 0]
     if stopped:
         return outcome(143, "stopped from outside before the ranks ended", None, None, None)
-    return outcome(0, f"all {plan.world} ranks exited 0", None, None, None)
+    who = "the one rank" if plan.world == 1 else f"all {plan.world} ranks"
+    return outcome(0, f"{who} exited 0", None, None, None)
 
 
 def read_end(attempt: AttemptFolder) -> str | None:
@@ -184,6 +245,6 @@ def write_outcome(attempt: AttemptFolder, value: Outcome) -> None:
 def read_outcome(attempt: AttemptFolder) -> Outcome | None:
     value = read_json(attempt.outcome)
     try:
-        return Outcome(**value) if isinstance(value, dict) else None
+        return expect_types(Outcome(**value)) if isinstance(value, dict) else None
     except TypeError:
         return None

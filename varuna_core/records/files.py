@@ -7,37 +7,74 @@ nothing here raises for those.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
+import functools
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any, BinaryIO, Iterator, Optional, Tuple, TypeVar
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+STORE_FAILED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN)
+"""Errors of a disk or file server that a later try may not meet."""
 PRIVATE_FILE = 0o600
 PRIVATE_FOLDER = 0o700
+MOST_BYTES = 1 << 28
+"""Of a file that is read whole; none of ours is near it."""
+READ_BYTES = 1 << 16
+GROUP_READS = 0o040
+OTHERS_READ = 0o044
+SHARED_FILE = 0o640
+SHARED_FOLDER = 0o2750
+"""Files that are written into it belong to its group."""
 
 
 def write_atomic(path: Path, text: str, mode: int = PRIVATE_FILE, *, lasts: bool = True) -> None:
     """Write a temporary file beside `path`, sync it, and rename it over `path`.
 
-    What says only that its writer lives need not outlast a power cut: without `lasts` nobody waits
-    for the disk.
+    A file that `vjob share` opened to a group stays open to it. What says only that its writer
+    lives need not outlast a power cut: without `lasts` nobody waits for the disk.
     """
     part = _part_of(path)
+    is_shared = _is_shared(path)
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8", errors="surrogateescape") as handle:
-            handle.write(text)
-            handle.flush()
+        try:
+            if is_shared:
+                with contextlib.suppress(OSError):  # its readers wait for the next `vjob share`
+                    os.fchmod(fd, mode | GROUP_READS)
+            elif mode & OTHERS_READ:
+                os.fchmod(fd, mode)  # whatever the umask is
+            left = memoryview(text.encode("utf-8", "surrogateescape"))
+            while left:  # a file object would ask the file server for the file's attributes too
+                left = left[os.write(fd, left) :]
             if lasts:
-                os.fsync(handle.fileno())
+                os.fsync(fd)
+        finally:
+            os.close(fd)
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to show
             os.unlink(part)
         raise
+
+
+def _is_shared(path: Path) -> bool:
+    """True if the group may read the file, and new ones of its folder are the same group's."""
+    try:
+        old = os.lstat(path)
+        return bool(
+            stat.S_ISREG(old.st_mode)
+            and old.st_mode & GROUP_READS
+            and old.st_uid == os.geteuid()
+            and os.lstat(path.parent).st_mode & stat.S_ISGID
+        )
+    except OSError:
+        return False
 
 
 def _part_of(path: Path) -> Path:
@@ -75,7 +112,7 @@ def write_first(path: Path, value: Any) -> bool:
 
 def _create_exclusively(path: Path, data: bytes) -> bool:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, PRIVATE_FILE)
     except FileExistsError:
         return False
     with os.fdopen(fd, "wb") as handle:
@@ -100,6 +137,30 @@ def write_reserved(reserved: Path, path: Path, value: Any) -> None:
     os.replace(reserved, path)
 
 
+def find_errno(error: BaseException) -> int:
+    """Number of the system's error that this one is or was raised from; 0 without one."""
+    found: Optional[BaseException] = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno:
+            return found.errno
+        found = found.__cause__
+    return 0
+
+
+def describe_room(folder: Path) -> str:
+    """`1.5 GB free`, of the disk where the folder is or would be; empty where nobody tells."""
+    for place in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            facts = os.statvfs(place)
+            text = f"{format_free(facts.f_bavail * facts.f_frsize)} free"
+            return text + (" and no inodes" if facts.f_files and not facts.f_favail else "")
+    return ""
+
+
+def format_free(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def is_listed(path: Path) -> bool:
     """True if the file is there, by listing its folder.
 
@@ -116,12 +177,139 @@ def list_names(folder: Path) -> list[str]:
         return []
 
 
+def is_closed(path: Path) -> bool:
+    """True if the file is there, and this user may not read it."""
+    return os.path.lexists(path) and not os.access(path, os.R_OK)
+
+
+def is_foreign_link(path: Path) -> bool:
+    """True for a link that another user made: it may lead to what only its reader may see."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid()
+
+
+def open_to_read(path: Path) -> int:
+    """Descriptor of a regular file; OSError for others, which may never end or never answer, and
+    for a link that another user made."""
+    return _open_regular(path)[0]
+
+
+def _open_regular(path: Path) -> Tuple[int, int]:
+    """Descriptor and size."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW)
+    except UnicodeEncodeError:  # a name out of a damaged file
+        raise OSError(errno.EINVAL, "no file has such a name", str(path)) from None
+    except OSError as error:
+        if error.errno != errno.ELOOP or is_foreign_link(path):
+            raise
+        fd = os.open(path, flags)
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return fd, found.st_size
+
+
+def open_file(path: Path) -> BinaryIO:
+    """`open_to_read` as a file."""
+    return os.fdopen(open_to_read(path), "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file of a sane size; OSError for others."""
+    fd, size = _open_regular(path)
+    try:
+        if size > MOST_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+        parts = [os.read(fd, max(size + 1, READ_BYTES))]
+        while parts[-1]:
+            parts.append(os.read(fd, READ_BYTES))
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    return read_bytes(path).decode("utf-8", errors)
+
+
 def read_json(path: Path) -> Any:
     """The parsed file, or None where it is missing, torn or not JSON."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError):
         return None
+
+
+T = TypeVar("T")
+
+
+def expect_types(one: T) -> T:
+    """A dataclass that was made of a file's JSON; TypeError where a field is not what it says.
+
+    A number that no clock, count or size can have is refused too.
+    """
+    for name, kind in _list_fields(type(one)):  # type: ignore[arg-type]
+        if not _is_of(getattr(one, name), kind):
+            raise TypeError(f"{type(one).__name__}.{name} is no {kind}")
+    return one
+
+
+def as_number(value: Any) -> Optional[float]:
+    """What a file has as a number; None for anything else, and for what nothing can be."""
+    return float(value) if _is_of(value, "float") else None
+
+
+@functools.lru_cache(maxsize=None)
+def _list_fields(kind: Any) -> Tuple[Tuple[str, str], ...]:
+    return tuple((one.name, str(one.type)) for one in dataclasses.fields(kind))
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """By the text of the annotation, which Python 3.8 cannot always evaluate."""
+    options = _cut(kind, "|")
+    if len(options) > 1:
+        return any(_is_of(value, option) for option in options)
+    outer, _, inner = kind.strip().partition("[")
+    outer, inner = outer.lower(), inner.rstrip()[:-1]
+    if outer == "optional":
+        return value is None or _is_of(value, inner)
+    if outer in ("int", "float"):
+        kinds = (int,) if outer == "int" else (int, float)
+        return isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < 2**63
+    if outer in ("str", "bool", "none"):
+        return isinstance(value, {"str": str, "bool": bool}.get(outer, type(None)))
+    if outer in ("tuple", "list"):
+        if not isinstance(value, (tuple, list)):
+            return False
+        kinds_of = _cut(inner, ",")
+        if outer == "list" or kinds_of[-1] == "...":
+            return all(_is_of(item, kinds_of[0]) for item in value)
+        return len(value) == len(kinds_of) and all(map(_is_of, value, kinds_of))
+    if outer in ("dict", "mapping"):
+        key_kind, value_kind = _cut(inner, ",") if inner else ("Any", "Any")
+        return isinstance(value, dict) and all(
+            _is_of(key, key_kind) and _is_of(item, value_kind) for key, item in value.items()
+        )
+    return outer == "any" or dataclasses.is_dataclass(value)
+
+
+@functools.lru_cache(maxsize=None)
+def _cut(text: str, mark: str) -> Tuple[str, ...]:
+    """At the marks that stand in no bracket."""
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign == "[") - (sign == "]")
+        if sign == mark and not depth:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return tuple(part.strip() for part in parts)
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -142,7 +330,7 @@ def append_line(path: Path, value: Any) -> None:
 def read_lines(path: Path) -> Iterator[Any]:
     """Every whole JSON line; a torn or foreign line is passed over."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError:
         return
     for line in data.split(b"\n"):
@@ -150,7 +338,7 @@ def read_lines(path: Path) -> Iterator[Any]:
             continue
         try:
             yield json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Iterable, List, Sequence
+import re
+import textwrap
+from typing import Iterable, List, Optional, Sequence
 
 
 def format_duration(seconds: float) -> str:
@@ -24,6 +26,32 @@ def format_duration(seconds: float) -> str:
     return f"{days} d {hours} h" if hours else f"{days} d"
 
 
+def format_seconds(seconds: float) -> str:
+    """A time that may be short: `85 µs`, `134.2 ms`, `5.888 s`, `12 min`."""
+    if 0 < abs(seconds) < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    if not seconds:
+        return "0 s"
+    if abs(seconds) < 1:
+        return f"{seconds * 1e3:.4g} ms"
+    return f"{seconds:.4g} s" if seconds < 120 else format_duration(seconds)
+
+
+def format_share(share: float) -> str:
+    """`0.5 %`, `42 %`."""
+    return f"{100 * share:.2g} %" if abs(share) < 0.0995 else f"{100 * share:.0f} %"
+
+
+def format_size(count: int) -> str:
+    """`812 B`, `36 KiB`, `1.4 GiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit in ("B", "KiB") else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
 def join_numbers(numbers: Iterable[int], between: str = ",") -> str:
     """0, 1, 2, 5 as `0-2,5`."""
     parts: List[List[int]] = []
@@ -39,3 +67,81 @@ def align_columns(rows: Sequence[Sequence[str]]) -> List[str]:
     """The rows of a table as lines: columns as wide as their widest cell, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(*rows)]  # noqa: B905 - Python 3.8
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+LEAST_BESIDE = 40
+"""Columns that the last cell of a wrapped table has, or it stands below its row."""
+
+
+def wrap_columns(rows: Sequence[Sequence[str]], width: int) -> List[str]:
+    """The rows of a table as lines of this width, nothing cut: the last cell wraps.
+
+    Beside the others; where they leave little room, below them, as do other last cells that do not
+    fit. Only a word that is longer than a line makes one longer.
+    """
+    heads = align_columns([row[:-1] for row in rows])
+    start = 2 + max(map(len, heads))
+    longest = max((len(word) for row in rows for word in row[-1].split()), default=0)
+    if width - start >= max(LEAST_BESIDE, longest):
+        lines = []
+        for head, row in zip(heads, rows):  # noqa: B905 - Python 3.8
+            first, *others = textwrap.wrap(row[-1], width - start, break_on_hyphens=False) or [""]
+            lines += [f"{head.ljust(start)}{first}".rstrip()]
+            lines += [" " * start + text for text in others]
+        return lines
+    last = len(rows[0]) - 1
+    while last > 1 and max(map(len, align_columns([row[:last] for row in rows]))) > width:
+        last -= 1
+    lines = []
+    for head, row in zip(align_columns([row[:last] for row in rows]), rows):  # noqa: B905
+        lines.append(head)
+        for cell in row[last:]:
+            lines += textwrap.wrap(
+                cell, width, initial_indent="    ", subsequent_indent="    ",
+                break_long_words=False, break_on_hyphens=False,
+            )  # fmt: skip
+    return lines
+
+
+_PIECE = re.compile(
+    r"""\s* (?: [^\s`]*`[^`]+`[^\s`]*
+           | vjob\ [a-z]+ (?:\ [^\s;,:]+){1,6} (?= [;,:.)] | $ ) \S*
+           | \S+ )""",
+    re.VERBOSE,
+)
+"""A word with the space before it. A command is one, so that it can be copied from its line."""
+_NUMBER = re.compile(r"\s*\d+\. ")
+_GAP = re.compile(r"\S(\s{2,})(?=\S)")
+
+
+def wrap_text(text: str, width: Optional[int]) -> str:
+    """Text in lines of this width, broken between words; None leaves it as it is.
+
+    Only a word or a command that is longer than a line makes one longer. What goes on begins below
+    the last cell of a row, the text of a numbered point, or two spaces further in.
+    """
+    if width is None:
+        return text
+    return "\n".join(part for line in text.split("\n") for part in _wrap_line(line, width))
+
+
+def _wrap_line(line: str, width: int) -> List[str]:
+    if len(line) <= width:
+        return [line]
+    indent = _find_indent(line, width)
+    lines = [""]
+    for piece in _PIECE.findall(line):
+        if lines[-1].strip() and len(lines[-1]) + len(piece) > width:
+            word = piece.lstrip()  # a long path gets the whole line
+            lines.append(" " * min(indent, max(0, width - len(word))) + word)
+        else:
+            lines[-1] += piece
+    return lines
+
+
+def _find_indent(line: str, width: int) -> int:
+    number = _NUMBER.match(line)
+    if number:
+        return number.end()
+    gaps = [found.end() for found in _GAP.finditer(line) if found.end() <= width // 3]
+    return gaps[-1] if gaps else len(line) - len(line.lstrip()) + 2

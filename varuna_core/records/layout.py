@@ -69,6 +69,18 @@ def exclude_ends(counts: Sequence[int], num_segments: int) -> Tuple[int, ...]:
     return _add_ends(counts, -1) if sum(counts) == num_segments else tuple(counts)
 
 
+def format_blocks(partition: str, layers: Optional[int]) -> str:
+    """The partition as runs print it and reports count: blocks alone, without embedding and head.
+
+    A text that is no partition, or of a model whose layers are not known, stays as it is.
+    """
+    try:
+        counts = parse_counts(partition)
+    except PartitionError:
+        return partition
+    return partition if layers is None else "-".join(map(str, exclude_ends(counts, layers + 2)))
+
+
 def _add_ends(counts: Sequence[int], number: int) -> Tuple[int, ...]:
     changed = list(counts)
     changed[0] += number

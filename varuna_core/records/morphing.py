@@ -1,7 +1,13 @@
-"""Files of a run whose nodes may change: morph/manager.json and morph/joins/<number>.json.
+"""Files of a run whose nodes may change: who manages it, its manager's state, and joins.
 
-manager.json is the state of the run's manager, which `vjob` reads too. A node is named there by its
-seat, an index in the run's plan, and by the key of its agent: `3/9f2c`.
+    morph/epochs/<n>.claim.json     a manager has taken the run over; the last claim counts
+    morph/epochs/<n>.manager.json   the state of that manager, which `vjob` reads too
+
+Each start of a manager claims the epoch after the last one, by a file that lands once
+(`write_first`), and writes what it repeats under the number of its own: what it writes late, when
+another has taken over, lies where nobody looks any more (docs/morph_epochs.md).
+
+A node is named by its seat, an index in the run's plan, and by the key of its agent: `3/9f2c`.
 
 A join is a job that brings more nodes: a group behind those of the run's plan, whose seats stay its
 own when it is gone. Two who ask at once get different ones: a file lands once (`write_first`), and
@@ -10,12 +16,14 @@ whoever comes second reads what the first one took and asks again."""
 from __future__ import annotations
 
 import contextlib
+import os
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from varuna_core.records.files import list_names, read_json, write_first, write_json
+from varuna_core.records.files import expect_types, list_names, read_json, write_first, write_json
 from varuna_core.records.plan import GroupPlan, Plan, parse_group
-from varuna_core.records.runfolder import MorphFolder
+from varuna_core.records.runfolder import AttemptFolder, MorphFolder
 
 GATHERING, RUNNING, SAVING, STOPPING, JUDGING, ENDED = (
     "gathering", "running", "saving", "stopping", "judging", "ended",
@@ -62,6 +70,8 @@ class ManagerState:
     """`mark` when the attempt started."""
     fruitless: int = 0
     """Attempts in a row without progress: neither `saved` nor `mark` rose."""
+    room: str = ""
+    """Folder without room: the next attempt waits for it."""
     suspect: str = ""
     """The node on which the last of them failed."""
     left_out: Tuple[str, ...] = ()
@@ -74,6 +84,8 @@ class ManagerState:
     requeue: bool = False
     session: str = ""
     """The start of the batch script that this manager belongs to: job id and restart."""
+    cancels: int = 0
+    """So many asks to cancel are of before a person started the run again."""
 
     @property
     def gone(self) -> Tuple[str, ...]:
@@ -103,24 +115,121 @@ def get_seat(node: str) -> int:
     return int(node.partition("/")[0])
 
 
-def write_state(folder: MorphFolder, state: ManagerState) -> None:
-    write_json(folder.manager, asdict(state))
+@dataclass(frozen=True)
+class Claim:
+    """epochs/<n>.claim.json."""
+
+    session: str
+    host: str
+    pid: int
+    time: float
+
+
+class Replaced(Exception):
+    """A later manager owns the run."""
+
+
+CLAIM = ".claim.json"
+CLAIM_READS, CLAIM_READ_S = 20, 0.5
+"""For a claim that is there and cannot be read: half written, or the file server is in trouble."""
+
+
+def find_epoch(folder: MorphFolder) -> int:
+    """The newest epoch that was claimed; -1 before the first."""
+    names = list_names(folder.epochs)
+    numbers = [name[: -len(CLAIM)] for name in names if name.endswith(CLAIM)]
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def read_claim(folder: MorphFolder, epoch: int) -> Optional[Claim]:
+    value = read_json(folder.claim(epoch))
+    with contextlib.suppress(TypeError):
+        return expect_types(Claim(**value)) if isinstance(value, dict) else None
+    return None
+
+
+def claim_epoch(folder: MorphFolder, session: str) -> int:
+    """Take the run over for a manager of this session; raises Replaced where a later one has it.
+
+    Each start of a manager has an epoch of its own: what a killed one had under way may land after
+    its successor has begun.
+    """
+    own = asdict(Claim(session, os.uname().nodename, os.getpid(), round(time.time(), 3)))
+    while True:
+        newest = find_epoch(folder)
+        if is_outdated(folder, session, newest):
+            raise Replaced
+        if write_first(folder.claim(newest + 1), own):
+            return newest + 1
+
+
+def is_outdated(folder: MorphFolder, session: str, newest: int) -> bool:
+    """True if a later session has claimed the run. The last claim's is later than one that has an
+    earlier claim, and than an earlier start of the same job."""
+    owners = (_find_session(folder, epoch) for epoch in range(newest, -1, -1))
+    readable = (owner for owner in owners if owner)
+    last = next(readable, session)
+    if last == session:
+        return False
+    job, _, restart = session.rpartition(".")
+    last_job, _, last_restart = last.rpartition(".")
+    if job == last_job and restart.isdigit() and last_restart.isdigit():
+        return int(last_restart) > int(restart)
+    return session in readable
+
+
+def _find_session(folder: MorphFolder, epoch: int) -> str:
+    """Whose an epoch is; empty where its manager died over its claim.
+
+    A claim that is there and cannot be read now is not nobody's: an earlier session would take the
+    run back from a later one.
+    """
+    for _ in range(CLAIM_READS):
+        claim, state = read_claim(folder, epoch), parse_state(read_json(folder.manager(epoch)))
+        owner = claim or state
+        if owner is not None:
+            return owner.session
+        time.sleep(CLAIM_READ_S)
+    return ""
+
+
+def claim_attempt(attempt: AttemptFolder, epoch: int, session: str) -> bool:
+    """Take the attempt's number for this session; False where an earlier one has it, which was
+    late. Raises Replaced where a later one has it."""
+    attempt.make()
+    if write_first(attempt.owner, {"epoch": epoch, "session": session}):
+        return True
+    owner = read_json(attempt.owner)
+    if not isinstance(owner, dict):
+        return False
+    if owner.get("session") != session and owner.get("epoch", -1) > epoch:
+        raise Replaced
+    return owner.get("session") == session
+
+
+def write_state(folder: MorphFolder, epoch: int, state: ManagerState) -> None:
+    write_json(folder.manager(epoch), asdict(state))
 
 
 def read_state(folder: MorphFolder) -> Optional[ManagerState]:
-    """None where the file is missing or of another version."""
-    return parse_state(read_json(folder.manager))
+    """The newest; None where there is none yet, or of another version."""
+    newest = find_epoch(folder)
+    for epoch in range(newest, -1, -1):
+        value = read_json(folder.manager(epoch))
+        if value is not None:
+            return parse_state(value)
+    return parse_state(read_json(folder.unclaimed)) if newest < 0 else None
 
 
 def parse_state(value: Any) -> Optional[ManagerState]:
-    """From the dict of manager.json."""
+    """From the dict of its file."""
     if not isinstance(value, dict) or not isinstance(value.get("session"), str):
         return None
     found: dict[str, Any] = {
         key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
     }
     try:
-        return ManagerState(**found)
+        return expect_types(ManagerState(**found))
     except TypeError:
         return None
 
@@ -177,7 +286,7 @@ def read_join_job(folder: MorphFolder, join: Join) -> Optional[JoinJob]:
     if not isinstance(value, dict):
         return None
     with contextlib.suppress(TypeError):
-        return JoinJob(**value)
+        return expect_types(JoinJob(**value))
     return None
 
 

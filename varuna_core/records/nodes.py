@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from varuna_core.records.files import list_names, read_json, write_json
+from varuna_core.records.files import expect_types, list_names, read_json, write_json
 from varuna_core.records.runfolder import AttemptFolder
 
 OK = "ok"
@@ -79,8 +79,9 @@ def read_reports(attempt: AttemptFolder) -> dict[int, NodeReport]:
 def _parse_report(value: dict[str, Any]) -> NodeReport | None:
     rest = {key: item for key, item in value.items() if key != "ok"}
     try:
-        checks = tuple(Check(**check) for check in rest["checks"])
+        checks = tuple(expect_types(Check(**check)) for check in rest["checks"])
         environment = tuple(rest["environment"])
-        return NodeReport(**{**rest, "checks": checks, "environment": environment})
-    except (KeyError, TypeError):
+        made = NodeReport(**{**rest, "checks": checks, "environment": environment})
+        return expect_types(made)
+    except (KeyError, TypeError, ValueError):
         return None  # written by another version: as good as missing

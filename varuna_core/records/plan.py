@@ -13,8 +13,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
 
-from varuna_core.records.files import is_listed, read_json, write_json
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
+from varuna_core.records.runfolder import RunFolder, shared_copy
 from varuna_core.records.training import TrainingFacts, find_facts, read_training
 
 PLAN_FORMAT = 1
@@ -96,6 +96,11 @@ class ContainerPlan:
     """Commands run after the ranks ended, whatever became of them."""
     step: tuple[str, ...]
     """Options of srun where that starts the container."""
+    hold: tuple[str, ...] = ()
+    """A command that starts the node's one container, which `start` enters; empty where each rank
+    has its own."""
+    hold_again: str = ""
+    """Regular expression of what `hold` says where it is worth another try."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,10 @@ class MorphPlan:
     """Whether ranks keep copies of their state in the memory of their nodes."""
     finish_s: float = 120.0
     """For the other nodes once the ranks of one have ended by themselves; 0 is no limit."""
+    stop_s: float = 120.0
+    """For ranks that were asked to end, beyond `grace_s`; then their node counts as lost."""
+    return_s: float = 30.0
+    """For a manager that was killed to come back, beyond `lost_s`; then nobody owns the run."""
     facts: Optional[TrainingFacts] = None
     """Of a script; a built-in program has training.json."""
 
@@ -157,6 +166,23 @@ class Prediction:
         """Only what is known."""
         found = asdict(self)
         return {name: value for name, value in found.items() if value is not None and value != ()}
+
+
+@dataclass(frozen=True)
+class TrackPlan:
+    """Tools that show the run (agent/track); the settings of each, where it is asked for."""
+
+    id: str
+    """Of the run, the same in every attempt and in nobody else's run."""
+    python: str
+    """Interpreter of the ranks: it has the tools' packages."""
+    config: Dict[str, Any]
+    """The conf by its dotted keys, without secrets."""
+    wandb: Optional[Dict[str, Any]] = None
+    mlflow: Optional[Dict[str, Any]] = None
+    tensorboard: bool = False
+    openmetrics: Optional[str] = None
+    """The file."""
 
 
 @dataclass(frozen=True)
@@ -231,8 +257,13 @@ class Plan:
     """For `ssh -F`."""
     address: Optional[str] = None
     """Of the first node, as the others reach it; None is found by its name and routes."""
+    log_limit_mb: Optional[int] = None
+    """Most that a node's .out and .err hold, half of it each; None for no limit."""
     program: Optional[str] = None
     """What ranks run: script, function, megatron, deepspeed, or a built-in program by its name."""
+    track: Optional[TrackPlan] = None
+    timeline: bool = False
+    """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """Command of this rank, its placeholders still to be filled in."""
@@ -326,13 +357,18 @@ def _to_plain(plan: Plan) -> Dict[str, Any]:
 
 
 def read_plan(path: Path) -> Plan | None:
-    """The plan, or None where the file is missing, torn, or of another format."""
+    """The plan, or None where the file is missing, torn, or of another format.
+
+    Of another user's run that is shared its copy without secrets.
+    """
     value = read_json(path)
+    if value is None and is_closed(path):
+        value = read_json(shared_copy(path))
     if not isinstance(value, dict) or value.get("format") != PLAN_FORMAT:
         return None
     try:
         return parse_plan(value)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return None  # written by another version: as good as missing
 
 
@@ -356,7 +392,7 @@ def parse_plan(value: dict[str, Any]) -> Plan:
         rest["morphing"] = dict(rest["morphing"])
         for name in ("machine_list", "ssh_config"):  # they stood there once
             rest.setdefault(name, rest["morphing"].pop(name, None))
-    return Plan(
+    made = Plan(
         **{
             **rest,
             "groups": tuple(parse_group(group) for group in rest["groups"]),
@@ -365,18 +401,21 @@ def parse_plan(value: dict[str, Any]) -> Plan:
             "remedies": tuple((pattern, remedy) for pattern, remedy in rest["remedies"]),
             "must_exist": tuple(rest["must_exist"]),
             "modules": tuple((name, remedy) for name, remedy in rest.get("modules", ())),
-            "timing": Timing(**rest["timing"]),
+            "timing": expect_types(Timing(**rest["timing"])),
             "prefix": tuple(rest.get("prefix", ())),
             "morphing": _parse_morphing(rest["morphing"]) if rest.get("morphing") else None,
             "prefixed": None if rest.get("prefixed") is None else tuple(rest["prefixed"]),
             "prediction": parse_prediction(rest.get("prediction")),
+            "track": expect_types(TrackPlan(**rest["track"])) if rest.get("track") else None,
         }
     )
+    return expect_types(made)
 
 
 def _parse_morphing(value: dict[str, Any]) -> MorphPlan:
     facts = value.get("facts")
-    return MorphPlan(**{**value, "facts": None if facts is None else TrainingFacts(**facts)})
+    made = None if facts is None else expect_types(TrainingFacts(**facts))
+    return expect_types(MorphPlan(**{**value, "facts": made}))
 
 
 def read_facts(run: RunFolder, plan: Plan) -> TrainingFacts:
@@ -419,13 +458,14 @@ def _parse_numbers(value: Any) -> tuple[float, ...]:
 
 def parse_group(value: dict[str, Any]) -> GroupPlan:
     devices = value["devices"]
-    return GroupPlan(**{**value, "devices": None if devices is None else tuple(devices)})
+    made = GroupPlan(**{**value, "devices": None if devices is None else tuple(devices)})
+    return expect_types(made)
 
 
 def _parse_container(value: dict[str, Any]) -> ContainerPlan:
     commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
-    words = {key: tuple(value[key]) for key in ("probe", "start", "step")}
-    return ContainerPlan(**{**value, **commands, **words})
+    words = {key: tuple(value.get(key, ())) for key in ("probe", "start", "step", "hold")}
+    return expect_types(ContainerPlan(**{**value, **commands, **words}))
 
 
 def find_remedy(remedies: Sequence[tuple[str, str]], text: str) -> str:

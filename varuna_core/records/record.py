@@ -5,8 +5,9 @@ outcome once somebody looks); what happens on the nodes is in the attempt folder
 is one writer a file and one line an event, in order.
 
 Kinds: intent, submitted, refused, adopted, started, preflight, stopping, ended, cancel-asked,
-requeued, restarted, morph, left-out, grow-asked, shrink-asked, slow-asked, withdrawn,
-from-memory; of `vjob watch` verdict, notice, action; a later one (checkpoint) joins the list.
+cancel-failed, requeued, restarted, no-room, morph, left-out, grow-asked, shrink-asked,
+slow-asked, withdrawn, from-memory, tracking; of `vjob watch` verdict, notice, action; a later
+one (checkpoint) joins the list.
 `time` is seconds since the epoch, UTC.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from varuna_core.records.exits import Outcome
-from varuna_core.records.files import append_line, read_json, read_lines, write_json
+from varuna_core.records.files import append_line, expect_types, read_json, read_lines, write_json
 from varuna_core.records.runfolder import RunFolder
 
 RECORD_FORMAT = 1
@@ -26,6 +27,7 @@ INTENT = "intent"
 SUBMITTED = "submitted"
 REFUSED = "refused"
 ENDED = "ended"
+NO_ROOM = "no-room"
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def read_record(run: RunFolder) -> RunRecord | None:
         return None
     try:
         return _parse(value)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError, AttributeError):
         return None
 
 
@@ -139,17 +141,23 @@ def _parse(value: dict[str, Any]) -> RunRecord:
     known = {one.name for one in fields(RunRecord)}
     value = {name: item for name, item in value.items() if name in known}
     outcome, array, code = value["outcome"], value.get("array"), value.get("code")
-    return RunRecord(
+    made = RunRecord(
         **{
             **value,
-            "jobs": tuple(JobRecord(**job) for job in value["jobs"]),
-            "outcome": None if outcome is None else Outcome(**outcome),
+            "jobs": tuple(expect_types(JobRecord(**job)) for job in value["jobs"]),
+            "outcome": None if outcome is None else expect_types(Outcome(**outcome)),
             "after": tuple(value.get("after", ())),  # not in old records, nor are those below
             "after_any": tuple(value.get("after_any", ())),
-            "array": None if array is None else ArrayPlace(**array),
-            "code": None if code is None else CodeRecord(**code),
+            "array": None if array is None else expect_types(ArrayPlace(**array)),
+            "code": None if code is None else expect_types(CodeRecord(**code)),
         }
     )
+    if made.state == SUBMITTED and not made.jobs:
+        raise ValueError("a run that was submitted has a job")
+    return expect_types(made)
+
+
+CANCEL_ASKED, CANCEL_FAILED = "cancel-asked", "cancel-failed"
 
 
 def append_event(path: Path, kind: str, **facts: Any) -> None:
@@ -162,14 +170,22 @@ def read_events(run: RunFolder) -> list[dict[str, Any]]:
         event
         for path in run.all_events()
         for event in read_lines(path)
-        if isinstance(event, dict) and isinstance(event.get("time"), (int, float))
+        if isinstance(event, dict) and _is_number(event.get("time"))
     ]
     return sorted(events, key=lambda event: float(event["time"]))
 
 
 def is_cancel_asked(run: RunFolder) -> bool:
-    """True after `vjob cancel`: its event is written before its signal."""
-    return any(event.get("kind") == "cancel-asked" for event in read_events(run))
+    """True after `vjob cancel`, whose event is written before its signal; not after one that
+    failed, and left the run as it was."""
+    return count_cancels(run) > 0
+
+
+def count_cancels(run: RunFolder) -> int:
+    """How often `vjob cancel` asked the run to end; 0 where the last one failed."""
+    kinds = [event.get("kind") for event in read_events(run)]
+    cancels = [kind for kind in kinds if kind in (CANCEL_ASKED, CANCEL_FAILED)]
+    return cancels.count(CANCEL_ASKED) if cancels[-1:] == [CANCEL_ASKED] else 0
 
 
 def read_restarts(run: RunFolder) -> List[Dict[str, Any]]:
@@ -205,4 +221,5 @@ def format_morph(event: Mapping[str, Any]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and abs(value) < 2**63

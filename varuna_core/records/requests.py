@@ -16,10 +16,14 @@ import signal
 import time
 from typing import Any
 
-from varuna_core.records.files import is_listed, read_json, write_first, write_json
+from varuna_core.records.files import is_listed, list_names, read_json, write_first, write_json
 from varuna_core.records.runfolder import AttemptFolder
 
 REQUEUE, LEFT = "requeue", "left"
+HAS_LEFT = "has left: its job ends, or somebody ended its agent"
+"""Of a node of a run that may morph, in the reason of a stop of the kind lost."""
+BY_SCHEDULER = "from the scheduler (cancel or time limit)"
+"""Of its manager, after the signal's name, in the same place."""
 STOP_KINDS = ("rank", "not-ready", "cancel", "signal", "lost", "group", REQUEUE, LEFT)
 
 
@@ -78,3 +82,12 @@ def read_signal(attempt: AttemptFolder) -> tuple[int, str] | None:
     if not isinstance(value, dict) or value.get("name") not in SIGNAL_NAMES:
         return None
     return int(signal.Signals[f"SIG{value['name']}"]), str(value.get("key"))
+
+
+def read_requests(
+    attempt: AttemptFolder, opened: float | None = None
+) -> tuple[tuple[int, str] | None, dict[str, Any] | None]:
+    """The signal and the stop, with one listing where there is none."""
+    names = list_names(attempt.stop.parent)
+    asked = read_signal(attempt) if attempt.signal.name in names else None
+    return asked, read_stop(attempt, opened) if attempt.stop.name in names else None

@@ -13,21 +13,35 @@
   events-vjob.jsonl                                  and `vjob` itself
   scheduler.out  scheduler.<group>.out               what the batch script itself printed
   events-morph.jsonl                                 and the manager of a run that may morph
-  morph/ manager.json  orders.json                   its state; what it tells the nodes
+  morph/ epochs/<n>.claim.json                       a manager has the run: the last one counts
+                <n>.manager.json  <n>.orders.json    its state; what it tells the nodes
+                <n>.turn-<k>.json <n>.given-back.json   its nodes miss it for good
+         obeyed/<seat>-<key>.jsonl                   orders that an agent obeyed, in order
          nodes/<seat>.json  leave/<seat>.json        an agent's sign of life; who is to leave
          joins/<number>.json  <number>.job.json      nodes that were asked for later; their job
+         link.json                                   where the manager listens; a secret
   report.html                                        the last `vjob report`
+  tensorboard/  track/<tool>.json  track/wandb/      of `track`: event files, how far each tool is,
+                                                     what W&B keeps here
   attempt-0/                                         one start of the ranks
     state/ master.json  go.json                      address; all nodes are ready
            stop.json  outcome.json                   who said stop; how it ended
            signal.json  next.json                    a signal for every rank; of a split run,
                                                      the attempt that follows this one
-    plan.json  training.json                         of a run that may morph: this attempt's own
+           skipped.json                              saves that found no room
+           link.json                                 where the agents' hub listens; a secret
+    plan.json  training.json  owner.json             of a run that may morph: this attempt's own,
+                                                     and whose manager made it
     preflight.txt                                    the table of all nodes
-    <node>.out .err .gpu .gpu.jsonl .times           ranks merged and tagged; samples; when
+    <node>.out .err .times .gpu.jsonl                ranks merged and tagged; when; samples
     nodes/<index>.json   beat/<index>.json           preflight of a node; its sign of life
-    ranks/<rank>.out .err   exit/<rank>.json   trace/<rank>.jsonl
+    exit/node-<index>.json   trace/node-<index>.jsonl     its ranks' ends; what they did when
+    ranks/                                           what profilers write of a rank
+    track.log                                        what the tools of `track` print
     earlier-0/                                       what an older try of this attempt left
+
+Other users see nothing of it. `vjob share` opens to a group what `may_share` names, and writes
+plan.shared.json and the like: copies, without what is secret, of files that stay closed.
 """
 
 from __future__ import annotations
@@ -37,10 +51,48 @@ import os
 import re
 from pathlib import Path
 
-from varuna_core.records.files import PRIVATE_FOLDER
+from varuna_core.records.files import PRIVATE_FOLDER, is_foreign_link, list_names
 
 OPENED = "ranks meet at"
 """What scheduler.out says as an attempt begins: a requeued job goes on in the same file."""
+
+
+# Patterns, not compiled: few processes need them.
+_ATTEMPT = r"attempt-\d+(?:/earlier-\d+)?"
+_SHARED = (
+    r"(?:conf|resolved)\.yaml|(?:record|training|code|plan\.shared|local|local\.[\w-]+)\.json"
+    r"|code\.diff|packages\.txt|report\.html|events[\w.-]*\.jsonl|scheduler[\w.-]*\.out"
+    r"|morph/(?:manager|epochs/\d+\.(?:claim|manager)|(?:nodes|leave|joins)/\d+(?:\.job)?)\.json"
+    rf"|{_ATTEMPT}/(?:preflight\.txt|(?:training|plan\.shared)\.json"
+    r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err)|trace/(?:node-)?\d+\.jsonl"
+    r"|(?:nodes|beat|exit)/(?:node-)?\d+\.json"
+    r"|state/(?:outcome|stop|signal|next|skipped|\w+\.shared)\.json)"
+)
+_SHARED_FOLDER = (
+    r"morph(?:/(?:epochs|nodes|leave|joins))?"
+    rf"|{_ATTEMPT}(?:/(?:state|nodes|beat|ranks|exit|trace))?"
+)
+_COPIED = rf"(?:{_ATTEMPT}/)?plan\.json|{_ATTEMPT}/state/(?:master|go)\.json"
+
+
+def may_share(name: str) -> bool:
+    """True for a file that other users may be shown, unless a secret stands in it; `name` is its
+    path in the run folder. What is not known here may hold anything, and stays closed."""
+    return re.fullmatch(_SHARED, name) is not None
+
+
+def may_share_folder(name: str) -> bool:
+    return re.fullmatch(_SHARED_FOLDER, name) is not None
+
+
+def is_shared_as_copy(name: str) -> bool:
+    """True for a file that readers need and that holds secrets: a copy without them is shared."""
+    return re.fullmatch(_COPIED, name) is not None
+
+
+def shared_copy(path: Path) -> Path:
+    """Of plan.json plan.shared.json, beside it."""
+    return path.with_name(f"{path.stem}.shared.json")
 
 
 class AttemptFolder:
@@ -84,6 +136,11 @@ class AttemptFolder:
         return self.path / "training.json"
 
     @property
+    def owner(self) -> Path:
+        """Whose manager made this attempt, in a run that may morph."""
+        return self.path / "owner.json"
+
+    @property
     def master(self) -> Path:
         return self.path / "state" / "master.json"
 
@@ -96,6 +153,10 @@ class AttemptFolder:
         return self.path / "preflight.txt"
 
     @property
+    def track_log(self) -> Path:
+        return self.path / "track.log"
+
+    @property
     def stop(self) -> Path:
         return self.path / "state" / "stop.json"
 
@@ -105,15 +166,25 @@ class AttemptFolder:
 
     @property
     def next(self) -> Path:
-        """Written before the outcome, where a split run goes on with another attempt."""
+        """Written before the outcome, where a split run has another attempt."""
         return self.path / "state" / "next.json"
 
     @property
     def outcome(self) -> Path:
         return self.path / "state" / "outcome.json"
 
+    @property
+    def skipped(self) -> Path:
+        """Saves that the folder of checkpoints could not take."""
+        return self.path / "state" / "skipped.json"
+
+    @property
+    def link(self) -> Path:
+        """Where the hub of the agents listens, as long as it does (agent/meeting/link.py)."""
+        return self.path / "state" / "link.json"
+
     def node_log(self, node: str, kind: str) -> Path:
-        """`kind` is out, err, gpu, gpu.jsonl or times."""
+        """`kind` is out, err, gpu.jsonl or times; gpu in run folders of before."""
         return self.path / f"{node}.{kind}"
 
     def node_report(self, index: int) -> Path:
@@ -123,18 +194,34 @@ class AttemptFolder:
         return self.path / "beat" / f"{index}.json"
 
     def rank_log(self, rank: int, kind: str) -> Path:
-        """`kind` is out or err."""
+        """`kind` is out or err; of run folders of before (records/logs/rank_output.py)."""
         return self.path / "ranks" / f"{rank}.{kind}"
 
     def exit(self, rank: int) -> Path:
+        """Of run folders of before."""
         return self.path / "exit" / f"{rank}.json"
 
-    def exit_reserve(self, rank: int) -> Path:
-        """Blanks kept for the exit file of a rank that ends on a full disk."""
-        return self.path / "exit" / f".{rank}.reserve"
+    def node_exits(self, index: int) -> Path:
+        """How the ranks of a node ended, as far as they have."""
+        return self.path / "exit" / f"node-{index}.json"
+
+    def exits_reserve(self, index: int) -> Path:
+        """Blanks kept for that file, should ranks end on a full disk."""
+        return self.path / "exit" / f".node-{index}.reserve"
 
     def trace(self, rank: int) -> Path:
+        """Of run folders of before, and of ranks with a varuna_core of before."""
         return self.path / "trace" / f"{rank}.jsonl"
+
+    def node_trace(self, index: int) -> Path:
+        """What all ranks of a node did; each batch of lines names its rank."""
+        return self.path / "trace" / f"node-{index}.jsonl"
+
+    def list_traces(self) -> list[Path]:
+        """Every trace that is there: of nodes, and of ranks."""
+        folder = self.path / "trace"
+        names = [name for name in list_names(folder) if re.fullmatch(r"(node-)?\d+\.jsonl", name)]
+        return [folder / name for name in sorted(names)]
 
 
 class MorphFolder:
@@ -144,11 +231,36 @@ class MorphFolder:
         self.path = path
 
     def make(self) -> None:
-        for folder in (self.path, self.nodes, self.leave(0).parent, self.joins):
+        parts = (self.epochs, self.nodes, self.obeyed, self.leave(0).parent, self.joins)
+        for folder in (self.path, *parts):
             folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
     @property
-    def manager(self) -> Path:
+    def epochs(self) -> Path:
+        """One folder for all: listing it shows an NFS client claims and what they wrote."""
+        return self.path / "epochs"
+
+    def claim(self, epoch: int) -> Path:
+        """Lands once, and never changes."""
+        return self.epochs / f"{epoch}.claim.json"
+
+    def manager(self, epoch: int) -> Path:
+        return self.epochs / f"{epoch}.manager.json"
+
+    def orders(self, epoch: int) -> Path:
+        return self.epochs / f"{epoch}.orders.json"
+
+    def turn(self, epoch: int, number: int) -> Path:
+        """Lands once: whose turn it is to give back a job that lost its manager."""
+        return self.epochs / f"{epoch}.turn-{number}.json"
+
+    def given_back(self, epoch: int) -> Path:
+        """The scheduler has heard one of them."""
+        return self.epochs / f"{epoch}.given-back.json"
+
+    @property
+    def unclaimed(self) -> Path:
+        """The manager's state in runs of vjob before there were epochs."""
         return self.path / "manager.json"
 
     @property
@@ -167,12 +279,21 @@ class MorphFolder:
         return self.path / "tend.lock"
 
     @property
-    def orders(self) -> Path:
-        return self.path / "orders.json"
+    def link(self) -> Path:
+        """Where the manager listens (agent/meeting/link.py)."""
+        return self.path / "link.json"
 
     @property
     def nodes(self) -> Path:
         return self.path / "nodes"
+
+    @property
+    def obeyed(self) -> Path:
+        return self.path / "obeyed"
+
+    def history(self, seat: int, key: str) -> Path:
+        """One for each agent; `key` is its first."""
+        return self.obeyed / f"{seat}-{key[:8]}.jsonl"
 
     def node(self, seat: int) -> Path:
         return self.nodes / f"{seat}.json"
@@ -287,6 +408,11 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
+    def track(self) -> Path:
+        """State of the tools of `track`: how far each is, and what W&B keeps on disk."""
+        return self.path / "track"
+
+    @property
     def node_script(self) -> Path:
         return self.path / "node.sh"
 
@@ -332,7 +458,7 @@ class RunFolder:
             return []
         for child in children:
             match = re.fullmatch(r"attempt-(\d+)", child.name)
-            if match:
+            if match and not is_foreign_link(child):
                 found.append(AttemptFolder(child, int(match.group(1))))
         return sorted(found, key=lambda attempt: attempt.number)
 

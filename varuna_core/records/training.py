@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
+from varuna_core.records.files import read_text
+
 TRAINING_FORMAT = 1
 
 BUILT_IN = ("pretrain_gpt", "pretrain_bert")
@@ -86,7 +88,6 @@ class Training:
     log_every: int
     evaluate_every: int
     evaluate_steps: int
-    tensorboard: bool
     compile: bool
     checkpoint_folder: Optional[str]
     checkpoint_every: int
@@ -169,7 +170,7 @@ def render_training(value: Training) -> str:
 def read_training(path: Path) -> Training:
     """Raises ValueError, with the file's name, where it is none of ours."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict) or value.get("format") != TRAINING_FORMAT:
@@ -180,7 +181,7 @@ def read_training(path: Path) -> Training:
 def parse_training(value: Mapping[str, Any], where: str) -> Training:
     """From the dict of its JSON."""
     wanted = {field.name for field in fields(Training)}
-    found = {name: item for name, item in value.items() if name != "format"}
+    found = {name: item for name, item in value.items() if name not in ("format", "tensorboard")}
     odd = sorted(wanted ^ found.keys())
     if odd:
         raise ValueError(f"{where} lacks, or should not have: {', '.join(odd)}; submit again")

@@ -47,7 +47,6 @@ T = TypeVar("T")
 Map = str | Sequence[Sequence[int]]
 """A stage map, as text or as lists of ranks."""
 StrPath = str | os.PathLike[str]
-LOCAL_RANK = "LOCAL_RANK"
 
 
 class ConfArguments:
@@ -290,15 +289,6 @@ class ConfArguments:
         if given is FROM_CONF:
             return self.read("train.checkpoint.local", Path)
         return None if given is None else Path(given)
-
-    # The device.
-
-    def choose_local_rank(self, given: int) -> int:
-        """The GPU of a rank that names none: its own by LOCAL_RANK, which vjob and torchrun set."""
-        found = self.environ.get(LOCAL_RANK, "")
-        if given < 0 and found.isdecimal() and torch.cuda.is_available():
-            return int(found) % torch.cuda.device_count()
-        return given
 
 
 def _list_counts(partition: str | Sequence[int]) -> list[int]:

@@ -191,7 +191,9 @@ def share_layers(
         Sharding,  # torch's part of it takes half a second to load
     )
 
-    group = connect_sharing(stage_map, rank, settings.device, settings.hang_timeout_s)
+    group = connect_sharing(
+        stage_map, rank, settings.device, settings.hang_timeout_s, settings.may_share
+    )
     return Sharding(split, settings.tensor_plan, group, settings.device)
 
 
@@ -226,6 +228,7 @@ def connect_rank(
         has_mesh=settings.zero == 3,
         tensor=None if sharding is None else sharding.group,
         on_abort=(lambda: None) if sharding is None else sharding.release,
+        may_share=settings.may_share,
     )
 
 

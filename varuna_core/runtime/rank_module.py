@@ -75,6 +75,7 @@ class RankModule(nn.Module):
             self.updates,
             self.sharding,
         )
+        self.saving.is_told_to_end = lambda: calls.heard == signal.SIGTERM
         weakref.finalize(self, calls.close)
 
     # The module.
@@ -180,9 +181,12 @@ class RankModule(nn.Module):
 
         `step` is the iteration if not given. With `tempdir`, a local folder, this returns once a
         copy is there, with a thing whose `result()` waits until this rank's part is written; the
-        next save's call raises its error too. `shard` deals the writing out over the replicas.
-        `on_demand` returns when the whole checkpoint is complete, or raises the same error on all
-        ranks. `keep` so many, the newest.
+        next save's call raises its error too, unless it found no room. `shard` deals the writing
+        out over the replicas. `on_demand` returns when the whole checkpoint is complete, or raises
+        the same error on all ranks. `keep` so many, the newest.
+
+        A save that finds no room is skipped, with a warning, and the training goes on. One
+        `on_demand` waits for room, up to ten minutes, and then raises NoRoom.
         """
         store = self._conf.choose_folder("checkpoint", global_store)
         number = self.iteration if step is None else step
@@ -221,8 +225,8 @@ class RankModule(nn.Module):
             saved = self._conf.environ.get("VJOB_SAVED")
             if saved is not None:
                 raise NoCheckpoint(
-                    f"{error}; this run saved iteration {saved}, and it is there no more: is the "
-                    "disk there? To train from the beginning, submit again"
+                    f"{error}; this run saved iteration {saved}, and it is missing now: is the "
+                    "disk mounted? To train from the beginning, submit again"
                 ) from None
             if self._conf.environ.get("RANK", "0") == "0":
                 log.warning("%s: the training begins at iteration %d", error, self.iteration)

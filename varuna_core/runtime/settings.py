@@ -27,6 +27,9 @@ class VarunaSettings:
     """Samples of a micro-batch."""
 
     device: torch.device
+    may_share: bool
+    """Other ranks may have the same GPU."""
+
     precision: Precision
     shared_weights: Sequence[Sequence[str]] | None
     """Names of parameters that are one, besides those that the model ties."""
@@ -68,18 +71,6 @@ class VarunaSettings:
 
     def __post_init__(self) -> None:
         check_memory_limit(self.recompute, self.memory_limit, self.device)
-
-
-def find_device(device: int | str | torch.device, local_rank: int) -> torch.device:
-    """The device of an index, as in Varuna (-1: the local rank's), or of a name such as "cpu"."""
-    if not isinstance(device, int):
-        return torch.device(device)
-    index = device if device >= 0 else local_rank
-    if not torch.cuda.is_available():
-        if index >= 0:
-            raise ValueError(f'device {index}: there is no GPU here; say device="cpu"')
-        return torch.device("cpu")
-    return torch.device("cuda", max(index, 0))
 
 
 def refuse_unknown(

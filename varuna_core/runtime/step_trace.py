@@ -20,6 +20,7 @@ from varuna_core.records.layout import StageMap
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.runtime.clocks import exchange_clocks
 from varuna_core.schedule.registry import place_stages
+from varuna_core.trace.device import find_clock
 
 
 def open_rank_trace(
@@ -51,6 +52,7 @@ def open_rank_trace(
         log_every=log_every,
         num_first=num_first,
         facts=facts,
+        find_clock=find_clock,
     )
 
 

@@ -58,7 +58,7 @@ class Compiled:
         """(rank, cost, slot it takes, slot it makes, link, hop), -1 for none.
 
         The cost is kind x stages + stage, the hop 2 x boundary (+ 1 for gradients)."""
-        self.actions: list[tuple[int, str, int, int]] = []
+        self.actions: list[tuple[int, Kind, int, int]] = []
         count = 0
         for rank, action in walk(schedule):
             kind, stage, microbatch = action.kind, action.stage, action.microbatch

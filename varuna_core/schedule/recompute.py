@@ -41,8 +41,11 @@ def measure_memory(schedule: Schedule, memory: Memory) -> tuple[float, ...]:
 def apply_recompute(
     schedule: Schedule, recompute: Recompute, memory: Memory | None = None
 ) -> Schedule:
-    """The schedule with its forwards made `f` and `R` as asked; `auto` needs `memory`."""
-    if recompute == "none":
+    """The schedule with its forwards made `f` and `R` as asked; `auto` needs `memory`.
+
+    One that recomputes already is left as its maker has it.
+    """
+    if recompute == "none" or any(a.kind == "R" for actions in schedule.ranks for a in actions):
         return schedule
     if recompute == "auto" and memory is None:
         raise ScheduleError("recompute auto needs to know the memory of graphs and its limit")

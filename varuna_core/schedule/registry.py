@@ -45,8 +45,7 @@ class ScheduleRequest:
         """Graphs that fit on the smallest rank; None where memory sets no bound."""
         if self.memory is None or self.recompute != "none":
             return None
-        bound = _count_graphs(self.memory)
-        return max(self.stages_per_rank, min(bound, self.num_ranks * self.stages_per_rank))
+        return max(self.stages_per_rank, _count_graphs(self.memory))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +95,12 @@ SCHEDULES: dict[str, ScheduleKind] = {
     ),
     "zero_bubble": ScheduleKind(
         build=lambda wanted: build_zero_bubble(
-            wanted.num_ranks, wanted.num_microbatches, wanted.costs, wanted.max_graphs
+            wanted.num_ranks,
+            wanted.num_microbatches,
+            wanted.costs,
+            wanted.max_graphs,
+            recompute=wanted.recompute,
+            memory=wanted.memory,
         ),
         splits_backward=True,
     ),
@@ -108,7 +112,12 @@ SCHEDULES: dict[str, ScheduleKind] = {
     ),
     "zbv": ScheduleKind(
         build=lambda wanted: build_zbv(
-            wanted.num_ranks, wanted.num_microbatches, wanted.costs, wanted.max_graphs
+            wanted.num_ranks,
+            wanted.num_microbatches,
+            wanted.costs,
+            wanted.max_graphs,
+            recompute=wanted.recompute,
+            memory=wanted.memory,
         ),
         stages_per_rank=2,
         place=lambda num_ranks, stages_per_rank: place_v(num_ranks),
@@ -180,8 +189,7 @@ def _build(name: str, wanted: ScheduleRequest) -> Schedule:
     if kind.recomputes and wanted.recompute == "none":
         wanted = replace(wanted, recompute="full")
     schedule = replace(kind.build(wanted), name=name)
-    if not kind.recomputes:
-        schedule = apply_recompute(schedule, wanted.recompute, wanted.memory)
+    schedule = apply_recompute(schedule, wanted.recompute, wanted.memory)
     if wanted.memory is not None:
         _check_fits(schedule, wanted.memory)
     return schedule

@@ -1,21 +1,28 @@
 """Zero-bubble schedules: weight gradients wait until there is nothing better to do.
 
-Both are made by the list scheduler for the stages' own costs, under several policies; the one that
-the simulation finds shortest is taken. Where no schedule can be shorter the search ends at once;
-for many micro-batches it is made on fewer.
+Both are made by the list scheduler for the stages' own costs, under several policies, and taken is
+what the simulation finds shortest. Where no schedule can be shorter the search ends at once; for
+many micro-batches it is made on fewer. The best policy is tried again with backwards in one go
+while there are forwards to run, beside what was published; in all of these weight gradients are
+fused back (`fuse`), and of schedules as short the one that fuses most is taken.
 """
 
 from __future__ import annotations
 
 import heapq
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from varuna_core.schedule.actions import Action, Kind, Schedule, ScheduleError
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
+from varuna_core.schedule.fuse import EQUAL, count_fused, fuse
 from varuna_core.schedule.generators import build_one_f_one_b, check_sizes
+from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute
+from varuna_core.schedule.verify import verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,9 @@ class Policy:
     """Of a forward and an input gradient that are both ready, which runs."""
     make_room: bool = False
     """Run a weight gradient before a ready input gradient, if a forward waits for its memory."""
+    split_first: tuple[int, ...] | None = None
+    """For each stage, how many backwards are split before those in one go; without it all are, as
+    are those behind the rank's last forward."""
 
 
 class _Greedy:
@@ -101,7 +111,16 @@ class _Greedy:
             if lacks_memory or delay <= allowed:
                 self.start(rank, now, "W", stage)
 
+    def is_whole(self, rank: int, stage: int) -> bool:
+        """The stage's next backward is made in one go."""
+        split = self.policy.split_first
+        if split is None or self.inputs[stage] < split[stage]:
+            return False
+        return any(self.forwards[other] < self.m for other in self.stages[rank])
+
     def start(self, rank: int, now: float, kind: Kind, stage: int) -> None:
+        if kind == "I" and self.is_whole(rank, stage):
+            kind = "B"
         end = now + self.costs.by_kind[kind][stage]
         self.free[rank] = end
         heapq.heappush(self.events, (end, rank))
@@ -121,7 +140,10 @@ class _Greedy:
             microbatch = self.inputs[stage]
             self.inputs[stage] += 1
             self.gradients[stage].popleft()
-            self.weights[rank].append((stage, microbatch))
+            if kind == "B":
+                self.graphs[rank] -= 1
+            else:
+                self.weights[rank].append((stage, microbatch))
             if stage > 0:
                 self.send(rank, stage, stage - 1, end, self.gradients[stage - 1])
         self.actions[rank].append(Action(kind, stage, microbatch))
@@ -154,38 +176,40 @@ def build_greedy(
     )
 
 
-Candidate = Callable[[int], Schedule]
-"""Makes a schedule of so many micro-batches."""
-
-
 def build_zero_bubble(
     num_ranks: int,
     num_microbatches: int,
     costs: Costs | None = None,
     max_graphs: int | None = None,
+    *,
+    recompute: Recompute = "none",
+    memory: Memory | None = None,
 ) -> Schedule:
     """ZB-H1 (arXiv 2401.10241) for any costs: 3m + p - 1 units where 1f1b takes 3(m + p - 1).
 
-    Every rank holds at most `max_graphs` graphs, by default p: as many as 1f1b on its first stage.
-    A graph counts until its W. Never slower than 1f1b, as simulated with the same costs.
+    Every rank holds at most `max_graphs` graphs and never more than p, as many as 1f1b on its first
+    stage. A graph counts until its W. Never slower than 1f1b, as simulated with the same costs.
 
     ```
     F0 F1 F2 F3 .. .. .. B0 -- F4 B1 -- F5 B2 -- B3 -- B4 -- B5 --
-    .. F0 F1 F2 .. .. I0 F3 I1 W0 F4 I2 W1 F5 I3 W2 I4 W3 I5 W4 W5
-    .. .. F0 F1 .. I0 F2 I1 F3 I2 W0 F4 I3 W1 F5 I4 W2 I5 W3 W4 W5
-    .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 I4 W1 F5 I5 W2 W3 W4 W5
+    .. F0 F1 F2 .. .. I0 F3 B1 -- F4 B2 -- F5 I3 W0 I4 W3 I5 W4 W5
+    .. .. F0 F1 .. I0 F2 I1 F3 B2 -- F4 B3 -- F5 I4 W0 I5 W1 W4 W5
+    .. .. .. F0 I0 F1 I1 F2 I2 F3 B3 -- F4 B4 -- F5 I5 W0 W1 W2 W5
     ```
     """
     check_sizes(num_ranks, num_microbatches)
-    bound = _check_bound("zero_bubble", max_graphs, default=num_ranks, least=1)
+    bound = min(_check_bound("zero_bubble", max_graphs, least=1), num_ranks)
     costs = costs or build_even_costs(num_ranks)
     placement = tuple(range(num_ranks))
-    candidates = _build_candidates("zero_bubble", placement, costs, bound)
-    baseline: list[Candidate] = []
+    best = _find_policy("zero_bubble", placement, num_microbatches, costs, bound)
+    bounds = (bound,) * num_ranks
+    candidates = [
+        build_greedy("zero_bubble", placement, num_microbatches, costs, bounds, best),
+    ]
     if bound >= min(num_ranks, num_microbatches):
-        baseline.append(lambda m: build_one_f_one_b(num_ranks, m))
-    best = _find_best(candidates, baseline, num_microbatches, placement, costs)
-    return replace(best, name="zero_bubble")
+        one_f_one_b = build_one_f_one_b(num_ranks, num_microbatches)
+        candidates.append(replace(one_f_one_b, name="zero_bubble"))
+    return _find_best(candidates, costs, bound, recompute, memory)
 
 
 def build_zbv(
@@ -193,26 +217,41 @@ def build_zbv(
     num_microbatches: int,
     costs: Costs | None = None,
     max_graphs: int | None = None,
+    *,
+    recompute: Recompute = "none",
+    memory: Memory | None = None,
 ) -> Schedule:
     """ZBV (same paper, section 6): two stages a rank, down the ranks and up again as a V.
 
     Stage 2p - 1 lies on rank 0, so the first gradient is made where the first forward was.
-    `max_graphs` is 2p by default: 1f1b's memory, as these stages are half as large.
+    A rank holds at most `max_graphs` graphs and never more than 2p, 1f1b's memory, as these stages
+    are half as large; one more only where DualPipe's order is the shorter for it.
 
     ```
-    0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 0I0 3W1 0I1 0W0 0W1 3F2 3I2 3W2 ... 0B2 ---
-    ... 1F0 2F0 1F1 2F1 2I0 1I0 2W0 2I1 1I1 1W0 1F2 2F2 2W1 1W1 2I2 1I2 2W2 1W2
+    0F0 0F1 0F2 3F0 3I0 3W0 3F1 3B1 --- 0B0 --- 3F2 3B2 --- 0B1 --- ... 0B2 ---
+    ... 1F0 2F0 1F1 2F1 2B0 --- 1B0 --- 1F2 2F2 2B1 --- 1I1 2B2 --- 1I2 1W1 1W2
     ```
     """
     check_sizes(num_ranks, num_microbatches)
-    bound = _check_bound("zbv", max_graphs, default=2 * num_ranks, least=2)
+    most = _check_bound("zbv", max_graphs, least=2)
+    bound = min(most, 2 * num_ranks)
     costs = costs or build_even_costs(2 * num_ranks)
     placement = place_v(num_ranks)
-    candidates = _build_candidates("zbv", placement, costs, bound)
-    baseline: list[Candidate] = []
-    if bound >= 2 * num_ranks:
-        baseline.append(lambda m: _build_published_zbv(num_ranks, m))
-    return _find_best(candidates, baseline, num_microbatches, placement, costs)
+    best = _find_policy("zbv", placement, num_microbatches, costs, bound)
+    # The first gradients hurry up the ranks: as many are split as have a rank behind them to fill.
+    split_first = tuple(max(0, stage - num_ranks) for stage in range(2 * num_ranks))
+    bounds = (bound,) * num_ranks
+    candidates = [
+        build_greedy("zbv", placement, num_microbatches, costs, bounds, policy)
+        for policy in (best, replace(best, split_first=split_first))
+    ]
+    orders: list[Order] = []
+    if most >= 2 * num_ranks:
+        orders += [_order_published_zbv, _order_dual_pipe]
+    if most > 2 * num_ranks:
+        orders.append(partial(_order_dual_pipe, forward_first=True))
+    candidates += [_build_in_order(order, num_ranks, num_microbatches) for order in orders]
+    return _find_best(candidates, costs, bound, recompute, memory)
 
 
 def place_v(num_ranks: int) -> tuple[int, ...]:
@@ -220,31 +259,12 @@ def place_v(num_ranks: int) -> tuple[int, ...]:
     return (*range(num_ranks), *reversed(range(num_ranks)))
 
 
-def _check_bound(name: str, given: int | None, *, default: int, least: int) -> int:
-    bound = default if given is None else given
-    if bound < least:
-        raise ScheduleError(f"{name}: max_graphs is {bound}, expected {least} or more")
-    return bound
-
-
-def _build_candidates(
-    name: str, placement: tuple[int, ...], costs: Costs, bound: int
-) -> list[Candidate]:
-    if costs.num_stages != len(placement):
-        raise ScheduleError(
-            f"{name}: costs of {costs.num_stages} stages given, it has {len(placement)}"
-        )
-    bounds = (bound,) * (max(placement) + 1)
-
-    def build(policy: Policy) -> Candidate:
-        def candidate(num_microbatches: int) -> Schedule:
-            schedule = build_greedy(name, placement, num_microbatches, costs, bounds, policy)
-            fusing_pays = costs.by_kind["B"][0] <= _split(costs, 0)
-            return _fuse_first_stage(schedule) if fusing_pays else schedule
-
-        return candidate
-
-    return [build(policy) for policy in _list_policies(len(placement), bound)]
+def _check_bound(name: str, given: int | None, *, least: int) -> int:
+    if given is None:
+        return sys.maxsize
+    if given < least:
+        raise ScheduleError(f"{name}: max_graphs is {given}, expected {least} or more")
+    return given
 
 
 def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
@@ -273,29 +293,60 @@ def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
                     )
 
 
-def _find_best(
-    candidates: list[Candidate],
-    baseline: list[Candidate],
-    num_microbatches: int,
-    placement: tuple[int, ...],
-    costs: Costs,
-) -> Schedule:
-    """The shortest; `baseline` is always tried at full length, so nothing behind it is returned."""
+def _find_policy(
+    name: str, placement: tuple[int, ...], num_microbatches: int, costs: Costs, bound: int
+) -> Policy:
+    """The policy of the shortest schedule, every backward split, of a few micro-batches."""
+    if costs.num_stages != len(placement):
+        raise ScheduleError(
+            f"{name}: costs of {costs.num_stages} stages given, it has {len(placement)}"
+        )
     few = min(num_microbatches, 4 * len(placement))
+    bounds = (bound,) * (max(placement) + 1)
     floor = _find_floor(placement, costs, few)
-    best, shortest = candidates[0], float("inf")
-    for candidate in candidates:
-        makespan = simulate(candidate(few), costs).makespan
-        if makespan < shortest * (1 - 1e-9):
-            best, shortest = candidate, makespan
-        if shortest <= floor * (1 + 1e-9):
+    found: list[tuple[float, Policy]] = []
+    for policy in _list_policies(len(placement), bound):
+        schedule = build_greedy(name, placement, few, costs, bounds, policy)
+        makespan = simulate(schedule, costs).makespan
+        if not found or makespan * EQUAL < found[-1][0]:
+            found.append((makespan, policy))
+        if makespan <= floor * EQUAL:
             break
-    schedules = [candidate(num_microbatches) for candidate in [best, *baseline]]
-    return min(schedules, key=lambda schedule: simulate(schedule, costs).makespan)
+    return found[-1][1]
+
+
+def _find_best(
+    candidates: list[Schedule],
+    costs: Costs,
+    bound: int,
+    recompute: Recompute,
+    memory: Memory | None,
+) -> Schedule:
+    """The shortest that fits, recomputing as asked.
+
+    Of those as short one within the bound of graphs if there is one, and the one that fuses most.
+    """
+    finished: list[tuple[float, Schedule]] = []
+    reasons: list[ScheduleError] = []
+    for candidate in candidates:
+        try:
+            schedule = fuse(apply_recompute(candidate, recompute, memory), costs)
+        except ScheduleError as reason:
+            reasons.append(reason)
+        else:
+            finished.append((simulate(schedule, costs).makespan, schedule))
+    if not finished:
+        raise reasons[0]
+    limit = min(makespan for makespan, _ in finished) * EQUAL
+    shortest = [schedule for makespan, schedule in finished if makespan <= limit]
+    return max(shortest, key=lambda one: (max(verify(one).graphs) <= bound, count_fused(one)))
 
 
 def _find_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: int) -> float:
-    """No schedule is shorter: a rank waits for its first activation, then has its work to do."""
+    """No schedule is shorter whose backwards are all split.
+
+    A rank waits for its first activation, then has its work to do.
+    """
     floor, arrival = 0.0, 0.0
     reached: dict[int, float] = {}
     for stage, rank in enumerate(placement):
@@ -305,7 +356,7 @@ def _find_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: int)
             arrival += costs.forward[stage] + hop
     for rank, arrival in reached.items():
         work = sum(
-            costs.forward[stage] + min(_split(costs, stage), costs.by_kind["B"][stage])
+            costs.forward[stage] + costs.input_grad[stage] + costs.weight_grad[stage]
             for stage in range(len(placement))
             if placement[stage] == rank
         )
@@ -313,44 +364,27 @@ def _find_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: int)
     return floor
 
 
-def _split(costs: Costs, stage: int) -> float:
-    return costs.input_grad[stage] + costs.weight_grad[stage]
+Order = Callable[[int, int, int], list[Action]]
+"""The actions of one rank in an order with a V of two stages a rank, from the number of ranks, of
+micro-batches and the rank."""
 
 
-def _fuse_first_stage(schedule: Schedule) -> Schedule:
-    """I and W in a row become B on stage 0, where nobody waits for the I."""
-    rank = schedule.placement[0]
-    fused: list[Action] = []
-    for action in schedule.ranks[rank]:
-        if action.kind == "W" and action.stage == 0 and fused:
-            before = fused[-1]
-            if before == Action("I", 0, action.microbatch):
-                fused[-1] = Action("B", 0, action.microbatch)
-                continue
-        fused.append(action)
-    ranks = list(schedule.ranks)
-    ranks[rank] = tuple(fused)
-    return replace(schedule, ranks=tuple(ranks))
-
-
-def _build_published_zbv(num_ranks: int, num_microbatches: int) -> Schedule:
-    """The paper's own order, free of bubbles from 2p - 1 micro-batches on if F, I and W cost alike.
-
-    Made for at least that many; those there are not are left out.
-    """
-    ranks = []
-    for rank in range(num_ranks):
-        actions = _order_published_zbv(num_ranks, max(num_microbatches, 2 * num_ranks - 1), rank)
-        ranks.append(tuple(a for a in actions if a.microbatch < num_microbatches))
+def _build_in_order(order: Order, num_ranks: int, num_microbatches: int) -> Schedule:
+    """Made for as many micro-batches as the order needs; those there are not are left out."""
+    many = max(num_microbatches, 2 * num_ranks)
     return Schedule(
         name="zbv",
-        ranks=tuple(ranks),
+        ranks=tuple(
+            tuple(a for a in order(num_ranks, many, rank) if a.microbatch < num_microbatches)
+            for rank in range(num_ranks)
+        ),
         placement=place_v(num_ranks),
         num_microbatches=num_microbatches,
     )
 
 
 def _order_published_zbv(num_ranks: int, num_microbatches: int, rank: int) -> list[Action]:
+    """The paper's own order: no bubbles from 2p - 1 micro-batches on if F, I and W cost alike."""
     stages = {"down": rank, "up": 2 * num_ranks - 1 - rank}
     counts = {(leg, kind): 0 for leg in stages for kind in "FIW"}
     actions: list[Action] = []
@@ -380,4 +414,60 @@ def _order_published_zbv(num_ranks: int, num_microbatches: int, rank: int) -> li
     for leg in ("up", "down"):
         while counts[leg, "W"] < num_microbatches:
             add(leg, "W")
+    return actions
+
+
+def _order_dual_pipe(
+    num_ranks: int, num_microbatches: int, rank: int, forward_first: bool = False
+) -> list[Action]:
+    """DualPipe's order (arXiv 2412.19437) on a V: backwards in one go, but for the ramps.
+
+    A backward up and one down for a forward down and one up. As published a forward comes first,
+    and its message leaves earlier; with the backward first a rank holds 2p graphs, else one more.
+    """
+    behind, before = num_ranks - 1 - rank, rank + 1
+    stages = {"down": rank, "up": 2 * num_ranks - 1 - rank}
+    done = {(leg, way): 0 for leg in stages for way in "FB"}
+    actions: list[Action] = []
+    waiting: deque[Action] = deque()
+
+    def add(leg: str, kind: Kind) -> None:
+        way = "F" if kind == "F" else "B"
+        actions.append(Action(kind, stages[leg], done[leg, way]))
+        done[leg, way] += 1
+        if kind == "I":
+            waiting.append(replace(actions[-1], kind="W"))
+
+    def add_weights() -> None:
+        if waiting:
+            actions.append(waiting.popleft())
+
+    for _ in range(2 * behind):
+        add("down", "F")
+    for _ in range(before):
+        add("down", "F")
+        add("up", "F")
+    for _ in range(behind):  # the first gradients, which the ranks before this one wait for
+        add("up", "I")
+        add_weights()
+        add("up", "F")
+    while done["up", "F"] < num_microbatches:
+        is_down_left = done["down", "F"] < num_microbatches
+        if is_down_left and forward_first:
+            add("down", "F")
+        add("up", "B")
+        if forward_first:
+            add("up", "F")
+        elif is_down_left:
+            add("down", "F")
+        add("down", "B")
+        if not forward_first:
+            add("up", "F")
+    for number in range(2 * before + behind):  # the last ones: half of those up and down are split
+        leg = "up" if number < 2 * before and number % 2 == 0 else "down"
+        if number >= 2 * before:
+            add_weights()
+        add(leg, "B" if number < before else "I")
+    while waiting:
+        add_weights()
     return actions

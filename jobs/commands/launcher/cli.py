@@ -37,7 +37,7 @@ where --batch-size is its replica's share, and finds RANK, WORLD_SIZE, MASTER_AD
 
 _EPILOG = """\
 files: log/<script>-<time>/ has conf.yaml, plan.json, scheduler.out, and attempt-N/ with <node>.out
-and .err, ranks/<rank>.out and .err, and state/outcome.json.
+and .err, where each line has its rank before it, and state/outcome.json.
 
 exit codes: 0 all ranks exited 0; 2 wrong input; 112 a machine is not ready; 113 one was lost;
 130 and 143 ended by Ctrl-C, and by SIGTERM or --kill; else that of the rank that failed first.
@@ -136,8 +136,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--no_morphing",
         action="store_true",
         default=None,
-        help="keep the machines to the end; without it the list is watched, and the run goes on "
-        "with the machines that are there",
+        help="keep the machines to the end; without it the list is watched, and the run continues "
+        "on the machines that are there",
     )
     what = parser.add_argument_group("what")
     what.add_argument(

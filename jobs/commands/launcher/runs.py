@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import list_names, read_json, write_json
 from varuna_core.records.machine import identify_machine
@@ -97,6 +98,7 @@ def kill_run(run: RunFolder) -> int:
         raise InputError(f"{run.path} runs on {host}: do this there")
     reason = f"--kill by {getpass.getuser()} on {platform.node()}"
     write_stop(attempts[-1], "cancel", 143, reason)
+    call_hub(attempts[-1].link)
     deadline = time.monotonic() + plan.timing.grace_s + KILL_S
     while read_outcome(attempts[-1]) is None:
         if time.monotonic() > deadline:

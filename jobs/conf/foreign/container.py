@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+
 from vjob.jobs.conf.foreign.draft import Draft
 from vjob.jobs.conf.foreign.launchers import Options
 from vjob.jobs.conf.foreign.shell import Assignment, Command, Word
@@ -16,11 +18,14 @@ def build_container(draft: Draft) -> None:
         draft.values["container.reuse"] = not reuse
     if reuse:
         draft.note(
-            "RELOAD_CONTAINER=true is container.reuse: false: each run unpacks the image anew; "
+            "RELOAD_CONTAINER=true is container.reuse: false: each run unpacks the image again; "
             "auto does so only for an image that changed"
         )
     for name in ("CONTAINER_IMAGE_PATH", "CONTAINER_IMAGE"):
         draft.take_into(name, "container.image", draft.to_path)
+    folder = draft.left.get("CONTAINER_PATH")
+    if folder is not None and folder.value and folder.value.startswith("/"):
+        draft.take_into("CONTAINER_PATH", "container.scratch", _to_parent)
     for image, command in wrapping.images:
         draft.used |= command.uses
         said = f"line {command.line}: enroot create {image.text}"
@@ -52,6 +57,12 @@ def build_container(draft: Draft) -> None:
         _add_env(draft, word, command)
     if mounts:
         draft.values["container.mounts"] = mounts
+
+
+def _to_parent(path: str) -> str | None:
+    """The folder that an unpacked image lay in."""
+    parent = posixpath.dirname(path.rstrip("/"))
+    return parent if parent != "/" and parent.isprintable() else None
 
 
 def _add_mounts(draft: Draft, word: Word, said: str, mounts: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vjob.jobs.conf.document import render_value
 from vjob.jobs.conf.foreign.launchers import Lines
-from vjob.jobs.conf.foreign.shell import Assignment, ShellConf
+from vjob.jobs.conf.foreign.shell import Assignment, Command, ShellConf
 from vjob.jobs.conf.foreign.values import to_flag, to_number
 from vjob.jobs.conf.redact import redact_string
 
@@ -119,6 +119,24 @@ class Draft:
         home = self.environ.get("HOME")
         text = _LEADING_HOME.sub(lambda _: str(home), text) if home else text
         return text.replace("${", "$${")  # the conf's own references are written so
+
+    def find_copied(self, path: str, what: str, launch: Command) -> str:
+        """Where a file lies before `cp -r FROM TO` or `cp -r FROM/* TO` copies it; by the last
+        such line before the launch."""
+        place = next(i for i, other in enumerate(self.found.commands) if other is launch)
+        for command in reversed(self.found.commands[:place]):
+            words = [word.text for word in command.words if not word.text.startswith("-")]
+            if words[0] != "cp" or len(words) != 3 or any(word.is_open for word in command.words):
+                continue
+            source, target = words[1], words[2].rstrip("/")
+            if path.startswith(f"{target}/") and target and source.startswith("/"):
+                path = source.removesuffix("/*") + path.removeprefix(target)
+                self.note(
+                    f"line {command.line}: {redact_string(' '.join(words))}: nothing is copied; "
+                    f"{what} is {path}, where it lies before"
+                )
+                break
+        return path
 
     def to_path(self, text: str) -> str | None:
         """`shorten` as a converter; None where the text is no path."""

@@ -18,7 +18,8 @@ Kind = Literal["deepspeed", "varuna", "torch", "python"]
 Options = dict[str, Word]
 """By long name without dashes; a flag's word is empty."""
 _NOT_TRAINING = re.compile(
-    r"setup\.py|.*(?:preprocess|download|convert|report|visuali|plot)\w*\.py", re.IGNORECASE
+    r"setup\.py|.{0,999}(?:preprocess|download|convert|report|visuali|plot)\w{0,99}\.py",
+    re.IGNORECASE,
 )
 
 

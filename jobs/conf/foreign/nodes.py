@@ -32,7 +32,7 @@ NO_KEY: Mapping[str, str] = {
     "RANK": "is not needed: each rank gets its own",
     "LOCAL_RANK": "is not needed: each rank gets its own",
     "CONTAINER_NAME": "is not needed: the unpacked image is named after the image",
-    "CONTAINER_PATH": "is not needed: images are unpacked below container.scratch",
+    "CONTAINER_PATH": "is not known: images are unpacked below container.scratch",
     "GRES": "is gpus of the group",
 }
 

@@ -26,6 +26,8 @@ SHAPE: Mapping[str, str] = {
     "heads": "NUM_ATTN_HEADS",
     "sequence": "SEQ_LENGTH",
 }
+MEGATRON_BETAS = [0.9, 0.999]
+"""Of its Adam where no option says otherwise; since 2.0 vjob passes those of the conf."""
 LAUNCHER_REASONS: Mapping[str, str] = {
     "node_rank": "nodes are counted by group",
     "master_addr": "it is the first node of the first group",
@@ -206,6 +208,8 @@ def _take_megatron(draft: Draft, launch: Launch) -> list[str]:
             continue
         elif name in KEYS and (value := KEYS[name][1](text)) is not None:
             key = KEYS[name][0]
+            if key == "data.prefix":
+                value = draft.find_copied(value, key, launch.command)
             if key in ("train.checkpoint.folder", "data.prefix"):
                 value = draft.shorten(value)
             draft.put(key, value, said)
@@ -213,6 +217,9 @@ def _take_megatron(draft: Draft, launch: Launch) -> list[str]:
             kept += [word for word in (Word(name),) if name]
             kept += values
             draft.record(said, "program.args")
+    if "--model-parallel-size" not in texts and "train.optimizer.betas" not in draft.values:
+        draft.values["train.optimizer.betas"] = MEGATRON_BETAS
+        draft.comments["train.optimizer"] = "betas: Megatron-LM's own"
     if "--batch-size" in texts and "train.global_batch_size" not in draft.values:
         draft.record("--batch-size, of a replica", "train.micro_batch_size; no global one")
     if draft.values.get("train.evaluate.steps") == 0:

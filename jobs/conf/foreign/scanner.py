@@ -161,6 +161,21 @@ class Scanner:
                 self.move(self.position + 1)
         raise UnreadableError
 
+    def read_document(self) -> list[Part]:
+        """The whole text as the lines of a here-document: quotes are text."""
+        parts: list[Part] = []
+        while self.position < len(self.text):
+            char, after = self.text[self.position], self.text[self.position + 1 : self.position + 2]
+            if char == "\\" and after in tuple("\\$`\n"):
+                parts.append(Part("text", "" if after == "\n" else after, True))
+                self.move(self.position + 2)
+            elif char in "$`":
+                parts.append(self._read_dollar(quoted=True))
+            else:
+                parts.append(Part("text", char, True))
+                self.move(self.position + 1)
+        return parts
+
     def _read_dollar(self, *, quoted: bool) -> Part:
         start = self.position
         if self.text[start] == "`":

@@ -2,7 +2,8 @@
 
 Worked out: quotes, `$NAME`, `${NAME:-default}`, `$((A * B))`, `$(dirname ...)` and the like of
 known paths, continued lines, `if [ ... ]` with known values, files that are sourced or started and
-lie in the same folder, `eval`. A value that needs more is unknown, and its line is handed back.
+lie in the same folder, `eval`, functions, `bash -c "$SCRIPT"` and the `NAME=$(cat <<EOF` of such a
+script. A value that needs more is unknown, and its line is handed back.
 """
 
 from __future__ import annotations
@@ -60,6 +61,16 @@ _MAX_DEPTH = 8
 _MAX_COMMANDS = 20_000
 _EXPORTS = ("export", "readonly", "declare", "local", "typeset")
 _EVERYTHING = ("@", "*")
+_FUNCTION = re.compile(
+    r"[ \t]*(?:function[ \t]+(?P<named>[A-Za-z_][\w-]*)(?:[ \t]*\([ \t]*\))?"
+    r"|(?P<plain>[A-Za-z_][\w-]*)[ \t]*\([ \t]*\))\s*\{(?P<first>[^\n]*)\n",
+    re.ASCII,
+)
+_FUNCTION_END = re.compile(r"^[ \t]*\}[ \t]*$", re.MULTILINE)
+_COUNTING_FOR = re.compile(r"for[ \t]*\(\(.*\)\)[ \t]*(;[ \t]*)?(do)?")
+_DOCUMENT = re.compile(r"\s*cat[ \t]*<<-?[ \t]*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)[ \t]*\n")
+_SCRIPT = re.compile(r"[\n;&|]|\bif\b")
+"""In the text after `bash -c`: it is more than one command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +85,17 @@ class Assignment:
     file: str = ""
     uses: frozenset[str] = frozenset()
     """Variables in it, and those in theirs."""
+    words: str | None = None
+    """Of several words that could not all be worked out: the text, unknown names as ${NAME}."""
+    missing: frozenset[str] = frozenset()
+    """Those names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Function:
+    body: str
+    line: int
+    """Of its first line."""
 
 
 @dataclass(kw_only=True)
@@ -174,6 +196,10 @@ class _Reader:
         self.frames: list[_Frame] = []
         self.num_commands = 0
         self.new_block = True
+        self.functions: dict[str, _Function] = {}
+        self.called: set[str] = set()
+        self.depth = 0
+        """Functions and scripts of `bash -c` within each other."""
 
     def read(self, text: str, name: str) -> None:
         if name in self.inside or len(self.inside) >= _MAX_DEPTH:
@@ -181,16 +207,63 @@ class _Reader:
             return
         self.inside.append(name)
         self.found.files.append(name)
-        outer, self.frames = self.frames, []
         self.new_block = True
-        text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
+        self._read_text(text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", ""), name)
+        self.inside.pop()
+        if not self.inside:
+            self._list_uncalled()
+
+    def _read_text(
+        self, text: str, name: str, first_line: int = 1, *, is_one_line: bool = False
+    ) -> None:
+        """`is_one_line`: all of it stands in one command, whose line is named."""
+        outer, self.frames = self.frames, []
         scanner = Scanner(text)
+        scanner.line = first_line
         while scanner.position < len(text) and self.num_commands < _MAX_COMMANDS:
             self._read_one(scanner, name)
+            if is_one_line:
+                scanner.line = first_line
         for frame in self.frames:
             self._hand_back(frame.line, frame.raw)
         self.frames = outer
-        self.inside.pop()
+
+    def _read_inner(self, text: str, line: int, *, is_one_line: bool = False) -> None:
+        """A function's body, or the script of a `bash -c`."""
+        if self.depth >= _MAX_DEPTH:
+            self.found.reasons.append(f"line {line}: starts itself; not read again")
+            return
+        self.depth += 1
+        self._read_text(text, self.inside[-1], line, is_one_line=is_one_line)
+        self.depth -= 1
+
+    def _list_uncalled(self) -> None:
+        for name, function in self.functions.items():
+            if name not in self.called:
+                body = " ".join(function.body.split())
+                self.found.reasons.append(
+                    f"line {function.line}: {name} is called nowhere; left out: {body}"
+                )
+
+    def _take_function(self, scanner: Scanner) -> bool:
+        """A function to be read where it is called; False where the text is none."""
+        match = _FUNCTION.match(scanner.text, scanner.position)
+        if match is None:
+            return False
+        first, stop = match["first"].rstrip(), match.end()
+        if first.endswith("}"):
+            body = first.removesuffix("}") + "\n"
+        else:
+            end = _FUNCTION_END.search(scanner.text, stop)
+            if end is None:
+                return False
+            body = first + "\n" + scanner.text[stop : end.start()]
+            stop = min(end.end() + 1, len(scanner.text))
+        if self._is_active():
+            line = scanner.line + match[0].count("\n") - 1
+            self.functions[match["named"] or match["plain"]] = _Function(body=body, line=line)
+        scanner.move(stop)
+        return True
 
     def _read_one(self, scanner: Scanner, name: str) -> None:
         self.num_commands += 1
@@ -208,7 +281,11 @@ class _Reader:
             scanner.move(min(end + 1, len(text)))
             self._source_ignored(line, name)
             return
-        if at_line and self._take_array(scanner, number, name):
+        if at_line and (self._take_function(scanner) or self._take_array(scanner, number, name)):
+            return
+        if at_line and _COUNTING_FOR.fullmatch(line) and self._is_active():
+            scanner.move(min(end + 1, len(text)))
+            self._open("for", [], line, number)
             return
         first = start + len(text[start:]) - len(text[start:].lstrip(" \t\n;"))
         begin = text.rfind("\n", 0, start) + 1
@@ -223,7 +300,7 @@ class _Reader:
         number += text.count("\n", start, min(first, scanner.position))
         stop = text.find("\n", max(scanner.position - 1, start))
         raw = text[begin : len(text) if stop < 0 else stop].strip()
-        raw = re.sub(r"\s*\\\n\s*|\s*\n\s*", " ", raw)
+        raw = re.sub(r"(?:(?<!\s)\s*|(?<=\n))\\?\n\s*", " ", raw)
         for skipped, document in scanner.skipped:
             self._hand_back(skipped, document)
         scanner.skipped = []
@@ -293,8 +370,9 @@ class _Reader:
             self.frames.pop()
             return
         if not self._is_active():
-            condition = next(frame.condition for frame in self.frames if not frame.active)
-            self.found.reasons.append(f"line {line}: not reached, as {condition} is not so: {raw}")
+            frame = next(frame for frame in self.frames if not frame.active)
+            why = f"{frame.condition} {'is so' if frame.is_done else 'is not so'}"
+            self.found.reasons.append(f"line {line}: not reached, as {why}: {raw}")
             return
         if self._assign(words, raw, line, file):
             return
@@ -378,23 +456,26 @@ class _Reader:
         name = match[1]
         value_word = RawWord(_drop_chars(word.parts, match.end()), word.text[match.end() :])
         known: list[str] = []
-        is_known = True
+        missing: set[str] = set()
         for part in value_word.parts:
             text, unknown = self._expand_part(part)
-            if unknown and part.kind == "command" and not part.quoted:
+            is_command = part.kind == "command" and not part.quoted
+            if unknown and is_command and not _DOCUMENT.match(part.text):
                 return None
-            is_known = is_known and not unknown
+            missing |= unknown
             known.append(text)
         value: str | None = "".join(known)
         old = self.found.variables.get(name)
         if match[2]:
             value = None if old is None or old.value is None else old.value + str(value)
-        if not is_known or (value is not None and len(value) > _MAX_VALUE):
+        if value is not None and len(value) > _MAX_VALUE:
             value = None
+        words = value if missing and value is not None and " " in value.strip() else None
         uses = self._close([value_word])
         exported = exported or (old is not None and old.exported)
-        return Assignment(name=name, value=value, raw=value_word.text, line=line,
-                          exported=exported, file=file, uses=uses)  # fmt: skip
+        return Assignment(name=name, value=None if missing else value, raw=value_word.text,
+                          line=line, exported=exported, file=file, uses=uses, words=words,
+                          missing=frozenset(missing))  # fmt: skip
 
     def _add_gres(self, assignment: Assignment, file: str) -> None:
         if assignment.name == "GRES" and assignment.value:
@@ -406,10 +487,7 @@ class _Reader:
     def _mark_exported(self, name: str) -> None:
         old = self.found.variables.get(name)
         if old is not None:
-            self.found.variables[name] = Assignment(
-                name=name, value=old.value, raw=old.raw, line=old.line, exported=True,
-                file=old.file, uses=old.uses,
-            )  # fmt: skip
+            self.found.variables[name] = replace(old, exported=True)
 
     def _run(self, words: list[RawWord], raw: str, line: int, file: str) -> None:
         env: list[Assignment] = []
@@ -428,6 +506,13 @@ class _Reader:
         if spelled[0].text == "eval":
             self._evaluate(command)
             return
+        if spelled[0].text in self.functions:
+            self.called.add(spelled[0].text)
+            function = self.functions[spelled[0].text]
+            self._read_inner(function.body, function.line)
+            return
+        if self._start_script(command):
+            return
         is_source = spelled[0].text in (".", "source") and len(spelled) > 1
         if is_source and self._follow(spelled[1].text):
             return
@@ -439,6 +524,21 @@ class _Reader:
             self.found.commands.append(command)
         if started not in self.found.files:
             self._follow(started)
+
+    def _start_script(self, command: Command) -> bool:
+        """`srun ... bash -c "$SCRIPT"`: what stands before, and then the script's own commands."""
+        texts = [word.text for word in command.words]
+        for index in range(1, len(texts) - 1):
+            is_shell = posixpath.basename(texts[index - 1]) in ("bash", "sh")
+            if is_shell and texts[index] in ("-c", "-lc", "-ec"):
+                script = texts[index + 1].strip()
+                if not _SCRIPT.search(script):
+                    return False
+                if index > 1:
+                    self.found.commands.append(replace(command, words=command.words[: index - 1]))
+                self._read_inner(script + "\n", command.line, is_one_line=True)
+                return True
+        return False
 
     def _find_started(self, words: list[Word]) -> str | None:
         """The file of `./run.sh`, `bash run.sh`, `srun ... bash -c ./run.sh`, `sbatch job.sh`."""
@@ -471,18 +571,17 @@ class _Reader:
             text, missing = self._expand_part(part)
             if part.kind == "name" and part.text in _EVERYTHING:
                 continue  # `$@`: arguments of whoever starts the script
-            unknown |= missing
             if part.kind == "text" or part.quoted:
+                unknown |= missing
                 current = (current or "") + text
                 continue
             pieces = text.split()
-            if current is not None and pieces and not text[:1].isspace():
-                current += pieces.pop(0)
-            elif current is None and pieces:
-                current = pieces.pop(0)
+            if pieces and (current is None or not text[:1].isspace()):
+                current = (current or "") + pieces[0]
+                unknown |= _find_missing(pieces.pop(0), missing)
             for piece in pieces:
                 fields.append((current or "", unknown))
-                current, unknown = piece, missing
+                current, unknown = piece, _find_missing(piece, missing)
         if current is not None:
             fields.append((current, unknown))
         return [Word(text, missing) for text, missing in fields]
@@ -496,6 +595,9 @@ class _Reader:
             spelled = f"$(({part.text}))"
             return (spelled, frozenset([spelled])) if result is None else (result, frozenset())
         if part.kind == "command":
+            document = self._read_document(part.text)
+            if document is not None:
+                return document
             found = self._answer(part.text)
             spelled = f"$({part.text})"
             return (spelled, frozenset([spelled])) if found is None else (found, frozenset())
@@ -511,9 +613,30 @@ class _Reader:
             return (other if is_set and value else ""), frozenset()
         if mark and (not is_set or value == ""):
             return self._expand_text(other)
-        if value is None:
-            return f"${{{name}}}", frozenset([name])
-        return value, frozenset()
+        if value is not None:
+            return value, frozenset()
+        assignment = self.found.variables.get(name)
+        if assignment is not None and assignment.words is not None:
+            return assignment.words, assignment.missing
+        return f"${{{name}}}", frozenset([name])
+
+    def _read_document(self, command: str) -> tuple[str, frozenset[str]] | None:
+        """What `cat <<EOF` prints, unknown names as ${NAME}; None for another command."""
+        head = _DOCUMENT.match(command)
+        if head is None:
+            return None
+        body, _, end = command[head.end() :].rstrip().rpartition("\n")
+        if end.strip() != head["end"]:
+            return None
+        if head["quote"]:
+            return body, frozenset()
+        try:
+            parts = Scanner(body).read_document()
+        except UnreadableError:
+            return None
+        spelled = [self._expand_part(part) for part in parts]
+        missing = frozenset[str]().union(*(unknown for _, unknown in spelled))
+        return "".join(text for text, _ in spelled), missing
 
     def _look_up(self, name: str) -> tuple[str | None, bool]:
         assignment = self.found.variables.get(name)
@@ -578,7 +701,7 @@ class _Reader:
             blocks.append(JobBlock(is_het=True, file=file))
             self.new_block = False
             return
-        match = _OPTION.fullmatch(re.sub(r"\s+#.*$", "", rest).strip())
+        match = _OPTION.fullmatch(re.sub(r"(?<!\s)\s+#.*$", "", rest).strip())
         if match is None:
             self._hand_back(number, line)
             return
@@ -607,6 +730,17 @@ def _is_assignment(word: RawWord) -> bool:
     return written.startswith(match[0])
 
 
+def _find_missing(piece: str, missing: frozenset[str]) -> frozenset[str]:
+    """The unknown names of a text that one of its words has; of a command its first word."""
+    return frozenset(
+        name
+        for name in missing
+        if (name.startswith("$") and name.split()[0] in piece)
+        or f"${{{name}}}" in piece
+        or f"${name}" in piece
+    )
+
+
 def _drop_chars(parts: tuple[Part, ...], count: int) -> tuple[Part, ...]:
     """Parts without the first characters, which are unquoted text."""
     left = list(parts)
@@ -619,6 +753,8 @@ def _drop_chars(parts: tuple[Part, ...], count: int) -> tuple[Part, ...]:
 
 def _decide(words: list[Word]) -> bool | None:
     """Truth of `[ a = b ]`; None where it is not known without a shell."""
+    if len(words) == 1 and words[0].text in ("true", "false"):
+        return words[0].text == "true"
     if len(words) < 3 or words[0].text not in ("[", "[[", "test"):
         return None
     if any(word.is_open for word in words):

@@ -9,6 +9,7 @@ submitted as it is.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Mapping
@@ -92,7 +93,7 @@ def translate_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[
     elif not texts:
         raise InputError(f"{path} has no shell scripts; --from takes {ACCEPTED}")
     known = {key: environ[key] for key in ("HOME", "USER", "LOGNAME") if key in environ}
-    known["PWD"] = str(folder.absolute())
+    known |= {"PWD": str(folder.absolute()), "UID": str(os.getuid())}
     title = path.name or str(path)
     return translate_scripts(
         texts, files=files, environ=known, title=title, require_known=True, base=folder.absolute()
@@ -266,7 +267,7 @@ def _build_name(draft: Draft, launch: Launch | None) -> None:
     model = draft.values.get("model")
     script = launch.script.text if launch is not None and not launch.script.is_open else ""
     stem = posixpath.basename(script).removesuffix(".py")
-    name = model if isinstance(model, str) else to_name(stem)
+    name = model if isinstance(model, str) else to_name(stem) or to_name(stem.lstrip("_0123456789"))
     draft.values["name"] = name or "my-run"
 
 

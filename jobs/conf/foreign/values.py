@@ -65,7 +65,7 @@ def to_name(text: str) -> str | None:
 
 def to_node_list(text: str) -> list[str] | None:
     """Node names, split at commas outside brackets."""
-    names = re.findall(r"(?:\[[^\]]*\]|[^,\[\]\s])+", text)
+    names = re.findall(r"(?:\[[^\[\]]*\]|[^,\[\]\s])+", text)
     return names if names and ",".join(names) == text else None
 
 
@@ -94,7 +94,7 @@ def to_whole(text: str) -> int | None:
 
 
 def to_decimal(text: str) -> float | None:
-    if not re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d{1,3})?", text, re.ASCII):
+    if not re.fullmatch(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?", text, re.ASCII):
         return None
     return float(text)
 

@@ -23,7 +23,7 @@ from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, c
 from vjob.jobs.conf.parse import find_bounds, get_annotations
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, Bound, Container, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, Bound, Container, JobConf, Mlflow
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
@@ -31,6 +31,8 @@ from vjob.jobs.programs.megatron import SCRIPTS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
+"""Kinds of MLflow's tracking servers and stores."""
 _SPLIT = re.compile(r"[0-9.]+(,[0-9.]+){2}")
 # What the agent sets for each rank, and the key that decides it.
 _OWN_ENV: Mapping[str, str] = {
@@ -68,6 +70,7 @@ def check_conf(
         *check_cluster(conf),
     ]
     problems += [*check_container(conf), *check_morph(conf), *check_others(conf)]
+    problems += check_track(conf)
     problems += check_supported(conf)
     problems += [*check_effect(conf, lines), *references.find_problems(conf)]
     if environ is not None:
@@ -296,6 +299,42 @@ def check_others(conf: JobConf) -> Iterator[KeyProblem]:
         path = references.find_value(conf, key)
         if isinstance(path, str) and not path.isprintable():
             yield key, path, "a path must not contain line breaks or control characters"
+
+
+def check_track(conf: JobConf) -> Iterator[KeyProblem]:
+    wandb, mlflow, metrics = conf.track.wandb, conf.track.mlflow, conf.track.openmetrics
+    if wandb is not None and not re.fullmatch(r"[^/\\#?%:\s]{1,128}", wandb.project):
+        message = "names a project: no spaces and none of / \\ # ? % :, 128 at most"
+        yield "track.wandb.project", wandb.project, message
+    if mlflow is not None:
+        yield from _check_mlflow(mlflow)
+    if metrics == "":
+        yield "track.openmetrics", "", "must name a file, such as /var/lib/node_exporter/gpt.prom"
+    store = mlflow.uri if mlflow is not None and mlflow.uri.startswith("/") else None
+    if conf.container.image is None or conf.container.runtime == "none":
+        return
+    targets = [mount.split(":")[1] for mount in conf.container.mounts if mount.count(":")]
+    for key, path in (("track.openmetrics", metrics), ("track.mlflow.uri", store)):
+        if path and not any(_is_under(path, Path(target)) for target in targets):
+            folder = os.path.dirname(path)
+            message = f"is not seen in the container: add {folder}:{folder} to container.mounts"
+            yield key, path, message
+
+
+def _check_mlflow(mlflow: Mlflow) -> Iterator[KeyProblem]:
+    scheme, colon, rest = mlflow.uri.partition("://")
+    if not mlflow.experiment:
+        yield "track.mlflow.experiment", "", "must name an experiment"
+    if not mlflow.uri:
+        yield "track.mlflow.uri", "", "must be a server, sqlite:////shared/mlflow.db, or a folder"
+    elif colon and "@" in rest.partition("/")[0]:
+        message = (
+            "holds a password: leave it out, and set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD in the environment (docs/track.md)"
+        )
+        yield "track.mlflow.uri", mlflow.uri, message
+    elif colon and scheme not in _STORES:
+        yield "track.mlflow.uri", mlflow.uri, f"must begin with {'://, '.join(_STORES)}://"
 
 
 def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]:

@@ -196,6 +196,14 @@ def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[KeyPro
             yield key, value, f"must be an option's long name without dashes before it{hint}"
         elif name in OWN_SBATCH:
             yield key, value, f"cannot be given here: {OWN_SBATCH[name]}"
+        elif whole := next((own for own in OWN_SBATCH if own.startswith(name)), ""):
+            # sbatch takes any beginning of an option that fits no other one.
+            yield (
+                key,
+                value,
+                f"sbatch may read it as {whole}, which cannot be given here: "
+                f"{OWN_SBATCH[whole]}; write the whole name of another option",
+            )
         elif value is None:
             yield key, value, "must have a value; true for an option that takes none"
         elif not isinstance(value, str | int | float) or not str(value).isprintable():

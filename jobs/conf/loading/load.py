@@ -11,12 +11,14 @@ from __future__ import annotations
 import logging
 import os
 import re
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vjob.jobs.conf.layout import close_layout, require_number
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset, locate
+from vjob.jobs.conf.loading.compose import INCLUDE, fill_tree, include_files, refuse_include
 from vjob.jobs.conf.parse import ConfReader
 from vjob.jobs.conf.paths import resolve_paths
 from vjob.jobs.conf.redact import show
@@ -92,9 +94,10 @@ def load_conf(
     With `text` there is no file: the path is what messages call it, and its folder is where
     relative paths start.
     """
+    is_file = text is None
     text = read_text(path, str(path)) if text is None else text
     base = Path(os.path.abspath(path)).parent
-    conf, lines = parse_conf_lines(text, str(path), base, overrides, environ)
+    conf, lines = parse_conf_lines(text, str(path), base, overrides, environ, is_file=is_file)
     return ReadConf(path=path, text=text, conf=conf, lines=lines)
 
 
@@ -156,18 +159,45 @@ def parse_conf_lines(
     base: Path,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    *,
+    is_file: bool = False,
 ) -> tuple[JobConf, dict[str, str]]:
-    """The conf, and for each key that was written its place, as check_conf wants them."""
-    tree, problems = parse_tree(text, source)
-    tree, set_problems = apply_overrides(tree, overrides)
+    """The conf, and for each key that was written its place, as check_conf wants them.
+
+    With `is_file` it may include other files; the conf of a run may not.
+    """
+    environ = os.environ if environ is None else environ
+    tree, problems = build_tree(text, source, base, overrides, environ, is_file=is_file)
     reader = ConfReader()
     conf = reader.read(tree)
-    problems = [*problems, *set_problems, *reader.problems]
+    refused = {problem.key for problem in problems if "${" in problem.value}
+    problems += [one for one in reader.problems if one.key not in refused]
     if problems:
         raise ConfError(sort_problems(problems), is_first_round=True)
     assert isinstance(conf, JobConf), "a conf that could not be read has problems"
-    resolved = resolve_paths(conf, base, os.environ if environ is None else environ)
-    return add_default_group(resolved), reader.lines
+    return add_default_group(resolve_paths(conf, base, environ)), reader.lines
+
+
+def build_tree(
+    text: str,
+    source: str,
+    base: Path,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    is_file: bool,
+) -> tuple[Node, list[Problem]]:
+    """A conf's tree with what it includes, its overrides, and the values that it refers to."""
+    tree, problems = parse_tree(text, source)
+    if is_file:
+        tree, more = include_files(tree, source, base, read_text, environ)
+    else:
+        tree, more = refuse_include(tree)
+    problems += more
+    tree, more = apply_overrides(tree, overrides)
+    problems += more
+    tree, more = fill_tree(tree)
+    return tree, [*problems, *more]
 
 
 def add_default_group(conf: JobConf) -> JobConf:
@@ -182,11 +212,11 @@ def add_default_group(conf: JobConf) -> JobConf:
 
 
 def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
-    """Problems by line, overrides last, each once: an alias can bring the same one twice."""
+    """Problems by file and line, overrides last, each once (an alias brings one twice)."""
 
-    def get_line(problem: Problem) -> tuple[int, int]:
-        line = problem.where.rpartition(":")[2]
-        return (0, int(line)) if line.isdecimal() else (1, 0)
+    def get_line(problem: Problem) -> tuple[int, str, int]:
+        name, _, line = problem.where.rpartition(":")
+        return (0, name, int(line)) if line.isdecimal() else (1, "", 0)
 
     return sorted(dict.fromkeys(problems), key=get_line)
 
@@ -194,8 +224,10 @@ def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
 def read_text(path: Path, source: str) -> str:
     """Text of a conf file; ConfError where it cannot be read."""
     try:
-        content = path.read_bytes()
+        content = _read_file(path)
         return content.decode("utf-8-sig")
+    except _UnusableError as error:
+        problem = Problem(where=source, key="", value="", message=str(error))
     except OSError as error:
         problem = Problem(
             where=source, key="", value="", message=f"cannot be read: {error.strerror}"
@@ -208,7 +240,29 @@ def read_text(path: Path, source: str) -> str:
 
 
 class _UnusableError(Exception):
-    """An override that has no place in this conf."""
+    """An override that has no place in this conf, or a file that is none."""
+
+
+MOST_BYTES = 8 << 20
+"""Of a conf; what is larger is another file."""
+
+
+def _read_file(path: Path) -> bytes:
+    """At most MOST_BYTES of a file or of a pipe that has a writer; nothing else is waited for."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb", buffering=0) as handle:
+        mode = os.fstat(fd).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise _UnusableError("is a device, and no file")
+        os.set_blocking(fd, True)
+        content = b""
+        while more := handle.read(1 << 20):
+            content += more
+            if len(content) > MOST_BYTES:
+                raise _UnusableError(f"is larger than {MOST_BYTES >> 20} MB, and so no conf")
+        if not content and stat.S_ISFIFO(mode):
+            raise _UnusableError("is a pipe into which nobody writes")
+    return content
 
 
 def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Problem]]:
@@ -224,6 +278,8 @@ def apply_overrides(tree: Node, overrides: Sequence[str]) -> tuple[Node, list[Pr
             value, noted = parse_tree(text, WHERE)
             problems.extend(noted)
             steps = _STEP.findall(key)
+            if steps[0] == INCLUDE:
+                raise _UnusableError("is read from the conf alone; set the keys themselves")
             if len(steps) > MAX_DEPTH:
                 raise _UnusableError(f"nested more than {MAX_DEPTH} deep")
             tree = _replace(tree, steps, value, "")

@@ -96,6 +96,12 @@ def is_final(line: Line) -> bool:
     return row is not None and row.is_final
 
 
+def is_end(name: str) -> bool:
+    """True for a `Line.kind` that says by itself why a process ended."""
+    row = _BY_NAME.get(name)
+    return row is not None and row.is_final and row.kind == "root"
+
+
 def first_root(lines: Sequence[Line]) -> Line | None:
     """The line that the failure likely began with; lines alike of several ranks count as one.
 

@@ -319,7 +319,16 @@ PROGRAM = (
         "warning",
         "nothing to do",
         r"^nothing to do: train\.steps is \d+",
-        "raise train.steps to go on, or name another train.checkpoint.folder to begin anew",
+        "raise train.steps to go on, or name another train.checkpoint.folder to start from step 0",
+    ),
+    _known(
+        "root",
+        "schedule of a checkpoint",
+        r"OptimizerParamScheduler: class input value .* do not match",
+        "the checkpoint was written for other train.steps or another schedule: add "
+        "--override-opt_param-scheduler to program.args to train by the conf's, or "
+        "--use-checkpoint-opt_param-scheduler by the checkpoint's",
+        is_final=True,
     ),
     _known(
         "root",
@@ -372,7 +381,7 @@ PROGRAM = (
         "root",
         "stale file handle",
         r"Stale (NFS )?file handle|\[Errno 116\]",
-        "a file or mount was replaced on the file server: have that node mount it anew",
+        "a file or mount was replaced on the file server: have that node mount it again",
     ),
     _known(
         "root",
@@ -596,7 +605,7 @@ PYTHON = (
     _known(
         "root",
         "refused by vjob",
-        r"^vjob agent: (?!the attempt was told to stop)|^launch: cannot go on",
+        r"^vjob agent: (?!the attempt was (?:asked|told) to stop)|^launch: cannot go on",
         "the message says what to change",
         is_final=True,
     ),
@@ -652,7 +661,7 @@ LOGGED = (
         "logged error",
         r"^(ERROR|CRITICAL|FATAL)\b|\[(ERROR|CRITICAL|FATAL)\]|- (ERROR|CRITICAL) -"
         r"|(^|\s)level=(error|fatal)\b|^(?i:error): \S|\b\w+: error: \S",
-        "an error by its own word; the training may go on with it",
+        "the line calls itself an error; the training may continue",
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 import time
@@ -10,9 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from varuna_core.records import record as records
-from varuna_core.records.logs.tail import READ_BYTES, Follower, clean
+from varuna_core.records.logs.rank_output import RankOutput, find_output
+from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -26,6 +29,7 @@ from vjob.jobs.monitor.log_lines.errors import (
 )
 from vjob.jobs.monitor.log_lines.stream import (
     Collapser,
+    EqualLines,
     Log,
     LogLine,
     Paint,
@@ -66,7 +70,7 @@ def find_first_error(logs: Sequence[Log], again: Sequence[Log]) -> FirstError | 
     if root is None:
         return None
     row = find_row(root.kind)
-    place = next(log for log in again if log.path.name == root.file)
+    place = next(log for log in again if (log.path.name, log.label) == (root.file, root.node))
     others = merge_same(line for line in lines if is_kind(line, "root"))
     return FirstError(
         line=root,
@@ -130,7 +134,8 @@ def render(found: FirstError) -> Iterator[str]:
     line = found.line
     who = f"rank {line.rank} on {line.node}" if line.rank is not None else line.node
     more = f", and {line.num_same - 1} more like it" if line.num_same > 1 else ""
-    yield f"{who}, {line.file}{more}"
+    place = ", ".join(dict.fromkeys((who, clean_name(line.file))))  # a batch script is its file
+    yield f"{place}{more}"
     for text in found.context:
         yield f"{'>' if text == line.text else ' '} {text}"
     if found.remedy and "--errors" not in found.remedy:  # that is what this is
@@ -140,6 +145,24 @@ def render(found: FirstError) -> Iterator[str]:
     for other in found.others:
         where = f"rank {other.rank} on {other.node}" if other.rank is not None else other.node
         yield f"  {where}: {f'x{other.num_same} ' if other.num_same > 1 else ''}{other.text}"
+
+
+def describe_error(found: FirstError | None) -> dict[str, Any]:
+    """The root error for scripts, or that there is none."""
+
+    def place(line: Line) -> dict[str, Any]:
+        return {"node": line.node, "rank": line.rank, "file": line.file, "text": line.text}
+
+    if found is None:
+        return {"format": 1, "error": None}
+    error = {
+        **place(found.line),
+        "num_same": found.line.num_same,
+        "remedy": found.remedy,
+        "context": list(found.context),
+        "others": [place(line) for line in found.others],
+    }
+    return {"format": 1, "error": error}
 
 
 POLL_S = 0.5
@@ -166,6 +189,11 @@ class LineFilter:
     raw: bool
     """File after file, and every line of every rank."""
     paint: Paint
+    with_times: bool = False
+    since: float | None = None
+    until: float | None = None
+    as_json: bool = False
+    """One JSON object a line, of each rank by itself."""
 
     @classmethod
     def make(
@@ -177,27 +205,84 @@ class LineFilter:
         only_err: bool = False,
         raw: bool = False,
         paint: Paint = keep_plain,
+        with_times: bool = False,
+        since: float | None = None,
+        until: float | None = None,
+        as_json: bool = False,
     ) -> LineFilter:
+        if since is not None and until is not None and since > until:
+            raise InputError("--since is later than --until")
         try:
             compiled = re.compile(pattern) if pattern else None
         except re.error as error:
             raise InputError(f"--grep {pattern!r} is no regular expression: {error}") from None
         kinds = ("err",) if only_err else ("out", "err")
-        return cls(nodes=nodes, ranks=ranks, pattern=compiled, kinds=kinds, raw=raw, paint=paint)
+        return cls(
+            nodes=nodes,
+            ranks=ranks,
+            pattern=compiled,
+            kinds=kinds,
+            raw=raw,
+            paint=paint,
+            with_times=with_times,
+            since=since,
+            until=until,
+            as_json=as_json,
+        )
 
     def takes(self, text: str) -> bool:
         return self.pattern is None or self.pattern.search(text) is not None
+
+    def choose(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        """The lines of one file that are asked for; one without a time has that of the last."""
+        latest: float | None = None
+        for line in lines:
+            latest = line.at if line.at is not None else latest
+            if self._is_in_time(latest) and self.takes(line.text):
+                yield line
+
+    def _is_in_time(self, at: float | None) -> bool:
+        if self.since is None and self.until is None:
+            return True
+        return at is not None and (self.since or at) <= at <= (self.until or at)
+
+    def render(self, line: LogLine) -> str:
+        """One line of one rank, as it is asked for."""
+        if not self.as_json:
+            return self._render_time(line) + line.render(self.paint)
+        value = {
+            "time": None if line.at is None else round(line.at, 3),
+            "node": line.label,
+            "rank": line.rank,
+            "is_err": line.is_err,
+            "text": line.text,
+        }
+        return json.dumps(value, ensure_ascii=False)
+
+    def render_group(self, group: EqualLines, world: int | None) -> str:
+        """Equal lines of several ranks, with the time of the first."""
+        return self._render_time(group.first) + group.render(world, self.paint)
+
+    def _render_time(self, line: LogLine) -> str:
+        if not self.with_times:
+            return ""
+        if line.at is None:
+            return " " * 20
+        return time.strftime("%Y-%m-%d %H:%M:%S ", time.localtime(line.at))
 
 
 def find_logs(
     attempt: AttemptFolder, wanted: LineFilter, num_lines: int | None = None
 ) -> list[Log]:
     """Every log that is asked for and there."""
-    reports = read_reports(attempt).values() if not wanted.ranks and not wanted.raw else ()
+    reports = read_reports(attempt).values() if not wanted.raw else ()
     offsets = {report.host: report.clock_offset_s or 0.0 for report in reports}
-    found: list[tuple[str, int | None, Path]] = []
+    found: list[tuple[str, RankOutput | None, Path]] = []
+    run = RunFolder(attempt.path.parent)
+    plan = read_attempt_plan(run, attempt.number) if wanted.ranks else None
     for kind in wanted.kinds:
-        found += [(f"rank {rank}", rank, attempt.rank_log(rank, kind)) for rank in wanted.ranks]
+        outputs = [find_output(attempt, plan, rank, kind) for rank in wanted.ranks]
+        found += [(f"rank {output.rank}", output, output.path) for output in outputs]
         if not wanted.ranks:
             paths = sorted(attempt.path.glob(f"*.{kind}"))
             found += [
@@ -209,13 +294,14 @@ def find_logs(
     return [
         Log(
             path,
-            label,
-            rank=rank,
+            clean_name(label),
+            rank=output.rank if output is not None and output.is_own else None,
+            only=output.rank if output is not None and not output.is_own else None,
             num_lines=num_lines,
-            clock_offset_s=offsets.get(label, 0.0),
+            clock_offset_s=offsets.get(path.stem, 0.0),
             read_bytes=piece,
         )
-        for label, rank, path in found
+        for label, output, path in found
     ]
 
 
@@ -277,13 +363,14 @@ def print_logs(
     check_nodes(run, attempts[-1:], wanted, wait=False)
     logs = find_logs(attempts[-1], wanted, num_lines)
     lines = [_choose(log, wanted, final=True) for log in logs]
-    if wanted.raw:
-        for line in itertools.chain.from_iterable(lines):
-            say(line.render(wanted.paint))
+    if wanted.raw or wanted.as_json:
+        found = itertools.chain.from_iterable(lines) if wanted.raw else merge_lines(lines)
+        for line in found:
+            say(wanted.render(line))
         return
     world = _read_world(run)
     for group in collapse(merge_lines(lines)):
-        say(group.render(world, wanted.paint))
+        say(wanted.render_group(group, world))
 
 
 def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int | None) -> bool:
@@ -297,6 +384,9 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
     if found is None and not wanted.nodes and not wanted.ranks:
         batch = sorted(run.path.glob("scheduler*.out"))
         found = find_first_error(*([Log(path, path.name) for path in batch] for _ in range(2)))
+    if wanted.as_json:
+        say(json.dumps(describe_error(found), indent=1))
+        return found is not None
     if found is None:
         say(f"no line of {run.name} is known as an error; `vjob status` says how it is")
         return False
@@ -306,7 +396,7 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
 
 
 def _choose(log: Log, wanted: LineFilter, *, final: bool) -> Iterator[LogLine]:
-    return (line for line in log.read(final=final) if wanted.takes(line.text))
+    return wanted.choose(log.read(final=final))
 
 
 def _read_world(run: RunFolder) -> int | None:
@@ -325,7 +415,7 @@ def follow_run(
     wanted = wanted or LineFilter.make()
     check_ranks(run, wanted)
     is_known = not wanted.nodes
-    logs: dict[Path, Log] = {}
+    logs: dict[tuple[Path, str], Log] = {}
     collapser = Collapser()
     state, looked = "", -math.inf
     while True:
@@ -341,20 +431,20 @@ def follow_run(
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
         for attempt in run.attempts():
             for log in find_logs(attempt, wanted, num_lines):
-                logs.setdefault(log.path, log)
+                logs.setdefault((log.path, log.label), log)
         num_lines, world = None, _read_world(run)  # attempts may come, of fewer ranks
         num_new = 0
         for line in merge_lines(_choose(log, wanted, final=over) for log in logs.values()):
             num_new += 1
-            if wanted.raw:
-                say(line.render(wanted.paint))
+            if wanted.raw or wanted.as_json:
+                say(wanted.render(line))
                 continue
             for group in collapser.take(line.at):
-                say(group.render(world, wanted.paint))
+                say(wanted.render_group(group, world))
             collapser.add(line)
         if over or not num_new:  # nobody prints: nothing comes that a held line could wait for
             for group in collapser.take_all():
-                say(group.render(world, wanted.paint))
+                say(wanted.render_group(group, world))
         if over:
             return finish(view, say)
         time.sleep(max(POLL_S, len(logs) / FILES_PER_S))

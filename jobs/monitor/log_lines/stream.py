@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from varuna_core.records.logs.times import LineTimes, read_times
 
 HOLD_S = 2.0
 """So long after its first a line's equals still join it."""
+ALL_LINES = 1 << 40
 MOST_HELD = 1000
 """And no more lines than so many, which is the bound where lines have no times."""
 Paint = Callable[[str, int | None], str]
@@ -82,29 +84,45 @@ class Log:
         within_bytes: int = SKIP_BYTES,
         clock_offset_s: float = 0.0,
         read_bytes: int = READ_BYTES,
+        only: int | None = None,
+        is_err: bool | None = None,
     ) -> None:
-        """`rank` where it is the log of one; of what is there only the last `num_lines`."""
-        self.path, self.label, self.rank = path, label, rank
+        """`rank` where it is the log of one, `only` for the lines of one in the log of its node; of
+        what is there only the last `num_lines`."""
+        self.path, self.label, self.rank, self._only = path, label, rank, only
+        self._num_last = None if only is None else num_lines
         self._follower = Follower(
-            path, start_lines=num_lines, within_bytes=within_bytes, read_bytes=read_bytes
+            path,
+            start_lines=num_lines if self._num_last is None else ALL_LINES,
+            within_bytes=within_bytes,
+            read_bytes=read_bytes,
         )
-        self._is_err = path.suffix == ".err"
+        self.is_err = path.suffix == ".err" if is_err is None else is_err
         self._clock_offset_s = clock_offset_s
 
     def read(self, *, final: bool = False) -> Iterator[LogLine]:
         """Lines that were added since the last read."""
+        lines = self._read(final=final)
+        if self._only is not None:
+            lines = (line for line in lines if line.rank == self._only)
+        if self._num_last is not None:
+            lines = iter(deque(lines, maxlen=self._num_last))
+            self._num_last = None
+        return lines
+
+    def _read(self, *, final: bool) -> Iterator[LogLine]:
         times: LineTimes | None = None
         for place, line in self._follower.read_placed(final=final):
             at = None
             if self.rank is None:
                 if times is None:  # the marks of these lines were written before them
-                    times = read_times(self.path.with_suffix(".times"))[self._is_err]
+                    times = read_times(self.path.with_suffix(".times"))[self.is_err]
                 at = times.find(place)
             rank, text = (self.rank, line) if self.rank is not None else split_tag(line)
             yield LogLine(
                 at=None if at is None else at + self._clock_offset_s,
                 label=self.label,
-                is_err=self._is_err,
+                is_err=self.is_err,
                 rank=rank,
                 text=text,
             )

@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from varuna_core.records.files import open_to_read
 from varuna_core.records.logs.tail import clean
 
 TAIL_BYTES = 64 * 1024
@@ -81,7 +82,7 @@ class Tail:
         return None
 
     def _read(self) -> Added | None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_to_read(Path(self.path))
         try:
             found = os.fstat(fd)  # of what is open: the name may be another file's by now
             is_anew = self._is_anew(found)

@@ -3,7 +3,7 @@ data, made by the readers and the rules, shown by others.
 
 None and empty mean "nothing tells". Times are seconds since 1970 by the clock of the file server,
 as far as it is known; `Snapshot.now` is that clock too, so that ages are differences.
-docs/status.md has the JSON form, which is these fields by name.
+docs/json.md has the JSON form, which is these fields by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
-from varuna_core.records.checkpoints import Damaged
+from varuna_core.records.checkpoints import Damaged, Skipped
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.logs.slow_ranks import SlowRank
 
@@ -50,7 +50,7 @@ class Scheduler:
     joined: tuple[JobRow, ...] = ()
     """Jobs that brought more nodes to the run: how they fare is not how it does."""
     age_s: float = 0.0
-    """Since it last answered; more than 0 where `jobs` is the last good answer."""
+    """How old `jobs` is: the answer is shared by all commands, or the last good one."""
     problem: str = ""
     """Why it did not answer this time."""
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
@@ -85,11 +85,16 @@ class Progress:
     at: float | None = None
     """When the step was done: at the latest so."""
     points: tuple[Point, ...] = ()
-    """The last steps that were told, oldest first; a few hundred at most."""
+    """The last steps that were reported, oldest first; a few hundred at most."""
     source: str = ""
     """`<node>.out` or `trace`: where the step was read."""
     first_step: int | None = None
     """The first step that this attempt is known to have done."""
+
+    @property
+    def loss(self) -> float | None:
+        """The last one that was reported."""
+        return next((point.loss for point in reversed(self.points) if point.loss is not None), None)
 
     @property
     def knows_end(self) -> bool:
@@ -209,7 +214,9 @@ class Node:
     phase: str = ""
     """container (being prepared), ready (waits for the others), running, done; empty: no report."""
     beat_at: float | None = None
-    """Its last sign of life."""
+    """Its last sign of life that it wrote."""
+    beat_every_s: float | None = None
+    """How soon it promised the next one; None where it does not say."""
     log_at: float | None = None
     """When anything was last written to its .out or .err."""
     out: tuple[str, ...] = ()
@@ -271,9 +278,14 @@ class AttemptView:
     """When the last checkpoint or evaluation that is over ended, as far as lines tell."""
     errors: tuple[Line, ...] = ()
     """Lines of a known kind, the likely first in time first; the same of many ranks once."""
+    fatal: Line | None = None
+    """Of a bare folder, where nobody tells how ranks ended: a line of an error that ends a process,
+    after the last step."""
     stop: Mapping[str, Any] | None = None
     """Who said that the attempt ends."""
     outcome: Outcome | None = None
+    skipped: Skipped | None = None
+    """The last saves in a row that the folder of checkpoints could not take."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read, and why."""
 
@@ -310,6 +322,8 @@ class Snapshot(AttemptView):
     which has rules of its own."""
     morph: str = ""
     """`8 x 4 to 6 x 4` while the run changes its nodes."""
+    waits_for_room: str = ""
+    """The folder without room that its next attempt waits for."""
     left_out: tuple[str, ...] = ()
     """Why a run that may morph does not use nodes that are or were there, a sentence each."""
     morphs: tuple[str, ...] = ()
@@ -352,11 +366,15 @@ class Health(Enum):
     REQUEUED = "REQUEUED"
     DONE = "DONE"
     DEAD = "DEAD"
+    CANCELLED = "CANCELLED"
+    REFUSED = "REFUSED"
     UNKNOWN = "UNKNOWN"
 
 
 EXIT_CODES = {Health.DEAD: 10, Health.UNKNOWN: 11, Health.SLOW: 13, Health.STALLED: 14}
-EXIT_CODES[Health.FAILING] = 15
+EXIT_CODES |= {Health.FAILING: 15, Health.CANCELLED: 16, Health.REFUSED: 17}
+ENDED = (Health.DONE, Health.DEAD, Health.CANCELLED, Health.REFUSED)
+"""Nothing of it goes on."""
 NEVER_STARTS = 12
 """Exit code of a pending job that will not start by itself."""
 
@@ -369,7 +387,7 @@ class Verdict:
     reason: str
     """One sentence."""
     rule: str
-    """Name of the rule that spoke, a heading of docs/status.md."""
+    """Name of the rule that spoke, a heading of docs/verdict_rules.md."""
     phase: str = ""
     """Of STARTING: container, rendezvous or warm-up."""
     evidence: tuple[Line, ...] = ()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from varuna_core.records.formatting import format_duration
-from varuna_core.records.logs.tail import clean
+from varuna_core.records.logs.tail import clean, clean_name
 from vjob.jobs.monitor.model.snapshot import (
     FORMAT,
     Echo,
@@ -65,7 +65,7 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
     lines += _render_items(snapshot)
     lines += _render_settings(snapshot.echoes)
     lines += _render_times(snapshot.progress)
-    return "\n".join(lines)
+    return "\n".join(map(clean_name, lines))
 
 
 def choose_nodes(snapshot: Snapshot, verdict: Verdict | None) -> tuple[Node, ...]:
@@ -94,11 +94,13 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
     if verdict is not None:
         lines += _render_verdict(verdict)
     scheduler = snapshot.scheduler
-    if scheduler.problem:
+    if scheduler.problem and verdict is None:  # else a remark says so
         age = f"; what follows is {format_duration(scheduler.age_s)} old" if scheduler.jobs else ""
         lines.append(f"  no answer: {_one_line(scheduler.problem)}{age}")
     lines += [f"  job {_render_job(job)}" for job in scheduler.jobs]
     lines += [f"  joined by job {_render_job(job)}" for job in scheduler.joined]
+    if age := format_queue_age(snapshot):
+        lines.append(f"  {age}")
     if snapshot.morph:
         lines.append(f"  morphing: {snapshot.morph}")
     if snapshot.morphs:
@@ -123,12 +125,24 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
     return lines
 
 
+def format_queue_age(snapshot: Snapshot) -> str:
+    """`queue 12 s ago`: the age of what is known of the jobs; empty where it is as of now."""
+    scheduler = snapshot.scheduler
+    is_live = snapshot.record_state == "submitted" and bool(scheduler.jobs)
+    if not is_live or scheduler.problem or scheduler.age_s < 1:
+        return ""
+    return f"queue {format_duration(scheduler.age_s)} ago"
+
+
 def _render_verdict(verdict: Verdict) -> list[str]:
     lines = []
     if verdict.reason:
         lines.append(f"  {_one_line(verdict.reason)}")
+    reason = _one_line(verdict.reason)
     for line in verdict.evidence[:NUM_EVIDENCE]:
-        lines.append(f"    {_place(line)}{line.text}")
+        text = _one_line(line.text)
+        if not reason or (text not in reason and reason not in text):  # else it is read twice
+            lines.append(f"    {_place(line)}{line.text}")
     lines += [f"    {_one_line(fact)}" for fact in verdict.facts]
     if verdict.advice:
         lines.append(f"  next: {_one_line(verdict.advice)}")
@@ -164,7 +178,7 @@ def format_progress(snapshot: Snapshot) -> str:
     words = [f"step {progress.step}" + (f" of {progress.num_steps}" if progress.num_steps else "")]
     if times:  # the median, as a step may have a pause in it
         words.append(f"{statistics.median_low(times[-NUM_RECENT:]):.4g} s a step")
-    loss = next((point.loss for point in reversed(progress.points) if point.loss is not None), None)
+    loss = progress.loss
     if loss is not None:
         words.append(f"loss {loss:.6g}")
     if progress.at is not None:

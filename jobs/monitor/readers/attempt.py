@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from varuna_core.records.exits import RankExit
+from varuna_core.records.checkpoints import parse_skipped
+from varuna_core.records.exits import RankExit, parse_exits
+from varuna_core.records.files import as_number
 from varuna_core.records.layout import RankPlace, locate_ranks
 from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import read_pattern
@@ -34,8 +36,7 @@ from vjob.jobs.monitor.readers.node_files import (
 from vjob.jobs.monitor.readers.rank_files import (
     Beats,
     JsonFolder,
-    TraceEnd,
-    parse_exit,
+    TraceFolder,
     parse_outcome,
 )
 
@@ -60,7 +61,7 @@ class AttemptReader:
         self._beats = JsonFolder(attempt.path / "beat")
         self._exits = JsonFolder(attempt.path / "exit")
         self._lives: dict[str, Beats] = {}
-        self._traces: dict[int, TraceEnd] = {}
+        self._traces = TraceFolder(attempt)
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
         self._pattern = read_pattern(plan.progress if plan is not None else None)
         self._classifier = Classifier(
@@ -82,7 +83,7 @@ class AttemptReader:
     @property
     def opened(self) -> float | None:
         """Time that tells one try of the attempt from the next; None before its master is there."""
-        found = self._state.values.get("master", {}).get("time")
+        found = self._state.value("master").get("time")
         return float(found) if isinstance(found, (int, float)) else None
 
     # Looking.
@@ -103,8 +104,7 @@ class AttemptReader:
             times.append(self._beats.times[name])
         for name in self._exits.poll():
             times.append(self._exits.times[name])
-            found = parse_exit(self._exits.values[name])
-            if found is not None:
+            for found in parse_exits(self._exits.values[name]):
                 self._parsed_exits[found.rank] = found
                 changed.add(found.node)
         self._find_files()
@@ -113,10 +113,8 @@ class AttemptReader:
             if files.poll():
                 changed.add(files.name)
                 times += [files.newest] if files.newest else []
-        for rank, trace in self._traces.items():
-            if trace.poll():
-                changed.add(f"@{rank}")
-                times.append(trace.tail.mtime)
+        changed.update(f"@{rank}" for rank in self._traces.poll())
+        times += self._traces.times
         self.newest = max(times, default=None)
         return changed
 
@@ -141,13 +139,8 @@ class AttemptReader:
                 )
 
     def _find_traces(self) -> None:
-        folder = str(self.attempt.path / "trace")
-        if not self._has_changed(folder):
-            return
-        for name in _list(folder):
-            stem = name[: -len(".jsonl")]
-            if name.endswith(".jsonl") and stem.isdigit() and int(stem) not in self._traces:
-                self._traces[int(stem)] = TraceEnd(self.attempt.path / "trace" / name)
+        if self._has_changed(str(self.attempt.path / "trace")):
+            self._traces.find()
 
     def _has_changed(self, folder: str) -> bool:
         """True if names may have come since; opens the folder, so that NFS asks its server."""
@@ -186,14 +179,14 @@ class AttemptReader:
             if found.code != 0 and not found.stopped
         }
         longest = find_longest(self.files.values())
-        saved = [step.checkpoint_s for trace in self._traces.values() for step in trace.steps]
+        saved = [step.checkpoint_s for trace in self._traces.ranks.values() for step in trace.steps]
         if saved and max(saved) > 0:
             longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
         stop = self._state.values.get("stop")
         progress = self._find_progress()
         self.settings = self._list_settings()
         return AttemptView(
-            attempt_started=self._state.times.get("master"),
+            attempt_started=self._state.time("master"),
             went_at=went_at,
             nodes=tuple(self._nodes.values()),
             ranks=self._mark_slow(),
@@ -204,16 +197,17 @@ class AttemptReader:
             errors=merge_errors(logs, failed),
             stop=stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None,
             outcome=parse_outcome(self._state.values.get("outcome")),
+            skipped=parse_skipped(self._state.values.get("skipped")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()
             },
         )
 
     def _went_at(self) -> float | None:
-        go, master = self._state.values.get("go"), self._state.values.get("master") or {}
-        if go is None or go.get("opened") != master.get("time"):
+        go, master = self._state.value("go"), self._state.value("master")
+        if not go or go.get("opened") != master.get("time"):
             return None
-        return self._state.times.get("go")
+        return self._state.time("go")
 
     def _name_nodes(self) -> dict[Any, str]:
         """Node index to host, in order; nodes that are known by their logs alone come last."""
@@ -240,7 +234,7 @@ class AttemptReader:
         files = self.files.get(name)
         count = self._num_lines
         samples = files.samples if files is not None else None
-        offset = report.get("clock_offset_s")
+        offset = as_number(report.get("clock_offset_s"))
         pids = {p.pid for p in life.processes.values() if p.pid} if life is not None else set()
         group = self.plan.node(index).group.name if ranks and self.plan else ""
         return Node(
@@ -250,6 +244,7 @@ class AttemptReader:
             ranks=tuple(ranks),
             phase=self._find_phase(report, life, ranks, went_at),
             beat_at=self._beats.times.get(str(index)),
+            beat_every_s=life.every_s if life is not None else None,
             log_at=files.newest if files is not None else None,
             out=files.last_lines("out", count) if files is not None else (),
             err=files.last_lines("err", count) if files is not None else (),
@@ -263,7 +258,7 @@ class AttemptReader:
             clock_offset_s=offset,
             checks=tuple(
                 f"{check.get('status')} {check.get('name')}: {check.get('text')}"
-                for check in report.get("checks") or ()
+                for check in _as_list(report.get("checks"))
                 if isinstance(check, dict) and check.get("status") != OK
             ),
         )
@@ -286,7 +281,7 @@ class AttemptReader:
         stages = place.stages if place is not None else ()
         life = self._lives.get(str(index))
         process = life.processes.get(rank) if life is not None else None
-        trace = self._traces.get(rank)
+        trace = self._traces.ranks.get(rank)
         last = trace.last if trace is not None else None
         if trace is not None and trace.stages:
             stages = trace.stages
@@ -317,7 +312,7 @@ class AttemptReader:
             if rank.exit is None and rank.work_s is not None:
                 groups.setdefault((rank.stages, rank.device), []).append(rank.rank)
         peers = [own for own in groups.values() if len(own) > 1]
-        works_s = {rank: self._traces[rank].works_s() for own in peers for rank in own}
+        works_s = {rank: self._traces.ranks[rank].works_s() for own in peers for rank in own}
         steps_s = {rank.rank: rank.step_s for rank in ranks if rank.step_s is not None}
         slow = {item.rank: item for item in find_slow_ranks(works_s, peers, steps_s)}
         return tuple(
@@ -325,17 +320,18 @@ class AttemptReader:
         )
 
     def _offset(self, index: int) -> float:
-        offset = self._reports.values.get(str(index), {}).get("clock_offset_s")
-        return float(offset) if isinstance(offset, (int, float)) else 0.0
+        return as_number(self._reports.values.get(str(index), {}).get("clock_offset_s")) or 0.0
 
     def _find_progress(self) -> Progress | None:
         told = find_progress(self.files.values())
-        ends = [(trace.last.step, -rank) for rank, trace in self._traces.items() if trace.last]
+        ends = [
+            (trace.last.step, -rank) for rank, trace in self._traces.ranks.items() if trace.last
+        ]
         if not ends:
             return told
         rank = -max(ends)[1]
         index = self.plan.node_of_rank(rank).index if self.plan and rank < self.plan.world else -1
-        return join_progress(told, self._traces[rank].points(self._offset(index)))
+        return join_progress(told, self._traces.ranks[rank].points(self._offset(index)))
 
     def _list_settings(self) -> tuple[tuple[str, Line], ...]:
         found: list[tuple[str, Line]] = []
@@ -360,7 +356,13 @@ def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
             per_rank = count_stages_per_rank(own.schedule, own.partition, plan.pipeline)
             placement = place_stages(own.schedule, plan.pipeline, per_rank)
             return locate_ranks(plan.stage_map, plan.tensor, placement)
-    return locate_ranks(plan.stage_map, plan.tensor)
+    with contextlib.suppress(ValueError):  # of no stage map of ours
+        return locate_ranks(plan.stage_map, plan.tensor)
+    return {}
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _list(folder: str) -> list[str]:

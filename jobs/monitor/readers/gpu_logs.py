@@ -9,12 +9,14 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.files import as_number
 from varuna_core.records.logs.gpu_text import (
     CPU,
     find_lines,
     read_index,
     read_line,
     read_utilization,
+    render_sample,
 )
 from vjob.jobs.monitor.log_lines.tails import Added, Tail, show
 from vjob.jobs.monitor.model.snapshot import Gpu
@@ -39,6 +41,9 @@ class GpuSamples:
         self._last: dict[str, dict[str, Any] | re.Match[str]] = {}
         """By index; a line of text is taken apart when it is asked for."""
         self._history: dict[str, deque[float | None]] = {}
+        self._sample: dict[str, Any] = {}
+        self._note = ""
+        """What the agent said of its readings."""
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
 
     def poll(self) -> bool:
@@ -73,8 +78,16 @@ class GpuSamples:
             self.at = self.tail.mtime
 
     def last_lines(self, count: int) -> tuple[str, ...]:
+        if count <= 0:
+            return ()
         shown = [line for line in self._shown if line.strip()]
-        return tuple(show(line) for line in shown[-count:]) if count > 0 else ()
+        if self._is_json:
+            try:
+                shown = render_sample(self._sample).encode().splitlines() if self._sample else []
+            except (KeyError, TypeError, ValueError):
+                shown = []
+            shown = shown or [self._note.encode()] * bool(self._note)
+        return tuple(show(line) for line in shown[-count:])
 
     def list_gpus(self, ours: Collection[int]) -> tuple[Gpu, ...]:
         """`ours` are the pids of the node's ranks."""
@@ -91,14 +104,17 @@ class GpuSamples:
     def _read_sample(self, line: bytes) -> None:
         try:
             value = json.loads(line)
-            at = float(value["time"])
+            self._note = str(value.get("note", ""))[:200] or self._note
+            at = as_number(value["time"])
             gpus = [gpu for gpu in value["gpus"] if isinstance(gpu, dict)]
-        except (ValueError, TypeError, KeyError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return
-        self.at = at
-        self.cpu_percent = _number(value.get("cpu_percent"))
-        self.memory_used_mb = _number(value.get("memory_used_mb"))
-        self.memory_total_mb = _number(value.get("memory_total_mb"))
+        if at is None:
+            return
+        self.at, self._sample = at, value
+        self.cpu_percent = as_number(value.get("cpu_percent"))
+        self.memory_used_mb = as_number(value.get("memory_used_mb"))
+        self.memory_total_mb = as_number(value.get("memory_total_mb"))
         for gpu in gpus:
             self._keep(str(gpu.get("index", "")), gpu)
 
@@ -119,7 +135,7 @@ class GpuSamples:
     def _keep(self, index: str, told: dict[str, Any]) -> None:
         self._last[index] = told
         history = self._history.setdefault(index, deque(maxlen=NUM_HISTORY))
-        history.append(_number(told.get("utilization")))
+        history.append(as_number(told.get("utilization")))
 
 
 def _read_match(match: re.Match[str], history: Collection[float | None]) -> Gpu:
@@ -152,18 +168,14 @@ def _make_gpu(
     return Gpu(
         index=str(told.get("index", ""))[:20],
         name=str(told.get("name", ""))[:80],
-        utilization=_number(told.get("utilization")),
-        memory_used_mb=_number(told.get("memory_used_mb")),
-        memory_total_mb=_number(told.get("memory_total_mb")),
-        temperature=_number(told.get("temperature")),
-        power_w=_number(told.get("power_w")),
+        utilization=as_number(told.get("utilization")),
+        memory_used_mb=as_number(told.get("memory_used_mb")),
+        memory_total_mb=as_number(told.get("memory_total_mb")),
+        temperature=as_number(told.get("temperature")),
+        power_w=as_number(told.get("power_w")),
         num_processes=count if isinstance(count, int) else None,
         num_foreign=foreign,
         ecc_errors=errors if isinstance(errors, int) else None,
         throttle=str(throttle)[:80] if throttle else "",
         history=tuple(history),
     )
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

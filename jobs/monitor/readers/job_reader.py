@@ -1,4 +1,4 @@
-"""Reader of a job, be it a run or a bare folder of logs, and the verdict with each snapshot."""
+"""Reader of a run, a bare folder of logs or another Slurm job, and the verdict with each look."""
 
 from __future__ import annotations
 
@@ -29,14 +29,19 @@ def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
     """JOB as `vjob` takes it, or the path of a bare folder of logs. InputError where it is none."""
     num_lines = max(0, min(num_lines, NUM_SHOWN))
     path = Path(job).expanduser()
-    if "/" in job or path.is_dir():
+    if job.strip() and ("/" in job or path.is_dir()):
         path = path if path.is_absolute() else here / path
         if is_bare_folder(path):
             return FolderReader(path.resolve(), num_lines=num_lines)
     from vjob.jobs.monitor.readers.run import RunReader
-    from vjob.jobs.runs.find import find_run
+    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
 
-    return RunReader(find_run(job, here), num_lines=num_lines)
+    found = find_run_or_job(job, here)
+    if isinstance(found, SlurmJob):
+        from vjob.jobs.monitor.readers.slurm_job import SlurmJobReader
+
+        return SlurmJobReader(found, num_lines=num_lines)
+    return RunReader(found, num_lines=num_lines)
 
 
 class JudgedReader:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from re import Pattern
 
+from varuna_core.records.files import open_file
 from varuna_core.records.logs.times import TimesTail
-from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Tail
 from vjob.jobs.monitor.model.snapshot import Gpu, Line, Phase, Point, Progress
 from vjob.jobs.monitor.readers.gpu_logs import FIRST_BYTES, GpuSamples
-from vjob.jobs.monitor.readers.node_logs import LogFile
+from vjob.jobs.monitor.readers.node_logs import LogFile, Times
 
 FIRST_LOOK_BYTES = 24 * 1024 * 1024
 """Of all files together, at their first look."""
@@ -39,17 +40,19 @@ class NodeFiles:
         tail_bytes: int,
         num_lines: int,
         pattern: Pattern[str] | None = None,
+        times: Times | None = None,
     ) -> None:
         """`files` are paths by kind: out, err, gpu, gpu.jsonl; those that are there.
 
         `pattern`: the user's own regular expression of lines about steps (conf key `progress`).
+        `times`: when lines were written; else by the file of marks beside each log.
         """
         self.name = name
         self.logs: dict[str, LogFile] = {}
         self.gpus: dict[str, GpuSamples] = {}
         self._classifier, self._tail_bytes = classifier, tail_bytes
         self._num_lines, self._pattern = num_lines, pattern
-        self._times: TimesTail | None = None
+        self._times = times
         self.add(files)
 
     def add(self, files: Mapping[str, str]) -> None:
@@ -90,6 +93,8 @@ class NodeFiles:
 
     def last_lines(self, kind: str, count: int) -> tuple[str, ...]:
         source = self.logs.get(kind) or self.gpus.get(kind)
+        if source is None and kind == "gpu":
+            source = self.gpus.get("gpu.jsonl")
         return source.last_lines(count) if source is not None else ()
 
     def sizes(self) -> dict[str, int]:
@@ -135,7 +140,7 @@ def count_lines(
 def _count(path: str) -> int:
     count = 0
     try:
-        with open(path, "rb", buffering=0) as handle:
+        with open_file(Path(path)) as handle:
             while block := handle.read(1 << 20):
                 count += block.count(b"\n")
     except OSError:
@@ -185,6 +190,24 @@ def _count_lines(nodes: Iterable[NodeFiles]) -> Progress | None:
     log = max(logs, key=lambda log: log.loss.step if log.loss else 0)
     point: Point = log.loss  # type: ignore[assignment]
     return Progress(step=point.step, at=point.at, points=(point,), source=log.name)
+
+
+def find_fatal(nodes: Iterable[NodeFiles]) -> Line | None:
+    """The line that ended a process after the last step that the logs tell of; None without any.
+
+    In a file with steps it stands after the last one; another file was written as late as those.
+    """
+    logs = [log for node in nodes for log in node.logs.values()]
+    times = [log.tail.mtime for log in logs if log.step_order >= 0]
+    last = max(times, default=0.0)
+    found = [
+        log.fatal
+        for log in logs
+        if log.fatal is not None
+        if log.fatal.order > log.step_order
+        if log.step_order >= 0 or log.tail.mtime >= last - APART_S
+    ]
+    return first_root(found)
 
 
 def find_phase(nodes: Iterable[NodeFiles], progress: Progress | None) -> Phase | None:

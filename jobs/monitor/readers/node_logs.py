@@ -12,17 +12,18 @@ from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from re import Pattern
+from typing import Protocol
 
 from varuna_core.records.logs.progress import parse_time, split_tag
 from varuna_core.records.logs.steps import StepReader, Told
-from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, LineTimes, TimesTail
+from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, LineTimes
 from varuna_core.records.logs.training_log import (
     PHASE_MARKS,
     Iteration,
     parse_job_info,
     parse_mark,
 )
-from vjob.jobs.monitor.log_lines.errors import DIGITS, INFO_MARK, Classifier
+from vjob.jobs.monitor.log_lines.errors import DIGITS, INFO_MARK, Classifier, is_end
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Added, Tail, show
 from vjob.jobs.monitor.model.snapshot import Line, Phase, Point
 
@@ -69,6 +70,13 @@ def _decode(line: bytes) -> str:
     return line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
 
 
+class Times(Protocol):
+    """When the lines of a node's logs were written."""
+
+    def read(self) -> tuple[LineTimes, LineTimes]:
+        """Of .out and of .err."""
+
+
 class LogFile:
     """One .out or .err."""
 
@@ -81,7 +89,7 @@ class LogFile:
         tail_bytes: int = TAIL_BYTES,
         num_lines: int = NUM_SHOWN,
         begin: bytes | None = None,
-        times: TimesTail | None = None,
+        times: Times | None = None,
         pattern: Pattern[str] | None = None,
     ) -> None:
         """With `begin` known lines before the last line that has it are of an older start.
@@ -106,6 +114,10 @@ class LogFile:
         self.info: dict[str, Line] = {}
         self.loss: Point | None = None
         """The last that told no step of its own, with how many came so far as its step."""
+        self.step_order = -1
+        """Offset of the last line about a step."""
+        self.fatal: Line | None = None
+        """The last line after which its process cannot go on."""
         self.changed = 0
         """Grows with each look that saw something."""
         self._node, self._classifier = node, classifier
@@ -165,6 +177,7 @@ class LogFile:
         sifted = self._classifier.sift(data, lines)
         for at, kind in sifted.known:
             self._add_known(lines, at, kind, start)
+        self._note_fatal(lines, sifted.known, start)
         if any(INFO_MARK in lines[at] for at in sifted.telling):
             self._read_info(data)
         self._read_progress(_place(lines, sifted.telling, start), start, data, added.is_anew)
@@ -213,6 +226,7 @@ class LogFile:
         at, slack_s = self._find_time(text, place)
         told = self._steps.read(text, at, slack_s)
         if told is not None:
+            self.step_order = max(place, self.step_order)
             self._add_point(told)
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
@@ -283,6 +297,12 @@ class LogFile:
             order = start + sum(map(len, lines[:at])) + at
             self.known.append(self._line(show(lines[at]), order, kind))
             self.writers.append({self.known[-1].rank})
+
+    def _note_fatal(self, lines: list[bytes], known: list[tuple[int, str]], start: int) -> None:
+        at, kind = next(((x, name) for x, name in reversed(known) if is_end(name)), (0, ""))
+        if kind:
+            order = start + sum(map(len, lines[:at])) + at
+            self.fatal = self._line(show(lines[at]), order, kind)
 
     def _line(self, text: str, order: int, kind: str) -> Line:
         rank, plain = split_tag(text)

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.exits import Outcome
+from varuna_core.records.files import as_number, expect_types, is_foreign_link
 from varuna_core.records.logs.slow_ranks import RECENT_STEPS, WARM_UP_STEPS
 from varuna_core.records.logs.trace import COMPUTE
+from varuna_core.records.runfolder import AttemptFolder
 from vjob.jobs.monitor.log_lines.tails import Added, Tail
 from vjob.jobs.monitor.model.snapshot import Point
 
@@ -39,9 +41,18 @@ class JsonFolder:
         self._is_settled = False
         """A poll found nothing new since: two renames may share one tick of the clock."""
 
+    def value(self, stem: str) -> dict[str, Any]:
+        """The parsed file; of another user's run that is shared, its copy without secrets."""
+        return self.values.get(stem) or self.values.get(f"{stem}.shared") or {}
+
+    def time(self, stem: str) -> float | None:
+        return self.times.get(stem) or self.times.get(f"{stem}.shared")
+
     def poll(self) -> list[str]:
         """Names whose content is new."""
         try:
+            if is_foreign_link(self.path):
+                return []
             fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return []
@@ -87,7 +98,8 @@ def _mark(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _read(name: str, folder: int) -> tuple[bytes, os.stat_result]:
-    fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+    fd = os.open(name, flags, dir_fd=folder)
     try:
         found = os.fstat(fd)
         return os.read(fd, min(found.st_size, MOST_BYTES)), found
@@ -101,7 +113,9 @@ NUM_MEDIAN = 10
 FIRST_BYTES = 16 * 1024
 MORE_BYTES = 1024 * 1024
 """Looked through once where the end holds the details of a step alone."""
-HEAD_BYTES = 4096
+HEAD_BYTES = 16 * 1024
+RANKS_OF_NODE = 8
+"""For how many ranks so much of a node's trace is read."""
 
 
 @dataclass(frozen=True)
@@ -116,45 +130,106 @@ class RankStep:
     end_at: float | None
 
 
-class TraceEnd:
-    """The last steps of one rank's trace."""
+class TraceFile:
+    """The ends of the traces in one file: those of all ranks of a node, or of one rank."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.tail = Tail(path, tail_bytes=FIRST_BYTES, head_bytes=HEAD_BYTES)
+        self.ranks: dict[int, TraceEnd] = {}
+        # A file of one rank has its number for a name, and no line says whose the next ones are.
+        self._own = int(path.stem) if path.stem.isdigit() else None
+        self._share = 1 if self._own is not None else RANKS_OF_NODE
+        self._rank = self._own
+        self.tail = self._open(FIRST_BYTES)
+
+    def _open(self, tail_bytes: int) -> Tail:
+        return Tail(self.path, tail_bytes=tail_bytes * self._share, head_bytes=HEAD_BYTES)
+
+    def poll(self) -> set[int]:
+        """Read what is new; the ranks that wrote it."""
+        added = self.tail.poll()
+        if added is None:
+            return set()
+        changed = self._take(added)
+        is_short = not self.ranks or not all(end.steps for end in self.ranks.values())
+        if added.is_anew and added.num_skipped and is_short:
+            self.tail = self._open(MORE_BYTES)
+            again = self.tail.poll()
+            if again is not None:
+                changed |= self._take(again)
+        return changed
+
+    def _take(self, added: Added) -> set[int]:
+        if added.is_anew:
+            self.ranks = {}
+            self._rank = self._own
+            self._read(self.tail.head)
+        if added.num_skipped:  # they may end in the midst of another rank's batch
+            self._rank = self._own
+        return self._read(added.data)
+
+    def _read(self, data: bytes) -> set[int]:
+        changed: set[int] = set()
+        if b'{"' not in data:
+            return changed
+        for line in data.split(b"\n"):
+            if line.startswith(b'{"step"'):
+                if self._rank is not None:
+                    self._find().read_step(line)
+                    changed.add(self._rank)
+            elif line.startswith((b'{"trace"', b'{"rank"')):
+                value = _parse(line)
+                rank = value.get("rank", self._rank)
+                if isinstance(rank, int):
+                    self._rank = rank
+                    if "trace" in value:
+                        self._find().read_header(value)
+                        changed.add(rank)
+        return changed
+
+    def _find(self) -> TraceEnd:
+        assert self._rank is not None
+        return self.ranks.setdefault(self._rank, TraceEnd())
+
+
+class TraceFolder:
+    """All traces of an attempt."""
+
+    def __init__(self, attempt: AttemptFolder) -> None:
+        self.ranks: dict[int, TraceEnd] = {}
+        self.times: list[float] = []
+        """When the files were written that had something new at the last look."""
+        self._attempt = attempt
+        self._files: dict[Path, TraceFile] = {}
+
+    def find(self) -> None:
+        """Look for files that came since."""
+        for path in self._attempt.list_traces():
+            if path not in self._files:
+                self._files[path] = TraceFile(path)
+
+    def poll(self) -> set[int]:
+        """Read what is new; the ranks that wrote it."""
+        changed: set[int] = set()
+        self.times = []
+        for file in self._files.values():
+            if found := file.poll():
+                changed |= found
+                self.times.append(file.tail.mtime)
+                self.ranks.update(file.ranks)
+        return changed
+
+
+class TraceEnd:
+    """The last steps of one rank."""
+
+    def __init__(self) -> None:
         self.steps: deque[RankStep] = deque(maxlen=NUM_STEPS)
         self.device = ""
         self.stages: tuple[int, ...] = ()
         self._origin: int | None = None
 
-    def poll(self) -> bool:
-        added = self.tail.poll()
-        if added is None:
-            return False
-        if added.is_anew:
-            self.steps.clear()
-            self._read_header((self.tail.head or added.data).partition(b"\n")[0])
-        self._read(added)
-        if added.is_anew and not self.steps and added.num_skipped:
-            self.tail = Tail(self.path, tail_bytes=MORE_BYTES)
-            again = self.tail.poll()
-            if again is not None:
-                self._read(again)
-        return True
-
-    def _read(self, added: Added) -> None:
-        if b'{"' not in added.data:
-            return
-        for line in added.data.split(b"\n"):
-            if line.startswith(b'{"step"'):
-                self._read_step(line)
-            elif line.startswith(b'{"trace"'):
-                self._read_header(line)
-
-    def _read_header(self, line: bytes) -> None:
-        value = _parse(line)
-        if "trace" not in value:
-            return
+    def read_header(self, value: Mapping[str, Any]) -> None:
         origin = value.get("origin")
         self._origin = origin if isinstance(origin, int) else None
         self.device = str(value.get("device") or "")[:80]
@@ -162,7 +237,7 @@ class TraceEnd:
         if isinstance(stages, list) and all(isinstance(stage, int) for stage in stages):
             self.stages = tuple(stages)
 
-    def _read_step(self, line: bytes) -> None:
+    def read_step(self, line: bytes) -> None:
         value = _parse(line)
         try:
             begin, took, sums = int(value["begin"]), int(value["took"]), value.get("sums") or {}
@@ -238,19 +313,22 @@ class Beats:
         self.is_done = False
         self.state = ""
         self.catches_usr1 = False
+        self.every_s: float | None = None
+        """Seconds until the next one, as long as the node has a connection to its hub."""
 
     def note(self, value: Mapping[str, Any]) -> None:
         """A new beat."""
+        self.every_s = as_number(value.get("every_s"))
         self.state = str(value.get("state", ""))
         self.is_done = self.state == "done"
-        at = _number(value.get("time"))
+        at = as_number(value.get("time"))
         told = value.get("ranks")
         for key, facts in told.items() if isinstance(told, dict) else ():
             if not key.isdigit() or not isinstance(facts, dict):
                 continue
             process = self.processes.setdefault(int(key), Process())
             pid = facts.get("pid")
-            cpu_s = _number(facts.get("cpu_s"))
+            cpu_s = as_number(facts.get("cpu_s"))
             if pid != process.pid:
                 process.cpu_percent = process.cpu_s = None
             elif None not in (cpu_s, process.cpu_s, at, process.told_at):
@@ -263,21 +341,9 @@ class Beats:
             process.cpu_s, process.told_at = cpu_s, at
 
 
-def parse_exit(value: Mapping[str, Any]) -> RankExit | None:
-    """Exit of a rank; None where another version wrote it."""
-    try:
-        return RankExit(**value)
-    except TypeError:
-        return None
-
-
 def parse_outcome(value: Mapping[str, Any] | None) -> Outcome | None:
     """Outcome of an attempt; None where another version wrote it."""
     try:
-        return Outcome(**value) if value is not None else None
+        return expect_types(Outcome(**value)) if value is not None else None
     except TypeError:
         return None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_d
 from varuna_core.records.exits import read_end
 from varuna_core.records.files import read_lines
 from varuna_core.records.morphing import (
+    ENDED,
     GATHERING,
     JUDGING,
     RUNNING,
@@ -42,6 +44,7 @@ from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
 from vjob.jobs.monitor.rules.base import format_names
 from vjob.jobs.runs.find import RunView, name_host
+from vjob.jobs.runs.owner import name_owner
 from vjob.jobs.schedulers.slurm_reasons import explain_reason
 
 SLOW_EVERY_S = 10.0
@@ -133,7 +136,7 @@ class RunReader:
             state=view.state if view is not None else "UNKNOWN",
             record_state=record.state,
             record_verdict=record.verdict,
-            message=_explain(record, view, scheduler, shown),
+            message=_explain(record, view, scheduler, shown) or self._explain_closed(attempts),
             layout=record.layout,
             after=tuple(Path(path).name for path in record.after),
             after_any=tuple(Path(path).name for path in record.after_any),
@@ -146,6 +149,7 @@ class RunReader:
             restarts=self._count_restarts(),
             max_restarts=None if plan is None or plan.morph else plan.restarts,
             morph=self._read_morph(record, shown),
+            waits_for_room=self._read_room(record),
             left_out=self._read_left_out(),
             morphs=self._read_morphs(),
             world=plan.world if plan else None,
@@ -194,6 +198,15 @@ class RunReader:
         self._skew.note(self._attempt.newest if self._attempt else None, ours)
         return ours + self._skew.offset_s
 
+    def _explain_closed(self, attempts: list[AttemptFolder]) -> str:
+        if not attempts or os.access(attempts[-1].path, os.R_OK | os.X_OK):
+            return ""
+        owner, number = name_owner(self.run.path), attempts[-1].number
+        return (
+            f"attempt {number} is not shared yet: ask {owner} to run again: "
+            f"vjob share {self.run.path} --group G"
+        )
+
     def _read_store(self, now: float) -> None:
         if abs(now - self._store_at) < SLOW_EVERY_S:
             return
@@ -211,14 +224,22 @@ class RunReader:
         if self._plan is None or not self._plan.morph or record.state != records.SUBMITTED:
             return ""
         state = read_state(self.run.morph)
-        if state is None or not state.members:
-            return ""
-        if state.phase in MORPHING:
-            return f"{len(state.members)} nodes to {len(state.nodes)}"
         has_failed = any(rank.exit is not None and rank.exit.code for rank in shown.ranks)
-        if state.phase == RUNNING and (shown.stop is not None or has_failed):
-            return f"{len(state.members)} nodes to those that are left"
-        return ""
+        is_ending = shown.stop is not None or has_failed
+        return "" if state is None else format_going(state, is_ending=is_ending)
+
+    def _read_room(self, record: RunRecord) -> str:
+        """The folder without room that the next attempt waits for; empty where none is."""
+        if self._plan is None or record.state != records.SUBMITTED:
+            return ""
+        if self._plan.morph:
+            state = read_state(self.run.morph)
+            return state.room if state is not None and state.phase == GATHERING else ""
+        last: Any = {}
+        if self._plan.restarts:
+            events = [one for one in read_lines(self.run.events()) if isinstance(one, dict)]
+            last = events[-1] if events else {}
+        return str(last.get("folder", "")) if last.get("kind") == records.NO_ROOM else ""
 
     def _read_left_out(self) -> tuple[str, ...]:
         if self._plan is None or not self._plan.morph:
@@ -250,14 +271,15 @@ class RunReader:
 
     def _find_silent(self, nodes: tuple[Node, ...], now: float) -> tuple[str, ...]:
         """Nodes that should beat and do not: the scheduler may know why."""
-        every_s = self._plan.timing.beat_s if self._plan else 10.0
-        late_s = max(30.0, 4 * every_s)
-        silent = [
-            node.name
-            for node in nodes
-            if node.phase in ("ready", "running")
-            and (node.beat_at is None or now - node.beat_at > late_s)
-        ]
+        least_s = self._plan.timing.beat_s if self._plan else 10.0
+
+        def is_late(node: Node) -> bool:
+            every_s = max(node.beat_every_s or least_s, least_s)
+            late_s = max(30.0, every_s + 3 * least_s)
+            return node.beat_at is None or now - node.beat_at > late_s
+
+        phases = ("ready", "running")
+        silent = [node.name for node in nodes if node.phase in phases and is_late(node)]
         return tuple(silent[:MAX_SILENT])
 
     def _read_earlier(self, attempts: list[AttemptFolder]) -> tuple[Attempt, ...]:
@@ -296,10 +318,24 @@ def _explain(
     said = record.message or explain_reason(infos)
     if said:
         return said
-    if record.state == records.SUBMITTED and (view is None or not infos):
-        return f"{record.scheduler} does not answer, or knows the job no more; last lines below"
+    if record.state == records.SUBMITTED and not infos and not scheduler.problem:
+        return f"{record.scheduler} knows the job no more; last lines below"
     if shown.stop is not None and shown.outcome is None:
         return f"ending: {shown.stop.get('reason')}"
+    return ""
+
+
+def format_going(state: ManagerState, *, is_ending: bool) -> str:
+    """From which nodes to which a run goes on; empty where it does not, or trains."""
+    is_back = state.phase == GATHERING and not state.members and state.attempt >= 0
+    if is_back or (state.phase == ENDED and state.requeue):  # its last attempt is not its end
+        return "its last nodes to those of its next start"
+    if not state.members:
+        return ""
+    if state.phase in MORPHING:
+        return f"{len(state.members)} nodes to {len(state.nodes)}"
+    if state.phase == RUNNING and is_ending:
+        return f"{len(state.members)} nodes to those that are left"
     return ""
 
 

@@ -1,8 +1,8 @@
 """Polls the scheduler of a run in a thread, and never waits for it beyond a deadline.
 
 A controller that hangs, or a squeue that hangs in the kernel on a dead mount, ends no refresh: the
-last good answer is shown with its age. One question is under way at most, and one is asked a
-refresh, however many jobs and components the run has.
+last good answer is shown with its age. One question is under way at most. What it is told may be
+some seconds old already: all viewers of a user share one answer (jobs/schedulers/broker.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.slurm_reasons import is_permanent
 
 FIRST_S = 15.0
 """How long the first answer is waited for: without one there is nothing to show."""
@@ -86,12 +87,11 @@ class SchedulerDesk:
 
     def _build_answer(self) -> Scheduler:
         good = self._good
-        is_old = good is not None and bool(self._problem)
         return Scheduler(
             name=self._name,
-            jobs=tuple(map(_make_row, good.infos)) if good else (),
-            joined=tuple(map(_make_row, good.joined)) if good else (),
-            age_s=round(max(0.0, self._now() - self._answered), 1) if is_old else 0.0,
+            jobs=tuple(map(make_row, good.infos)) if good else (),
+            joined=tuple(map(make_row, good.joined)) if good else (),
+            age_s=0.0 if good is None else round(max(0.0, self._now() - self._answered), 1),
             problem=self._problem,
             lost_nodes=dict(self._lost),
         )
@@ -115,11 +115,13 @@ class SchedulerDesk:
         self._name = self._name or view.record.scheduler
         self._last, self._problem, self._lost = view, view.problem, lost
         if not view.problem:
-            self._good, self._answered = view, self._now()
+            age_s = 0.0 if view.asked is None else max(0.0, time.time() - view.asked)
+            self._good, self._answered = view, self._now() - age_s
 
 
-def _make_row(info: JobInfo) -> JobRow:
-    is_pending = info.state is JobState.PENDING
+def make_row(info: JobInfo) -> JobRow:
+    """A job as the snapshot has it."""
+    waits = info.state is JobState.PENDING and not is_permanent(info)
     return JobRow(
         id=info.id,
         state=info.state.value,
@@ -127,7 +129,8 @@ def _make_row(info: JobInfo) -> JobRow:
         nodes=info.nodes,
         # Slurm keeps why a job waited while it runs.
         reason="" if info.state is JobState.RUNNING else info.reason,
-        start=info.start if is_pending and info.start[:1].isdigit() else "",
+        # Slurm expects a start of what can never start, too.
+        start=info.start if waits and info.start[:1].isdigit() else "",
         restarts=info.restarts,
         exit_code=info.exit_code,
     )

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.files import read_json
-from varuna_core.records.layout import PartitionError, exclude_ends, parse_counts
+from varuna_core.records.files import is_closed, open_file, read_json, read_text
+from varuna_core.records.layout import format_blocks
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.monitor.model.snapshot import Echo, Line
@@ -65,19 +65,12 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
         "PARTITION": "partition",
     }
     wanted |= {name: training[key] for name, key in names.items() if training.get(key) is not None}
-    wanted["PARTITION"] = format_layers(wanted.get("PARTITION"), training.get("layers"))
+    if isinstance(wanted.get("PARTITION"), str):
+        layers = training.get("layers")
+        wanted["PARTITION"] = format_blocks(
+            wanted["PARTITION"], layers if isinstance(layers, int) else None
+        )
     return {name: str(value) for name, value in wanted.items() if value is not None}
-
-
-def format_layers(partition: Any, layers: Any) -> Any:
-    """Partition as runs print it: without the embedding and the head, which the planner counts."""
-    try:
-        counts = parse_counts(str(partition))
-    except PartitionError:
-        return partition
-    if not isinstance(layers, int):
-        return partition
-    return "-".join(map(str, exclude_ends(counts, layers + 2)))
 
 
 def compare(printed: Iterable[tuple[str, Line]], wanted: Mapping[str, str]) -> tuple[Echo, ...]:
@@ -99,19 +92,23 @@ def take_first(echoes: Iterable[Echo]) -> dict[str, str]:
 
 def _read_conf(run: RunFolder) -> Mapping[str, Any]:
     """The section `train` of the resolved conf."""
+    return _find_dict(_load(run, "checkpoint", "steps"), "train")
+
+
+def _load(run: RunFolder, *words: str) -> Any:
+    """The resolved conf; None where it cannot be read, or holds none of these words."""
     try:
-        text = run.resolved.read_text(encoding="utf-8", errors="replace")
+        text = read_text(run.resolved, "replace")
     except OSError:
-        return {}
-    if "checkpoint" not in text and "steps" not in text:
-        return {}
+        return None
+    if words and not any(word in text for word in words):
+        return None
     import yaml  # a run of a built-in program needs none of it
 
     try:
-        found = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
-        return {}
-    return _find_dict(found, "train")
+        return None
 
 
 def _find_dict(value: Any, key: str) -> Mapping[str, Any]:
@@ -124,12 +121,15 @@ def _read_walltime(run: RunFolder, plan: Plan | None) -> float | None:
     groups = [None, *(group.name for group in plan.groups)] if plan is not None else [None]
     for group in groups:
         try:
-            with run.batch_script(group).open("rb") as handle:
+            with open_file(run.batch_script(group)) as handle:
                 head = handle.read(HEAD_BYTES).decode(errors="replace")
         except OSError:
             continue
         match = _TIME.search(head)
         return parse_walltime(match.group(1)) if match else None
+    if is_closed(run.batch_script()):  # another user's run that is shared
+        asked = _find_dict(_load(run), "cluster").get("walltime_min")
+        return 60.0 * asked if isinstance(asked, (int, float)) else None
     return None
 
 

@@ -1,7 +1,7 @@
 """Shared parts of the rules: their type, how they name ranks, nodes and the job, common questions.
 
 A rule is a pure function from a snapshot to a verdict, or None where it does not apply. Its name,
-in words, is a heading of docs/status.md.
+in words, is a heading of docs/verdict_rules.md.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ def is_bare(snapshot: Snapshot) -> bool:
     return not snapshot.scheduler.name and not snapshot.record_state
 
 
+def is_plain_job(snapshot: Snapshot) -> bool:
+    """A Slurm job that vjob did not submit."""
+    return bool(snapshot.scheduler.name) and not snapshot.record_state
+
+
 def rows_in(snapshot: Snapshot, states: Iterable[str]) -> list[JobRow]:
     wanted = set(states)
     return [row for row in snapshot.scheduler.jobs if row.state in wanted]
@@ -88,6 +93,7 @@ def is_over(snapshot: Snapshot) -> bool:
             return True
         is_waiting = bool(rows_in(snapshot, ("PENDING", "REQUEUED", "CONFIGURING")))
         is_next = snapshot.morph or is_between(snapshot) or is_coming_again(snapshot)
+        is_next = is_next or snapshot.waits_for_room
         return snapshot.outcome is not None and not is_waiting and not is_next
     # Who cannot ask cannot know whether it starts again.
     return snapshot.outcome is not None and not snapshot.scheduler.problem
@@ -175,9 +181,16 @@ def list_alive(snapshot: Snapshot) -> list[Rank]:
 
 
 def advise(snapshot: Snapshot, *verbs: str) -> str:
-    """`vjob stacks 12; vjob logs 12 --errors`; of a bare folder there are only logs."""
+    """`vjob stacks 12; vjob logs 12 --errors`; of a bare folder there are only logs.
+
+    A job that vjob did not submit has no report, and Slurm cancels it.
+    """
     job = name_job(snapshot)
     known = [verb for verb in verbs if not is_bare(snapshot) or verb.startswith("logs")]
+    if is_plain_job(snapshot):
+        known = [verb for verb in known if verb.startswith(("logs", "stacks", "cancel"))]
+        words = (f"s{x}" if x.startswith("cancel") else f"vjob {x}" for x in known)
+        return "; ".join(word.replace("JOB", job) for word in words)
     return "; ".join(f"vjob {verb.replace('JOB', job)}" for verb in known)
 
 

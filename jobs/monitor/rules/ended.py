@@ -31,6 +31,7 @@ from vjob.jobs.monitor.rules.base import (
     rows_in,
 )
 from vjob.jobs.monitor.rules.pace import LATE_S, job_limit_s
+from vjob.jobs.monitor.rules.stalled import SILENT_S
 from vjob.jobs.monitor.rules.waiting import build_info
 from vjob.jobs.schedulers.slurm_reasons import explain_launch
 
@@ -53,14 +54,16 @@ WORDS = {
 OF_SCHEDULER = ("time limit", "cancelled", "preempted", "requeued", "host out of memory")
 """Kinds of lines that say the same."""
 NEXT = {
-    "TIMEOUT": "raise cluster.walltime_min, or submit again: with train.checkpoint it goes on",
-    "CANCELLED": "submit again: with train.checkpoint it goes on",
-    "PREEMPTED": "submit again: with train.checkpoint it goes on",
+    "TIMEOUT": "raise cluster.walltime_min, or submit again",
+    "CANCELLED": "submit again",
+    "PREEMPTED": "submit again",
     "NODE_FAIL": "submit again without that node (cluster.exclude)",
     "OUT_OF_MEMORY": "raise memory_gb of the node group, or use fewer data workers",
 }
 
 
+AGAIN = ("TIMEOUT", "CANCELLED", "PREEMPTED")
+"""Words after which the same run, submitted again, goes on where it was."""
 NEXT_IN_CHAIN = "submit again after a run that ends well; --after-any starts after any end"
 
 
@@ -73,11 +76,14 @@ class Cause:
     node: str = ""
     rank: int | None = None
     remedy: str = ""
+    is_cancel: bool = False
+    """Somebody ended it, and nothing else did before."""
 
 
 def find_cause(snapshot: Snapshot) -> Cause:
     """The cause of a bad end, by what proves most."""
-    return (
+    by_word = _by_word(snapshot) if _is_told(snapshot) else None
+    return by_word or (
         _by_culprit(snapshot)
         or _by_lost_node(snapshot)
         or _by_word(snapshot)
@@ -85,6 +91,12 @@ def find_cause(snapshot: Snapshot) -> Cause:
         or _by_start(snapshot)
         or _by_record(snapshot)
     )
+
+
+def _is_told(snapshot: Snapshot) -> bool:
+    """True where the record says that the scheduler ended it, and that no rank failed before."""
+    said = snapshot.message.startswith(("cancelled", "the time limit was reached", "preempted"))
+    return snapshot.record_state == "ended" and snapshot.record_verdict in TOLD and said
 
 
 def _by_culprit(snapshot: Snapshot) -> Cause | None:
@@ -97,7 +109,7 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
     root = first_root(own)
     is_telling = root is not None and is_kind(root, "root")
     is_echo = name in ("SIGTERM", "SIGINT") or (name in (None, "SIGKILL") and not is_telling)
-    if is_echo and _was_told(snapshot):
+    if is_echo and (_was_told(snapshot) or _lost_a_node(snapshot)):
         return None
     if name in OWN_SIGNALS:
         return _by_signal(snapshot, rank, node, name, root if is_telling else None)
@@ -135,6 +147,11 @@ def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None
         first.signal,
         f"{format_rank(first.rank, first.node)} {how}{tail}",
     )
+
+
+def _lost_a_node(snapshot: Snapshot) -> bool:
+    """A rank that a dying node killed may have left its exit."""
+    return bool(rows_in(snapshot, ("NODE_FAIL",))) or snapshot.record_verdict == "NODE_FAIL"
 
 
 def _was_told(snapshot: Snapshot) -> bool:
@@ -197,11 +214,11 @@ def _by_lost_node(snapshot: Snapshot) -> Cause | None:
     by_stop = stop.get("kind") == "lost" and bool(stop.get("node"))
     line = next((x for x in snapshot.errors if x.kind == "node failure"), None)
     by_line = line is not None and line == first_root(snapshot.errors)
-    if not (lost or by_rank or by_stop or by_line or rows_in(snapshot, ("NODE_FAIL",))):
+    if not (lost or by_rank or by_stop or by_line or _lost_a_node(snapshot)):
         return None
     said = _NODE.search(line.text) if line is not None else None
     node = next(iter(lost), said.group(1) if said is not None else "")
-    if not node and outcome is not None and by_rank:
+    if not node and outcome is not None and (by_rank or outcome.culprit_signal == "SIGKILL"):
         node = outcome.culprit_node or ""
     node = node or (str(stop["node"]) if by_stop else "") or _find_silent_node(snapshot)
     word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
@@ -233,10 +250,7 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
     kinds = {"TIMEOUT": "time limit", "CANCELLED": "cancelled", "PREEMPTED": "preempted"}
     kinds["OUT_OF_MEMORY"] = "host out of memory"
     line = next((x for x in snapshot.errors if x.kind == kinds.get(word)), None)
-    reason = f"{WORDS[word]} at {format_step(snapshot)}"
-    if snapshot.message and snapshot.message != WORDS[word]:
-        at = "" if snapshot.attempt is None else f", at {format_step(snapshot)}"
-        reason = f"{snapshot.message}{at}"
+    reason = (snapshot.message or WORDS[word]) + _format_at(snapshot)
     node = line.node if line is not None else ""
     root = first_root(snapshot.errors)
     if root is not None and is_kind(root, "root") and root.kind not in OF_SCHEDULER:
@@ -244,7 +258,10 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
         line = line or root
     is_chain = snapshot.after and snapshot.attempt is None
     remedy = NEXT_IN_CHAIN if is_chain else NEXT.get(word, "")
-    return Cause(reason=reason, line=line, node=node, remedy=remedy)
+    if word in AGAIN and not is_chain and snapshot.checkpoint_step is not None:
+        remedy += f": it goes on from its checkpoint of step {snapshot.checkpoint_step}"
+    is_cancel = word == "CANCELLED"
+    return Cause(reason=reason, line=line, node=node, remedy=remedy, is_cancel=is_cancel)
 
 
 def _by_root(snapshot: Snapshot) -> Cause | None:
@@ -252,7 +269,10 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
     if root is None:
         return None
     outcome = snapshot.outcome
-    reason = join([format_root(root), outcome.reason if outcome is not None else ""], "; ")
+    said = outcome.reason if outcome is not None else ""
+    # What srun printed as it ended the others explains nothing.
+    reason = join([format_root(root), said], "; ") if is_kind(root, "root") else said
+    reason = reason or format_root(root)
     return Cause(reason=reason, line=root, node=root.node, rank=root.rank)
 
 
@@ -279,9 +299,14 @@ def _by_record(snapshot: Snapshot) -> Cause:
     last = format_names(sorted(words)) or snapshot.record_verdict or "ended"
     exit_code = f" with exit code {code}" if code and code != "0:0" else ""
     return Cause(
-        reason=said or f"{last}{exit_code} at {format_step(snapshot)}; nothing tells why",
+        reason=said or f"{last}{exit_code}{_format_at(snapshot)}; nothing tells why",
         node=(snapshot.outcome.culprit_node or "") if snapshot.outcome is not None else "",
     )
+
+
+def _format_at(snapshot: Snapshot) -> str:
+    """Empty where no step is known: a table of runs reads no logs of those that are over."""
+    return "" if snapshot.progress is None else f" at {format_step(snapshot)}"
 
 
 def format_root(root: Line) -> str:
@@ -300,7 +325,7 @@ def done(snapshot: Snapshot) -> Verdict | None:
     if is_over(snapshot):
         is_done = _ended_well(snapshot)
     else:
-        is_done = not snapshot.scheduler.jobs and _said_done(snapshot)
+        is_done = _said_done(snapshot) and snapshot.fatal is None
     if not is_done:
         return None
     short = is_short(snapshot)
@@ -321,13 +346,18 @@ def _format_end(snapshot: Snapshot) -> str:
 
 
 def dead(snapshot: Snapshot) -> Verdict | None:
-    if not is_over(snapshot):
+    if is_over(snapshot):
+        cause = find_cause(snapshot)
+    elif snapshot.fatal is not None and _said_done(snapshot):
+        root = snapshot.fatal
+        reason = f"{format_root(root)}; it came after {format_step(snapshot)}"
+        cause = Cause(reason=reason, line=root, node=root.node, rank=root.rank)
+    else:
         return None
-    cause = find_cause(snapshot)
     row = find_row(cause.line.kind) if cause.line is not None else None
     remedy = cause.remedy or (row.remedy if row is not None else "")
     return Verdict(
-        health=Health.DEAD,
+        health=Health.CANCELLED if cause.is_cancel else Health.DEAD,
         rule="dead",
         reason=cause.reason,
         evidence=_evidence(snapshot, cause.line),
@@ -393,7 +423,16 @@ def _ended_well(snapshot: Snapshot) -> bool:
 
 
 def _said_done(snapshot: Snapshot) -> bool:
+    """True where no scheduler knows a job, and the logs say that the training is over.
+
+    While the scheduler does not answer, nodes that beat have still something to do.
+    """
     progress = snapshot.progress
+    if snapshot.scheduler.jobs:
+        return False
+    beats = [node.beat_at for node in snapshot.nodes if node.beat_at is not None]
+    if snapshot.scheduler.problem and beats and snapshot.now - max(beats) <= SILENT_S:
+        return False
     if progress is not None and progress.is_last:
         return True
     for node in snapshot.nodes:

@@ -7,6 +7,7 @@ import re
 import statistics
 from collections.abc import Sequence
 
+from varuna_core.records.files import format_free
 from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
 from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Health, Line, Point, Snapshot, Verdict
@@ -61,7 +62,7 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
     )
 
 
-def told_to_end(snapshot: Snapshot) -> Verdict | None:
+def asked_to_end(snapshot: Snapshot) -> Verdict | None:
     stop = snapshot.stop
     if not stop or stop.get("code") == 0 or not is_live(snapshot):  # 0: all is saved
         return None
@@ -69,7 +70,7 @@ def told_to_end(snapshot: Snapshot) -> Verdict | None:
     root = first_root(snapshot.errors) if stop.get("kind") in ("rank", "lost", "group") else None
     return failing(
         snapshot,
-        "told to end",
+        "asked to end",
         f"the attempt is being ended: {stop.get('reason', 'somebody said stop')}",
         (root,) if root is not None else (),
         node=str(node or ""),
@@ -103,6 +104,36 @@ def is_wrong(echo: Echo) -> bool:
         echo.wanted is not None
         and bool(echo.said.strip())
         and _plain(echo.said) != _plain(echo.wanted)
+    )
+
+
+def saves_skipped(snapshot: Snapshot) -> Verdict | None:
+    """The last saves found no room, or the file server failed: they were skipped, or wait."""
+    found = snapshot.skipped
+    if found is None or not is_live(snapshot):
+        return None
+    if snapshot.checkpoint_step is not None and snapshot.checkpoint_step >= found.iteration:
+        return None
+    done, then = "skipped", "; training goes on"
+    if found.waits:
+        many, done, then = "a save", "waits", ", and the training with it"
+    elif found.count == 1:
+        many = "the last save was"
+    else:
+        many = f"the last {found.count} saves were"
+    why = "no room" if found.no_room else "the disk or file server failed"
+    disks = [disk for disk in snapshot.disks if disk.path == found.folder]
+    room = f" ({format_free(disks[0].free_bytes)} free)" if disks else ""
+    kept = f"; complete is iteration {snapshot.checkpoint_step}" if snapshot.checkpoint_step else ""
+    age = format_duration(max(0.0, snapshot.now - found.since))
+    return failing(
+        snapshot,
+        "saves skipped",
+        f"{many} {done}, for {age}: {why} in {found.folder}{room}{then}{kept}",
+        (),
+        facts=(found.reason,),
+        remedy=("make room there: " if found.no_room else "look at the file server: ")
+        + ("it is tried again every 5 s" if found.waits else "the next save tries again"),
     )
 
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.rules import ended, failing, speed, stalled, waiting
-from vjob.jobs.monitor.rules.base import Rule
+from vjob.jobs.monitor.rules.base import Rule, is_plain_job
 from vjob.jobs.monitor.rules.pace import FLOOR_S
 from vjob.jobs.monitor.rules.remarks import list_remarks
 
 RULES: tuple[Rule, ...] = (
     waiting.refused,
     waiting.submitting,
+    waiting.no_room,
     waiting.morphing,
     ended.done,
     ended.dead,
@@ -31,13 +32,14 @@ RULES: tuple[Rule, ...] = (
     ended.abandoned,
     stalled.lost_node,
     failing.rank_failed,
-    failing.told_to_end,
+    failing.asked_to_end,
     speed.ending,
     failing.wrong_setting,
     failing.not_a_number,
     failing.loss_scale,
     failing.gradients_explode,
     stalled.held_up,
+    failing.saves_skipped,
     failing.disk_full,
     failing.error_line,
     stalled.in_phase,
@@ -75,7 +77,43 @@ def judge(
         first = next(item for item in spoken if item.health is not Health.SLOW)
     also = [item.reason for item in others if _adds(item, first)]
     remarks = tuple(dict.fromkeys([*first.remarks, *also, *list_remarks(snapshot)]))
-    return replace(first, remarks=remarks)
+    verdict = replace(first, remarks=remarks)
+    return speak_of_sbatch(verdict) if is_plain_job(snapshot) else verdict
+
+
+SBATCH_WORDS = (
+    ("set cluster.qos to", "set --qos to"),
+    ("cluster.nodes[].queue", "--partition"),
+    ("cluster.walltime_min", "--time"),
+    ("cluster.account", "--account"),
+    ("cluster.exclude", "--exclude"),
+    ("cluster.qos", "--qos"),
+    ("sbatch.constraint", "--constraint"),
+    ("memory_gb of the node group", "--mem"),
+    ("is log_folder on", "is the folder of its output on"),
+    ("lower count", "ask for fewer nodes"),
+    (": with train.checkpoint it goes on", ""),
+    (", fix the conf, and submit again", ", and submit again with other options"),
+    (" (log_limit_mb)", ""),
+)
+"""Keys of our conf, and what a job of somebody's own script has in their place."""
+
+
+def speak_of_sbatch(verdict: Verdict) -> Verdict:
+    """The verdict on a job that has no conf: options of sbatch in place of keys."""
+
+    def put(text: str) -> str:
+        for key, option in SBATCH_WORDS:
+            text = text.replace(key, option)
+        return text
+
+    return replace(
+        verdict,
+        reason=put(verdict.reason),
+        advice=put(verdict.advice),
+        facts=tuple(map(put, verdict.facts)),
+        remarks=tuple(map(put, verdict.remarks)),
+    )
 
 
 def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:

@@ -32,6 +32,8 @@ PHASE_FIRST_S = 1800.0
 PHASE_LEAST_S = 300.0
 PHASE_TIMES = 3.0
 """And later: so many times the longest so far."""
+PACE_STEPS = 10
+"""Steps that the pace is computed from."""
 LATE_S = 60.0
 """Files on NFS may be shown so late."""
 
@@ -164,6 +166,22 @@ def list_step_times(snapshot: Snapshot) -> list[float]:
         if point.step_s is not None and _is_time(point.step_s)
         if point.step >= first + WARM_UP_STEPS
     ]
+
+
+def find_pace_s(snapshot: Snapshot) -> float | None:
+    """Seconds a step: the median of the last ones, of the first ones while there are no others."""
+    points, _ = _points_of(snapshot)
+    times = list_step_times(snapshot) or [x.step_s for x in points if x.step_s is not None]
+    return statistics.median(times[-PACE_STEPS:]) if times else None
+
+
+def find_left_s(snapshot: Snapshot) -> float | None:
+    """Seconds until the last step at that pace; None where either is not known, or it is done."""
+    pace_s, progress = find_pace_s(snapshot), snapshot.progress
+    if pace_s is None or progress is None or not progress.num_steps:
+        return None
+    left_s = (progress.num_steps - progress.step) * pace_s
+    return left_s if left_s > 0 else None
 
 
 def find_quantile(values: Sequence[float], share: float) -> float:

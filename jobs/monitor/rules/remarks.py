@@ -26,8 +26,6 @@ DISK_BYTES = 5e9
 """A disk with less than both of this left is nearly full."""
 INODE_SHARE = 0.02
 SKEW_S = 5.0
-OLD_S = 15.0
-"""The scheduler's last good answer is worth a word when it is older."""
 SILENT_S = 120.0
 
 Remark = Callable[[Snapshot], Iterator[str]]
@@ -35,14 +33,9 @@ Remark = Callable[[Snapshot], Iterator[str]]
 
 def scheduler_silent(snapshot: Snapshot) -> Iterator[str]:
     said = snapshot.scheduler
-    if said.problem or said.age_s > OLD_S:
-        why = f" ({said.problem})" if said.problem else ""
-        yield (
-            f"the scheduler does not answer{why}: "
-            f"its last word is {format_duration(said.age_s)} old"
-            if said.jobs
-            else f"the scheduler does not answer{why}"
-        )
+    if said.problem:
+        age = f": its last word is {format_duration(said.age_s)} old" if said.jobs else ""
+        yield f"the scheduler does not answer ({said.problem}){age}"
 
 
 def unreadable_files(snapshot: Snapshot) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -20,7 +19,14 @@ from vjob.jobs.monitor.rules.base import (
     list_alive,
     rows_in,
 )
-from vjob.jobs.monitor.rules.pace import find_quantile, find_silence_s, job_limit_s, list_step_times
+from vjob.jobs.monitor.rules.pace import (
+    find_left_s,
+    find_pace_s,
+    find_quantile,
+    find_silence_s,
+    job_limit_s,
+    list_step_times,
+)
 
 RECENT = 10
 LASTS_S = 60.0
@@ -172,17 +178,13 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     silence = find_silence_s(snapshot)
     if silence is None or not is_live(snapshot):
         return None
-    times = list_step_times(snapshot) or [
-        point.step_s
-        for point in (snapshot.progress.points if snapshot.progress else ())
-        if point.step_s is not None
-    ]
-    pace = f", {statistics.median(times[-RECENT:]):.3g} s a step" if times else ""
+    pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
+    pace = "" if pace_s is None else f", {pace_s:.3g} s a step"
+    left = "" if left_s is None else f", {format_duration(left_s)} left"
     return Verdict(
         health=Health.HEALTHY,
         rule="healthy",
-        reason=f"{format_step(snapshot)} {format_duration(silence)} ago{pace}"
-        f"{_format_left(snapshot, times)}",
+        reason=f"{format_step(snapshot)} {format_duration(silence)} ago{pace}{left}",
         evidence=_last_line(snapshot),
     )
 
@@ -191,10 +193,11 @@ def ending(snapshot: Snapshot) -> Verdict | None:
     """All ranks exited 0, or the scheduler ends the job, and nobody has said how it went yet."""
     exits = [rank.exit for rank in snapshot.ranks]
     if is_live(snapshot) and exits and all(item is not None and item.code == 0 for item in exits):
+        who = "the one rank" if len(exits) == 1 else f"all {len(exits)} ranks"
         return Verdict(
             health=Health.HEALTHY,
             rule="ending",
-            reason=f"all {len(exits)} ranks exited 0, the batch script goes on",
+            reason=f"{who} exited 0, the batch script goes on",
         )
     if not rows_in(snapshot, ("COMPLETING",)) or rows_in(snapshot, ("RUNNING",)):
         return None
@@ -239,14 +242,6 @@ def _is_slower(change: Slowdown, times: float) -> bool:
 def _steps_on(snapshot: Snapshot) -> bool:
     silence = find_silence_s(snapshot)
     return silence is not None and is_live(snapshot) and silence <= job_limit_s(snapshot)
-
-
-def _format_left(snapshot: Snapshot, times: Sequence[float]) -> str:
-    progress = snapshot.progress
-    if progress is None or not progress.num_steps or not times:
-        return ""
-    left = (progress.num_steps - progress.step) * statistics.median(times[-RECENT:])
-    return f", {format_duration(left)} left" if left > 0 else ""
 
 
 def _gpu_facts(snapshot: Snapshot, name: str) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from vjob.jobs.monitor.rules.base import (
     format_rank,
     format_step,
     is_live,
+    is_plain_job,
     join,
     list_alive,
     rows_in,
@@ -388,6 +389,12 @@ def starting(snapshot: Snapshot) -> Verdict | None:
     phase, what, limit, begun = _start_phase(snapshot)
     age = snapshot.now - begun if begun is not None else None
     since = f" for {format_duration(age)}" if age is not None else ""
+    if is_plain_job(snapshot):  # it may be no training at all
+        return Verdict(
+            health=Health.HEALTHY,
+            rule="starting",
+            reason=f"it runs{since} and prints no step that vjob knows",
+        )
     if age is not None and age > limit:
         if phase == "warm-up":
             late = _late_warm_up(snapshot, age, since)
@@ -417,7 +424,7 @@ def _start_phase(snapshot: Snapshot) -> tuple[str, str, float, float | None]:
     if any(phase in ("running", "done") for phase in phases.values()) or snapshot.ranks:
         return "warm-up", "the ranks started and did no step yet", WARM_UP_S, begun
     if not any(phases.values()) and any(node.log_at is not None for node in snapshot.nodes):
-        return "warm-up", "no step was told yet", WARM_UP_S, begun
+        return "warm-up", "no step was printed yet", WARM_UP_S, begun
     missing = (snapshot.num_nodes or 0) - sum(1 for phase in phases.values() if phase)
     what = "the nodes meet"
     if missing > 0:

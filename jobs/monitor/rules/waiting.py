@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from pathlib import Path
 
+from varuna_core.records.files import describe_room
 from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
@@ -17,36 +18,22 @@ from vjob.jobs.monitor.rules.base import (
     rows_in,
 )
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
-from vjob.jobs.schedulers.slurm_reasons import explain_reason
+from vjob.jobs.schedulers.slurm_reasons import explain_reason, find_reason
 
 ORPHAN_S = 600.0
 """A submit that left no job after so long was cut off."""
 FRESH_S = 120.0
 """The scheduler shows a job after so long at the latest."""
-WAITS: tuple[tuple[str, str], ...] = (
-    (r"Priority", "jobs of higher priority are before it"),
-    (r"Resources", "no nodes are free for it yet"),
-    (r"Dependency", "it waits for another job"),
-    (r"BeginTime", "it waits for its begin time, two minutes after a requeue"),
-    (r"Reservation", "it waits for its reservation"),
-    (r"ReqNodeNotAvail", "nodes that it needs are down, drained, or reserved for maintenance"),
-    (r"PartitionDown|PartitionInactive", "its queue is closed for now"),
-    (r"NodeDown", "a node that it needs is down"),
-    (r"Licenses", "no licence is free"),
-    (r"(Assoc|QOS)\w*(Grp|Max)\w*", "a limit of your account or QOS is used up by other jobs"),
-    (r"None|Cleaning|Prolog", "the scheduler has yet to look at it, or to tidy up"),
-)
-"""Pattern of Slurm's reason, and what it means; slurm_reasons.py has those that never pass."""
 
 
 def refused(snapshot: Snapshot) -> Verdict | None:
     if snapshot.record_state != "refused":
         return None
     return Verdict(
-        health=Health.DEAD,
+        health=Health.REFUSED,
         rule="refused",
         reason=f"it was not submitted: {snapshot.message or 'the scheduler refused it'}",
-        advice="mend what the message names and submit again",
+        advice="fix what the message names and submit again",
     )
 
 
@@ -77,7 +64,7 @@ def never_starts(snapshot: Snapshot) -> Verdict | None:
         health=Health.PENDING,
         rule="never starts",
         reason=why,
-        advice=advise(snapshot, "cancel JOB") + ", mend the conf, and submit again",
+        advice=advise(snapshot, "cancel JOB") + ", fix the conf, and submit again",
         never_starts=True,
         facts=_facts(snapshot),
     )
@@ -146,9 +133,25 @@ def suspended(snapshot: Snapshot) -> Verdict | None:
     )
 
 
+def no_room(snapshot: Snapshot) -> Verdict | None:
+    """No attempt runs: the last one ended for want of room, and there is none yet."""
+    folder = snapshot.waits_for_room
+    if not folder or is_over(snapshot):
+        return None
+    room = describe_room(Path(folder))
+    return Verdict(
+        health=Health.FAILING,
+        rule="no room",
+        reason=f"waiting for room in {folder}" + (f": {room}" if room else ""),
+        advice="make room there, and the next attempt starts; " + advise(snapshot, "cancel JOB"),
+    )
+
+
 def morphing(snapshot: Snapshot) -> Verdict | None:
     if not snapshot.morph or is_over(snapshot):
         return None
+    if rows_in(snapshot, ("PENDING", "REQUEUED")) and not rows_in(snapshot, RUNNING):
+        return None  # it comes back once the scheduler starts it
     return Verdict(
         health=Health.MORPHING,
         rule="morphing",
@@ -157,13 +160,14 @@ def morphing(snapshot: Snapshot) -> Verdict | None:
 
 
 def _format_wait(snapshot: Snapshot, row: JobRow) -> str:
-    reason = row.reason.strip("()")
-    if reason == "Dependency" and (snapshot.after or snapshot.after_any):
-        return f"{reason}: it waits for {format_chain(snapshot.after, snapshot.after_any)}"
-    for pattern, meaning in WAITS:
-        if reason and re.match(pattern, reason):
-            return f"{reason}: {meaning}"
-    return reason or "the scheduler gives no reason"
+    if row.reason == "Dependency" and (snapshot.after or snapshot.after_any):
+        return f"{row.reason}: it waits for {format_chain(snapshot.after, snapshot.after_any)}"
+    known = find_reason(row.reason)
+    if known is None:
+        return row.reason or "the scheduler gives no reason"
+    is_requeued = row.reason == "BeginTime" and (row.restarts or snapshot.earlier)
+    more = ", which Slurm sets some two minutes after a requeue" if is_requeued else ""
+    return f"{row.reason}: {known.text}{more}"
 
 
 def _advise_wait(snapshot: Snapshot, row: JobRow) -> str:

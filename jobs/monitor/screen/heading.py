@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, Snapshot, Verdict
+from vjob.jobs.monitor.model.text import format_queue_age
 from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.theme import (
     Marks,
@@ -60,6 +61,7 @@ def _render_run(snapshot: Snapshot, marks: Marks, width: int) -> Text:
         _format_elapsed(snapshot),
         _format_attempt(snapshot),
         f"morphs {snapshot.morph}" if snapshot.morph else "",
+        format_queue_age(snapshot),
     ]
     return _append_fitting(line, [marks.plain(word) for word in words if word], width)
 

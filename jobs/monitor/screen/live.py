@@ -7,14 +7,12 @@ screen's own, as they may wait for a file server; the threads answer with the me
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.message import Message
-from textual.screen import Screen
 from textual.widgets import Input
 
 from varuna_core.records import record as records
@@ -22,6 +20,7 @@ from vjob.jobs.monitor.model.snapshot import Line, Snapshot, Verdict
 from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.gpu_pane import GpuPane
 from vjob.jobs.monitor.screen.heading import render_heading
+from vjob.jobs.monitor.screen.key_screen import Failed, KeyScreen
 from vjob.jobs.monitor.screen.log_pane import LogPane
 from vjob.jobs.monitor.screen.node_pane import NodePane
 from vjob.jobs.monitor.screen.pages import Confirmation, TextPage, render_help, render_verdict
@@ -107,19 +106,13 @@ class Actions(Protocol):
 class Looked(Message):
     """The job was read."""
 
-    def __init__(self, view: View, at: float) -> None:
+    def __init__(self, view: View, at: float, next_s: float) -> None:
         super().__init__()
         self.view = view
         self.at = at
         """By the monotonic clock."""
-
-
-class Failed(Message):
-    """The job could not be read."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__()
-        self.problem = problem
+        self.next_s = next_s
+        """Until the next look begins."""
 
 
 class Read(Message):
@@ -132,48 +125,28 @@ class Read(Message):
         self.problem = problem
 
 
-class Done(Message):
-    """The work of a key is done, or failed."""
-
-    def __init__(self, what: str, text: str, is_good: bool) -> None:
-        super().__init__()
-        self.what = what
-        self.text = text
-        self.is_good = is_good
-
-
 class LinesWanted(Message):
     """The log pane shows another node: read its lines at once."""
-
-
-class WorkWanted(Message):
-    """A key asked for work that takes time; Done reports its end."""
-
-    def __init__(self, what: str, work: Callable[[], str]) -> None:
-        super().__init__()
-        self.what = what
-        self.work = work
 
 
 LATE_LOOKS = 3
 """Intervals without a look after which the screen says how old it is."""
 LEAST_LATE_S = 8.0
-MESSAGE_S = 20.0
 OVER = (records.ENDED, records.REFUSED)
 PROMPTS = {
     "filter": "filter nodes: a part of name, group, state, GPU or error; Enter keeps, Esc clears",
     "search": "search the log: text, Enter",
 }
-HINTS = (
-    ("?", "help"), ("q", "quit"), ("Tab", "pane"), ("/", "search"), ("e", "error"),
-    ("f", "filter"), ("a", "all logs"), ("v", "verdict"), ("s", "stacks"), ("r", "report"),
-    ("c", "cancel"), ("z", "zoom"),
-)  # fmt: skip
 
 
-class LiveScreen(Screen[None]):
+class LiveScreen(KeyScreen):
     """One job as a whole."""
 
+    HINTS = (
+        ("?", "help"), ("q", "quit"), ("Tab", "pane"), ("/", "search"), ("e", "error"),
+        ("f", "filter"), ("a", "all logs"), ("v", "verdict"), ("s", "stacks"), ("r", "report"),
+        ("c", "cancel"), ("z", "zoom"),
+    )  # fmt: skip
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("q", "app.quit", "quit"),
         ("question_mark", "help", "help"),
@@ -199,8 +172,7 @@ class LiveScreen(Screen[None]):
     ]
 
     def __init__(self, marks: Marks, actions: Actions, interval_s: float) -> None:
-        super().__init__()
-        self.marks = marks
+        super().__init__(marks)
         self.actions = actions
         self.interval_s = interval_s
         self.view: View | None = None
@@ -208,8 +180,6 @@ class LiveScreen(Screen[None]):
         """Whose lines the log shows; read by the thread that brings them."""
         self.active = PANES[0]
         self.is_zoomed = False
-        self.message = ""
-        """In place of the hints, until the next key."""
         self.asked = ""
         """What the prompt is for."""
         self.heading = TextLines(marks, id="heading")
@@ -221,6 +191,7 @@ class LiveScreen(Screen[None]):
         self.prompt.cursor_blink = False
         self._begun = time.monotonic()
         self._looked_at: float | None = None
+        self._next_s = interval_s
         self._problem = ""
         self._notice = ""
         self._shows_all = False
@@ -242,6 +213,7 @@ class LiveScreen(Screen[None]):
 
     def on_looked(self, message: Looked) -> None:
         self.view, self._looked_at, self._problem = message.view, message.at, ""
+        self._next_s = message.next_s
         self.nodes.take(message.view.rows, message.view.snapshot.num_nodes)
         self._show_gpus()
         self.place_panes()
@@ -253,18 +225,7 @@ class LiveScreen(Screen[None]):
     def on_read(self, message: Read) -> None:
         self.log_pane.take(message.node, message.lines, message.problem)
 
-    def on_done(self, message: Done) -> None:
-        """Show the result in the hint's place if it is one line, else as a page."""
-        text = message.text.strip()
-        if message.is_good and "\n" not in text and len(text) < self.size.width:
-            self.say(f"{message.what}: {text}")
-            return
-        title = message.what if message.is_good else f"{message.what} did not work"
-        lines = [Text(self.marks.plain(line), style=theme.PLAIN) for line in text.split("\n")]
-        self.say("")
-        self.app.push_screen(TextPage(self.marks, title, lines))
-
-    def on_node_pane_chosen(self, message: NodePane.Chosen) -> None:
+    def on_table_pane_chosen(self, message: NodePane.Chosen) -> None:
         if message.is_meant:
             self._shows_all = False
             self.activate("log")
@@ -285,7 +246,7 @@ class LiveScreen(Screen[None]):
 
     def _find_notice(self) -> str:
         age_s = time.monotonic() - (self._looked_at or self._begun)
-        is_late = age_s > max(LEAST_LATE_S, LATE_LOOKS * self.interval_s)
+        is_late = age_s > max(LEAST_LATE_S, LATE_LOOKS * self._next_s)
         if not self._problem and not is_late:
             return ""
         shown = f"all of this is {format_coarse_duration(age_s)} old: " if self._looked_at else ""
@@ -311,7 +272,7 @@ class LiveScreen(Screen[None]):
                 pane.display = lines > 0
                 pane.styles.height = lines
         self.heading.take(head)
-        self.hint.take([self._render_hint(width)])
+        self.hint.take([self.render_hint(width)])
         pane = self.panes[self.active]
         if not self.asked and self.focused is not pane and pane.display:
             pane.focus(scroll_visible=False)
@@ -322,16 +283,6 @@ class LiveScreen(Screen[None]):
             return [Text(self.marks.plain(words), style=theme.WARM if self._notice else theme.DIM)]
         view = self.view
         return render_heading(view.snapshot, view.verdict, self.marks, width, most, self._notice)
-
-    def _render_hint(self, width: int) -> Text:
-        if self.message:
-            return Text(self.marks.plain(self.message), style=theme.WARM)
-        line = Text(style=theme.PLAIN)
-        for key, does in HINTS:
-            if len(line) + len(key) + len(does) + 3 > width:
-                break
-            line.append(f"{key} ", theme.KEY).append(f"{does}  ", theme.DIM)
-        return line
 
     def _show_gpus(self) -> None:
         if self.view is not None:
@@ -349,17 +300,6 @@ class LiveScreen(Screen[None]):
         self.active = name
         self.place_panes()
         self.panes[name].focus(scroll_visible=False)
-
-    def say(self, message: str) -> None:
-        """In place of the hints, for a while."""
-        self.message = message
-        self.place_panes()
-        if message:
-            self.set_timer(MESSAGE_S, lambda: self._unsay(message))
-
-    def _unsay(self, message: str) -> None:
-        if self.message == message:
-            self.say("")
 
     def action_next_pane(self, direction: int) -> None:
         self.activate(PANES[(PANES.index(self.active) + direction) % len(PANES)])
@@ -436,10 +376,10 @@ class LiveScreen(Screen[None]):
             self.app.push_screen(TextPage(self.marks, "verdict", lines))
 
     def action_stacks(self) -> None:
-        self._start("stacks", "asking every rank where it is ...", self.actions.stacks)
+        self.start("stacks", "asking every rank where it is ...", self.actions.stacks)
 
     def action_report(self) -> None:
-        self._start("report", "writing the report ...", self.actions.report)
+        self.start("report", "writing the report ...", self.actions.report)
 
     def action_cancel(self) -> None:
         says = self.actions.cancel_text
@@ -452,8 +392,4 @@ class LiveScreen(Screen[None]):
 
     def _cancel(self, is_wanted: bool | None) -> None:
         if is_wanted:
-            self._start("cancel", "cancelling ...", self.actions.cancel)
-
-    def _start(self, what: str, says: str, work: Callable[[], str]) -> None:
-        self.say(says)
-        self.post_message(WorkWanted(what, work))
+            self.start("cancel", "cancelling ...", self.actions.cancel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from varuna_core.records.nodes import read_reports
@@ -33,12 +33,15 @@ class LogFiles:
         self,
         find_folder: Callable[[], Path | None],
         classify: Callable[[str], str] = lambda text: "",
+        find_files: Callable[[], Mapping[str, Mapping[str, str]]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._find_folder = find_folder
         """Folder of the files now: another attempt has others. None before there are any."""
         self._classify = classify
         """The kind of an error; empty for all other lines."""
+        self._find_files = find_files
+        """Logs by node and kind, where they lie in no folder of a run."""
         self._clock = clock
         self._folder: Path | None = None
         self._node: str | None = None
@@ -52,7 +55,7 @@ class LogFiles:
     def read_new(self, node: str | None) -> list[Line]:
         folder = self._find_folder()
         if folder is None:
-            return []
+            return self._read_files(node)
         if (folder, node) != (self._folder, self._node) or self._is_first:
             self._folder, self._node = folder, node
             self._logs, self._is_first = {}, False
@@ -65,6 +68,17 @@ class LogFiles:
             self._logs[name] = logs[-1]
         lines = deque(merge_lines(log.read() for log in logs), maxlen=MOST_LINES)
         return [self._make_line(line) for line in lines]
+
+    def _read_files(self, node: str | None) -> list[Line]:
+        if node != self._node or self._is_first:
+            self._node, self._logs, self._is_first = node, {}, False
+        for name, files in self._find_files().items():
+            for kind, path in files.items():
+                if node in (None, name) and path not in self._logs:
+                    is_err = kind == "err"
+                    self._logs[path] = Log(Path(path), name, num_lines=FIRST_LINES, is_err=is_err)
+        lines = merge_lines(log.read() for log in self._logs.values() if log is not None)
+        return [self._make_line(line) for line in deque(lines, maxlen=MOST_LINES)]
 
     def _open(self, folder: Path, node: str | None) -> None:
         """Note files that are not followed yet."""

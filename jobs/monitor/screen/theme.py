@@ -9,7 +9,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+from rich.color import Color
 from rich.style import Style
 
 from varuna_core.records.logs.tail import clean
@@ -40,15 +42,61 @@ HEALTH = {
     Health.STALLED: "#ff8f85",
     Health.FAILING: "#ff8f85",
     Health.DEAD: "#ff8f85",
+    Health.CANCELLED: "#f2c262",
+    Health.REFUSED: "#ff8f85",
     Health.UNKNOWN: "#c3b1f5",
 }
 SPEAKERS = ("#8cc8ff", "#6fce8b", "#c3b1f5", "#f2c262", "#79d6d1", "#f0a6ca", "#b9d36c", "#e8a87c")
 """Of ranks, or of nodes, in the merged log."""
+ON_LIGHT = {
+    BACKGROUND: "#ffffff",
+    PANEL: "#eef1f5",
+    "#2c3f57": "#d3e3f6",
+    "#d5dbe3": "#1f2630",
+    "#8b97a6": "#525c6a",
+    "#ffffff": "#000000",
+    "#9fb4cc": "#34506e",
+    "#6fce8b": "#0a6333",
+    "#ff8f85": "#a81f17",
+    "#f2c262": "#7a4f00",
+    "#8cc8ff": "#0b559f",
+    "#c3b1f5": "#5b3fb0",
+    "#79d6d1": "#005f61",
+    "#f0a6ca": "#98205f",
+    "#b9d36c": "#4c5f00",
+    "#e8a87c": "#84431a",
+}
+"""Each colour of the screen on a terminal whose background is light."""
+LIGHT_NUMBERS = ("7", *map(str, range(9, 16)))
+"""Colours of a terminal that are light; 8 is a dark grey."""
+
+
+def is_light(environ: Mapping[str, str]) -> bool:
+    """True where COLORFGBG, `foreground;background`, names a light background."""
+    return environ.get("COLORFGBG", "").rpartition(";")[2] in LIGHT_NUMBERS
+
+
+@lru_cache(maxsize=4096)
+def lighten(style: Style) -> Style:
+    """The same style on a light background."""
+    return style + Style.from_color(_lighten(style.color), _lighten(style.bgcolor))
+
+
+def _lighten(colour: Color | None) -> Color | None:
+    if colour is None or colour.triplet is None:
+        return None
+    found = ON_LIGHT.get(colour.triplet.hex)
+    return None if found is None else Color.parse(found)
 
 
 def badge(health: Health) -> Style:
     """Background of the word of a verdict."""
     return Style(color="#10141a", bgcolor=HEALTH[health], bold=True)
+
+
+def word(health: Health) -> Style:
+    """The word of a verdict in a row."""
+    return Style(color=HEALTH[health], bold=False)
 
 
 def speaker(number: int) -> Style:

@@ -63,11 +63,11 @@ def collect_stacks(
 ) -> Stacks:
     """Stacks of all ranks; `tell` is called with how many nodes of how many have answered."""
     expect_ours(view.run, "stacks are taken by a program that its folder names")
-    plan, attempt = _find_running(view)
-    hosts = _list_hosts(plan, attempt)
+    plan, attempt = find_running(view)
+    hosts = list_hosts(plan, attempt)
     words = _build_agent_words(view.run, plan, attempt, native)
     questions = _build_questions(view, plan, words, hosts)
-    answers = _Answers(questions, hosts, tell)
+    answers = Answers(questions, hosts, tell)
     codes = process.run_together(
         [question.command for question in questions],
         answers.hear,
@@ -85,9 +85,15 @@ def collect_stacks(
     )
 
 
-def _find_running(view: RunView) -> tuple[Plan, AttemptFolder]:
+def find_running(view: RunView) -> tuple[Plan, AttemptFolder]:
+    """The plan and the attempt that runs now."""
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number if attempts else 0)
+    if view.problem:
+        raise VjobError(
+            f"{view.record.scheduler} does not answer, and stacks are taken by a step of the job: "
+            f"try again once it does ({view.problem})"
+        )
     if not any(info.state in (JobState.RUNNING, JobState.COMPLETING) for info in view.infos):
         raise InputError(
             f"{view.run.name} does not run now: {view.state}; only what runs has stacks"
@@ -100,7 +106,7 @@ def _find_running(view: RunView) -> tuple[Plan, AttemptFolder]:
     return plan, attempts[-1]
 
 
-def _list_hosts(plan: Plan, attempt: AttemptFolder) -> dict[int, str]:
+def list_hosts(plan: Plan, attempt: AttemptFolder) -> dict[int, str]:
     """Names of nodes, as their beats have them."""
     found = {}
     for index in range(plan.num_nodes):
@@ -125,7 +131,7 @@ def _build_questions(
     if plan.scheduler == "slurm":
         beside = _build_beside(view, plan, command, set(hosts.values()))
         return [StackQuery(command=command) for command in beside]
-    _expect_here(view)
+    expect_here(view)
     if plan.scheduler == "ssh":
         return list(_build_over_ssh(view.run, command, hosts))
     nodes = [word for index in range(plan.num_nodes) for word in ("--node", str(index))]
@@ -182,7 +188,8 @@ def build_for_jobs(
             yield slurm.build_beside_command(info.leader, part, "", command, names)
 
 
-def _expect_here(view: RunView) -> None:
+def expect_here(view: RunView) -> None:
+    """InputError where a run without a scheduler runs on another machine."""
     for job in view.record.jobs:
         state = read_json(state_file(view.run, job.group))
         machine = state.get("machine") if isinstance(state, dict) else None
@@ -190,7 +197,7 @@ def _expect_here(view: RunView) -> None:
             raise InputError(f"{view.run.name} runs on {str(machine).partition(' ')[0]}; ask there")
 
 
-class _Answers:
+class Answers:
     """Answers of the nodes so far."""
 
     def __init__(

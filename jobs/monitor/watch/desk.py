@@ -23,18 +23,25 @@ from typing import Any
 import click
 import yaml
 
+from varuna_core.records.files import read_text
+from varuna_core.records.logs.tail import clean, clean_name
 from varuna_core.records.record import RunRecord, append_event, read_events, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
+from vjob.jobs.monitor.readers.run_table import RunTable
+from vjob.jobs.monitor.watch.gauges import GaugeFile, export_look, export_runs
 from vjob.jobs.monitor.watch.notify import Channels, find_channels, read_webhook, send
 from vjob.jobs.monitor.watch.watch import FINE, Look, Notice, watch_job
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.owner import expect_ours, is_ours
 from vjob.jobs.schedulers import slurm_commands as slurm
 
+Say = Callable[..., None]
+"""Prints a text; on standard error with `err`."""
 CANCEL, REQUEUE, EXCLUDE = "cancel", "requeue", "exclude"
 ALLOWED = {
     Health.SLOW.value: (CANCEL, REQUEUE, EXCLUDE),
@@ -44,6 +51,8 @@ ALLOWED = {
 }
 """UNKNOWN is no reason for anything; what is dead can be submitted again, not requeued."""
 CANCEL_WAIT_S = 60
+EXPORT_BUDGET_S = 10.0
+"""For the logs of runs that are over, of one look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +121,7 @@ def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
 def _read_excluded(run: RunFolder) -> list[str]:
     """Nodes that the run's conf excludes already."""
     try:
-        conf = yaml.safe_load(Path(run.resolved).read_text(encoding="utf-8"))
+        conf = yaml.safe_load(read_text(Path(run.resolved)))
         return [str(node) for node in conf["cluster"]["exclude"]]
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         return []
@@ -130,10 +139,26 @@ class WatchOptions:
     quiet: bool = False
     on: tuple[str, ...] = ()
     as_json: bool = False
+    openmetrics: Path | None = None
+    """File of gauges, written at each look."""
 
 
-def run_watch(job: str, here: Path, options: WatchOptions) -> int:
-    """Watch until the job ends or the time is up; returns the exit code."""
+def export_all(file: Path, *, every_s: float, for_min: float | None) -> int:
+    """Write the gauges of all runs, until a signal or until the time is up; the exit code."""
+    desk = Desk(None, None, Channels(), [], find_end(for_min), False)
+    gauges = GaugeFile(file, desk.complain)
+    desk.listen()
+    table = RunTable(warn=False)
+
+    def read() -> tuple[list[RunRow], str]:
+        return table.read(EXPORT_BUDGET_S), table.problem
+
+    export_runs(gauges, read, time.time, lambda: desk.wait(every_s))
+    return 0 if gauges.is_well else 1
+
+
+def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo) -> int:
+    """Watch until the job ends or the time is up; returns the exit code. `say` prints a text."""
     actions = [parse_action(text) for text in options.on]
     given = Channels(
         mail=options.mail, webhook=read_webhook(options.webhook_file), command=options.command
@@ -152,14 +177,22 @@ def run_watch(job: str, here: Path, options: WatchOptions) -> int:
             expect_ours(run, "nothing is done to it for you")
         check_actions(actions, record)
         channels = find_channels(run, Path(record.conf), given) if not options.quiet else given
-    end = None if options.for_min is None else time.monotonic() + 60 * options.for_min
+    end = find_end(options.for_min)
     desk = Desk(
-        run, record, Channels() if options.quiet else channels, actions, end, options.as_json
+        run, record, Channels() if options.quiet else channels, actions, end, options.as_json, say
     )
+    if options.openmetrics is not None:
+        name = Path(job).name if record is None else record.name
+        look = export_look(look, GaugeFile(options.openmetrics, desk.complain), name)
     desk.listen()
     if desk.channels.names:
-        click.echo(f"notices go to: {', '.join(desk.channels.names)}", err=True)
+        say(f"notices go to: {', '.join(desk.channels.names)}", err=True)
     return watch_job(look, desk, every_s=options.every_s, told=read_told(run))
+
+
+def find_end(for_min: float | None) -> float | None:
+    """By the clock that never steps back."""
+    return None if for_min is None else time.monotonic() + 60 * for_min
 
 
 def open_look(job: str, here: Path) -> Look:
@@ -194,8 +227,10 @@ class Desk:
         actions: list[WatchAction],
         end: float | None,
         as_json: bool,
+        say: Say = click.echo,
     ) -> None:
         self.channels = channels
+        self._echo = say
         self._run, self._record, self._actions = run, record, actions
         self._end, self._as_json = end, as_json
         self._left = threading.Event()
@@ -227,9 +262,9 @@ class Desk:
         self._note("verdict", **facts)
         clock = time.strftime("%H:%M:%S", time.localtime(snapshot.now))
         told = {"kind": "verdict", "time": snapshot.now, "run": snapshot.run, **verdict.as_json()}
-        text = f"{clock}  {verdict.health.value:<13} {verdict.reason}"
+        text = f"{clock}  {verdict.health.value:<13} {clean_name(verdict.reason)}"
         if verdict.advice and verdict.exit_code:
-            text += f"\n{'':25}{verdict.advice}"
+            text += f"\n{'':24}{clean_name(verdict.advice)}"
         self._print(text, told)
 
     def notify(self, notice: Notice) -> None:
@@ -256,13 +291,13 @@ class Desk:
         self._print(f"{'':10}{action.verb}: {done}", {"kind": "action", **told, "done": done})
 
     def complain(self, text: str) -> None:
-        click.echo(f"vjob: {text}", err=True)
+        self._echo(f"vjob: {clean(text)}", err=True)
 
     def _say(self, text: str) -> None:
-        click.echo(text, err=True)
+        self._echo(clean(text), err=True)
 
     def _print(self, text: str, value: dict[str, Any]) -> None:
-        click.echo(json.dumps(value) if self._as_json else text)
+        click.echo(json.dumps(value)) if self._as_json else self._echo(clean(text))
         sys.stdout.flush()
 
     def _note(self, kind: str, **facts: Any) -> None:

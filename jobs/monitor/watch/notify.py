@@ -23,6 +23,7 @@ from typing import Any
 
 import yaml
 
+from varuna_core.records.files import read_text
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.loading.load import read_conf
@@ -95,7 +96,7 @@ def find_channels(
 
 def _read_kept(run: RunFolder) -> dict[str, str]:
     try:
-        value = yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
+        value = yaml.safe_load(read_text(run.resolved))
         notify = value.get("notify") or {}
         return {name: str(told) for name, told in notify.items() if told}
     except (OSError, yaml.YAMLError, AttributeError):
@@ -115,7 +116,7 @@ def read_webhook(path: Path | None) -> str | None:
         return None
     if str(path).startswith(("http:/", "https:/")):
         raise InputError(
-            f"--webhook takes a file with the URL in it, or set {WEBHOOK_VARIABLE}: whoever is on "
+            f"--webhook takes a file with the URL in it, or set {WEBHOOK_VARIABLE}: anybody on "
             "this machine can read your command lines"
         )
     try:

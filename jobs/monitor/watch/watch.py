@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vjob.jobs.errors import VjobError
-from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import ENDED, Health, Snapshot, Verdict
 
 Look = Callable[[], tuple[Snapshot, Verdict]]
 
@@ -23,12 +23,11 @@ LAST_S = 5.0
 """Until the second look at a job that seems to be over."""
 FINE = "fine"
 REQUEUED = "requeued"
-OVER = (Health.DONE, Health.DEAD)
 
 
 def news_of(verdict: Verdict) -> str:
     """The news of a verdict: FINE, or a name for what is wrong."""
-    if verdict.health in OVER:
+    if verdict.health in ENDED:
         return verdict.health.value
     if verdict.exit_code:
         return "NEVER STARTS" if verdict.never_starts else verdict.health.value
@@ -126,7 +125,7 @@ def watch_job(look: Look, around: WatchEffects, *, every_s: float, told: str = F
         news = damper.filter(news_of(verdict))
         if news is not None:
             around.notify(Notice(news=news, snapshot=snapshot, verdict=verdict))
-        is_over = verdict.health in OVER
+        is_over = verdict.health in ENDED
         if is_over and damper.told == news_of(verdict):
             break
         if not around.wait(min(every_s, LAST_S) if is_over else every_s):

@@ -10,7 +10,8 @@ import re
 from collections.abc import Sequence
 
 from varuna_core.records.formatting import format_duration, join_numbers
-from varuna_core.records.logs.tail import last_lines
+from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.plan import read_attempt_plan
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.jobs.submit.trial.result import MEASURED, Finding, Row, unknown
 from vjob.jobs.submit.trial.smaller import STEPS, Trial
@@ -124,7 +125,8 @@ def _find_place(seen: Seen) -> list[str]:
     attempts, rank = seen.run.attempts(), seen.verdict.rank
     if rank is None or not attempts:
         return []
-    lines = last_lines(attempts[-1].rank_log(rank, "err"), NUM_LINES)
+    plan = read_attempt_plan(seen.run, attempts[-1].number)
+    lines = find_output(attempts[-1], plan, rank, "err").last_lines(NUM_LINES)
     found: list[str] = []
     for number, line in enumerate(lines):
         match = PLACE.match(line)

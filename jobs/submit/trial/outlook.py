@@ -7,7 +7,6 @@ a profile, or by data sheets with the error that those had in published runs. Wh
 
 from __future__ import annotations
 
-import re
 import shutil
 import statistics
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from vjob.jobs.errors import VjobError
 from vjob.jobs.planning.inputs import explain_errors
 from vjob.jobs.planning.resolve_auto import KEYS, Resolved
 from vjob.jobs.schedulers.slurm import SlurmScheduler
+from vjob.jobs.schedulers.slurm_commands import parse_estimate
 from vjob.jobs.submit.submit import Prepared
 from vjob.jobs.submit.trial.result import MEASURED, Finding, Row, unknown
 from vjob.jobs.submit.trial.smaller import Trial
@@ -40,7 +40,6 @@ FULL = 0.97
 """Of a GPU's memory: the driver and NCCL need some."""
 NO_CLUSTER = ("configuration source", "unable to contact", "timed out")
 """Of what sbatch says where no cluster answers: nothing about the conf."""
-_START = re.compile(r"to start at (\S+)(?: using (\d+) processors)?(?: on (?:nodes? )?(\S+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +71,11 @@ def ask_slurm(whole: Prepared) -> Asked:
                 refusal=Finding(what="submit", cause=cause, remedy=remedy),
                 why_not="Slurm refuses it",
             )
-    starts = [found for found in map(parse_start, said) if found is not None]
-    if not starts:
+    found = [one for one in map(parse_estimate, said) if one is not None]
+    if not found:
         return Asked(why_not="Slurm gives no time")
-    return Asked(start=max(starts)[0], nodes=" ".join(nodes for _, nodes in starts))
+    start = max(one.start for one in found)
+    return Asked(start=start, nodes=" ".join(one.nodes for one in found))
 
 
 def split_refusal(text: str) -> tuple[str, str]:
@@ -85,13 +85,6 @@ def split_refusal(text: str) -> tuple[str, str]:
     head = text.splitlines()[0].rstrip(":")
     words = "; ".join(line.strip().removeprefix("sbatch: ") for line in said)
     return f"{head}: {words}" if words else head, "; ".join(map(str.strip, remedies))
-
-
-def parse_start(text: str) -> tuple[str, str] | None:
-    """Time and nodes of `sbatch: Job 7 to start at 2026-.. using 4 processors on nodes a[1-2] in
-    partition gpu`."""
-    match = _START.search(text)
-    return None if match is None else (match.group(1), match.group(3) or "")
 
 
 def find_outlook(

@@ -243,7 +243,7 @@ def is_waiting(group: StackGroup) -> bool:
     frames = group.stacks[0].threads[0].frames
     own = _find_own(frames)
     inner = frames if own is None else frames[: frames.index(own)]
-    return any(frame.function in WAITS for frame in inner)
+    return any(_name(frame) in WAITS for frame in inner)
 
 
 def describe_place(group: StackGroup) -> str:
@@ -255,8 +255,13 @@ def describe_place(group: StackGroup) -> str:
     called = frames[: frames.index(own)]
     if not called:
         return f"{own.function} ({_spell_place(own)})"
-    known = [frame.function for frame in called if frame.function in WAITS]
-    return f"{(known or [called[-1].function])[-1]}, called at {_spell_place(own)}"
+    known = [_name(frame) for frame in called if _name(frame) in WAITS]
+    return f"{(known or [_name(called[-1])])[-1]}, called at {_spell_place(own)}"
+
+
+def _name(frame: Frame) -> str:
+    """`accept` of `socket.accept`: newer Pythons give a function's class too."""
+    return frame.function.rpartition(".")[2]
 
 
 def _find_own(frames: tuple[Frame, ...]) -> Frame | None:

@@ -390,7 +390,8 @@ def test_an_interrupted_callable_goes_on_with_its_state(
     assert (here / "model").read_text() == "fitted in start 2"
     lines = [line for line in job.stdout().splitlines() if not line.startswith("submitit ")]
     assert lines == ["stage load", "stage prepare", "checkpoint after prepare", "fit"]
-    assert job.paths.stdout.read_text() == "fit\n"  # a start has files of its own
+    # A start has files of its own: the log of the rank's node, where lines have its number.
+    assert job.paths.stdout.read_text() == "0: fit\n"
 
 
 @pytest.mark.row("`job._interrupt(timeout=True)`, `slurm_max_num_timeout=1`")

@@ -88,7 +88,7 @@ def test_help_shows_an_example_and_imports_nothing_heavy(command: str) -> None:
 def test_without_the_packages_it_says_how_to_get_them(vjob: Vjob) -> None:
     (vjob.folder / "tokenizers.py").write_text("raise ModuleNotFoundError('no', name='tokenizers')")
     vjob.env["PYTHONPATH"] = f"{vjob.folder}:{ROOT}"
-    assert "pip install 'vjob[data]'" in vjob(*PREPARE, code=2).stderr
+    assert "pip install '.[data]' in vjob's checkout" in vjob(*PREPARE, code=2).stderr
 
 
 @pytest.fixture

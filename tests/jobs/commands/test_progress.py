@@ -77,7 +77,7 @@ def test_nothing_is_said_of_steps_that_are_not_known(vjob: Vjob) -> None:
     text = vjob("report", "last", "--text").stdout
     assert "useful" not in text and "profile.timeline" not in text
     assert "2 ranks ended, all of them well; no line of its logs was understood as a step" in text
-    assert "conf: progress" in text and "not known" in text
+    assert "change: progress" in text and "not known" in text
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from vjob.jobs.conf.parse import (
     get_members,
 )
 from vjob.jobs.conf.schema import JobConf, NodeGroup, Optimizer, Program, Train
+from vjob.jobs.errors import ConfError
 
 BASE = Path("/conf")
 HEAD = "name: run\nprogram: {script: /none/train.py}\n"
@@ -315,6 +316,10 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("morph: {grow: auto}", "morph.grow = auto: needs morph.enabled: true"),
         ("morph: {leave_slow: true}", "morph.leave_slow = True: needs morph.enabled: true"),
         ("morph: {look_s: 0}", "morph.look_s = 0: must be at least 1"),
+        ("morph: {stop_s: 1}", "morph.stop_s = 1: must be at least 5"),
+        ("morph: {return_s: 1}", "morph.return_s = 1: must be at least 5"),
+        ("morph: {return_s: 99999}", "morph.return_s = 99999: must be at most 86400"),
+        ("morph: {manager_failures: 0}", "morph.manager_failures = 0: must be at least 1"),
         ("profile: {ranks: [0, 1]}", "profile.ranks[1] = 1: must be a rank, 0 to 0"),
         ("prices: {a10: -1}", "prices.a10 = -1.0: must be at least 0"),
         ("notify: {mail: me}", "notify.mail = me: must be a mail address"),
@@ -464,3 +469,53 @@ def test_a_range_stands_in_the_documentation() -> None:
     betas = get_annotations(Optimizer)["betas"]
     assert describe(betas) == "a list of 2 numbers >= 0 and < 1"
     assert describe(get_hints(Optimizer)["betas"]) == "a list of 2 numbers"
+
+
+@pytest.mark.parametrize("name", ["comm", "part", "out", "g"])
+def test_a_beginning_of_an_option_of_ours_is_refused(name: str) -> None:
+    """sbatch takes it for the whole: `comm` after our `--comment` hid the run from us."""
+    (problem,) = find_problems(f"cluster:\n  sbatch: {{{name}: x}}\n")
+    assert f"cluster.sbatch.{name} = x: sbatch may read it as {name}" in problem
+
+
+@pytest.mark.parametrize("name", ["nice", "reservation", "exclusive", "time-min", "nodelist"])
+def test_whole_options_of_sbatch_are_passed_on(name: str) -> None:
+    found = find_problems(f"cluster:\n  sbatch: {{{name}: x}}\n")
+    assert not [text for text in found if "may read it" in text]
+
+
+def test_a_hundred_million_nodes_are_refused_at_once() -> None:
+    problems = find_in_groups("group: a, count: 100000000", "group: b, count: 100001")
+    assert [text.partition(": must be at most 100000")[0] for text in problems[:2]] == [
+        "c:5: cluster.nodes[0].count = 100000000",
+        "c:6: cluster.nodes[1].count = 100001",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("track", "said"),
+    [
+        ("wandb: {project: a/b}", "track.wandb.project = a/b: names a project"),
+        ("wandb: {project: a, mode: later}", "must be one of online, offline"),
+        ("wandb: {}", "track.wandb.project: is required: text"),
+        ("mlflow: {experiment: e, uri: 'https://me:hunter2@h/x'}", "MLFLOW_TRACKING_PASSWORD"),
+        ("mlflow: {experiment: e, uri: 'ftp://h'}", "must begin with http://, https://"),
+        ("mlflow: {experiment: '', uri: 'http://h'}", "must name an experiment"),
+        ("openmetrics: ''", "must name a file"),
+        ("neptune: {project: a}", "unknown key; valid keys: wandb, mlflow"),
+    ],
+)
+def test_what_no_tool_can_take_is_refused_with_what_to_do(track: str, said: str) -> None:
+    try:
+        found = find_problems(f"track: {{{track}}}\n")
+    except ConfError as error:
+        found = [str(error)]
+    assert len(found) == 1 and said in found[0], found
+    assert "hunter2" not in found[0]
+
+
+def test_a_file_that_the_container_does_not_see_is_refused() -> None:
+    text = "container: {image: docker://a, mounts: [%s]}\ntrack: {openmetrics: /node/gpt.prom}\n"
+    (problem,) = find_problems(text % "")
+    assert "add /node:/node to container.mounts" in problem
+    assert find_problems(text % "/node:/node") == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import types
 import typing
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
+from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf, read_text
 from vjob.jobs.conf.parse import get_hints
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, Program
 from vjob.jobs.errors import ConfError
@@ -113,7 +114,7 @@ def test_each_form_of_a_program_is_read(spelled: str, program: Program) -> None:
         ("{scrpt: a}", 'unknown key; did you mean "script"?'),
         ("function", "a function is submitted from Python: docs/python.md"),
         ("{script: a, config: b}", "unknown key; valid keys: script, arguments, args, python"),
-        ("{script: a, args: --x}", "must be a list of text"),
+        ("{script: a, args: {x: 1}}", "must be a list of text"),
         ("", "must be pretrain_gpt or pretrain_bert, or a mapping"),
         ("[a]", "must be pretrain_gpt or pretrain_bert, or a mapping"),
     ],
@@ -306,3 +307,25 @@ def test_every_field_has_a_type_that_the_reader_knows() -> None:
                 )
                 is_known = member in known or member is types.NoneType
                 assert is_known or is_generic or dataclasses.is_dataclass(member), name
+
+
+def test_what_is_no_file_is_not_read_as_a_conf(tmp_path: Path) -> None:
+    """A pipe without a writer blocked, and /dev/zero took all memory."""
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as handle:
+        handle.truncate(3 << 30)
+    for path, said in (
+        (tmp_path / "pipe", "is a pipe into which nobody writes"),
+        (Path("/dev/zero"), "is a device, and no file"),
+        (tmp_path / "large", "is larger than 8 MB"),
+    ):
+        with pytest.raises(ConfError, match=said):
+            read_text(path, str(path))
+
+
+def test_a_conf_may_come_through_a_pipe() -> None:
+    ours, theirs = os.pipe()
+    os.write(theirs, b"name: a\n")
+    os.close(theirs)
+    assert read_text(Path(f"/dev/fd/{ours}"), "pipe") == "name: a\n"
+    os.close(ours)

@@ -49,7 +49,7 @@ def test_the_first_round_says_that_it_is_not_the_last(tmp_path: Path) -> None:
     with pytest.raises(ConfError) as caught:
         read_conf(conf)
     first = str(caught.value).splitlines()
-    assert len(first) == 2 and "is looked at once these are mended" in first[0]
+    assert len(first) == 2 and "fix these first; checks across keys run afterwards" in first[0]
     conf.write_text(conf.read_text().replace("x}", "5}"))
     with pytest.raises(ConfError) as caught:
         read_conf(conf)
@@ -59,7 +59,8 @@ def test_the_first_round_says_that_it_is_not_the_last(tmp_path: Path) -> None:
 def test_an_unknown_key_like_no_other_lists_the_valid_ones() -> None:
     assert find_more("morph: {zzz: 1}\n") == [
         "conf.yaml:3: morph.zzz = 1: unknown key; valid keys: enabled, layout, "
-        "min_nodes, max_nodes, warm, grow, leave_slow, look_s"
+        "min_nodes, max_nodes, warm, grow, leave_slow, look_s, "
+        "stop_s, return_s, manager_failures"
     ]
 
 

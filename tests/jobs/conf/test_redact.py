@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vjob.jobs.conf.redact import REDACTED, redact_code, redact_string
+from vjob.jobs.conf.redact import REDACTED, find_secrets, redact_code, redact_string
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,14 @@ PIECES = [
 def test_a_million_letters_are_passed_once(piece: str) -> None:
     """Quadratic work would take hours here."""
     redact_code(piece * (LONG // len(piece)) + "!")
+
+
+@pytest.mark.parametrize(
+    "line", ['"key": "9f27ab4417c0d1e2"', "tokens: 4096", "token=<redacted>", "password: $PASSWORD"]
+)
+def test_what_a_program_prints_beside_a_common_name_is_no_secret(line: str) -> None:
+    assert list(find_secrets(line, in_output=True)) == []
+
+
+def test_a_drawn_value_beside_a_secrets_name_is_one() -> None:
+    assert "9f27ab4417c0d1e2" in find_secrets("HF_TOKEN=9f27ab4417c0d1e2", in_output=True)

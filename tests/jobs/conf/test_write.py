@@ -23,7 +23,7 @@ from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
 from vjob.jobs.conf.parse import get_hints, get_members, get_section_class
 from vjob.jobs.conf.redact import redact_string, redact_text
-from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program
+from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program, Track
 from vjob.jobs.conf.write import render_resolved, resolve_conf
 
 BASE = Path("/conf")
@@ -37,7 +37,7 @@ PATHS = st.text(
 ).map(lambda name: str(Path("/p", name)))
 PATH_FIELDS = {
     "path", "config", "prefix", "folder", "log_folder", "image", "machine_list", "ssh_config",
-    "traces",
+    "traces", "uri", "openmetrics",
 }  # fmt: skip
 PATHS_OF = (("workdir", JobConf), ("vocab", Data), ("profile", Parallel))
 MOUNTS = PATHS.map(lambda path: f"{path}:/x")
@@ -224,7 +224,8 @@ def test_the_starter_conf_with_every_key_active_is_the_same_conf() -> None:
     active = re.sub(r"(?m)^( *)#(?=[a-z_]+:)", r"\1", render_init())
     active = active.replace("synthetic: false", "synthetic: true ")  # data needs one source
     conf, lines = parse_conf_lines(active, "c", BASE, environ={})
-    assert replace(conf, model=None, data=None) == parse_conf(render_init(), "c", BASE, environ={})
+    plain = replace(conf, model=None, data=None, track=Track())
+    assert plain == parse_conf(render_init(), "c", BASE, environ={})
     problems = check_conf(conf, lines, require_paths=False)
     assert all("has no effect with program.script" in one.message for one in problems)
     keys = {

@@ -45,10 +45,10 @@ class Idle(Cluster):
         self.left_s: float | None = None
         self.silent = False
 
-    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+    def poll(self, jobs: Sequence[str], **options: Any) -> dict[str, list[JobInfo]]:
         if self.silent:
             raise UncertainError("squeue failed: Unable to contact slurm controller")
-        return super().poll(jobs)
+        return super().poll(jobs, **options)
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
         self.asked += 1
@@ -72,7 +72,7 @@ class Idle(Cluster):
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Idle:
     found = Idle()
-    monkeypatch.setattr(schedulers, "get_scheduler", lambda name: found)
+    monkeypatch.setattr(schedulers, "get_scheduler", lambda name, run=None: found)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return found
 
@@ -104,8 +104,8 @@ def write_own_plan(run: RunFolder, nodes: int) -> None:
 
 def say_members(run: RunFolder, seats: Sequence[int], phase: str = "running") -> None:
     show(run, seats)
-    state = read_json(run.morph.manager)
-    write_json(run.morph.manager, {**state, "phase": phase, "members": state["nodes"]})
+    state = read_json(run.morph.manager(0))
+    write_json(run.morph.manager(0), {**state, "phase": phase, "members": state["nodes"]})
 
 
 def trace(run: RunFolder, rank: int, *, work_s: float, steps: int = 40) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +15,7 @@ import pytest
 from tests.jobs.confs import MORPH, MORPH_SPLIT, SINGLE, make_conf, make_plan
 from varuna_core.records import record as records
 from varuna_core.records.files import list_names, lock_file, read_json, write_json
-from varuna_core.records.morphing import read_join_job, read_joins
+from varuna_core.records.morphing import find_epoch, read_join_job, read_joins
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
@@ -47,7 +49,7 @@ class Cluster(Scheduler):
         self.states[job] = JobState.PENDING
         return ["echo", job]
 
-    def poll(self, jobs: Sequence[str]) -> dict[str, list[JobInfo]]:
+    def poll(self, jobs: Sequence[str], **options: Any) -> dict[str, list[JobInfo]]:
         return {
             job: [JobInfo(id=job, state=self.states[job], word=self.states[job].value)]
             for job in jobs
@@ -57,16 +59,29 @@ class Cluster(Scheduler):
         self.cancelled.append(job)
         self.states[job] = JobState.CANCELLED
 
-    def find_orphans(self) -> dict[str, list[JobInfo]]:
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
         return {}
 
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
     found = Cluster()
-    monkeypatch.setattr(schedulers, "get_scheduler", lambda name: found)
+    monkeypatch.setattr(schedulers, "get_scheduler", lambda name, run=None: found)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return found
+
+
+def test_nothing_is_submitted_where_the_scheduler_does_not_answer(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poll(jobs: Sequence[str], **options: Any) -> dict[str, list[JobInfo]]:
+        raise UncertainError("Unable to contact slurm controller")
+
+    run = make_run(tmp_path)
+    monkeypatch.setattr(cluster, "poll", poll)
+    with pytest.raises(VjobError, match=r"no job is submitted: slurm does not answer \(Unable"):
+        membership.grow(run, count=1, queue=None, walltime_min=None)
+    assert read_joins(run.morph) == []
 
 
 def make_run(folder: Path, text: str = ROOMY, nodes: int = 4) -> RunFolder:
@@ -105,7 +120,8 @@ def make_record(run: RunFolder, jobs: tuple[JobRecord, ...]) -> RunRecord:
 def show(run: RunFolder, seats: Sequence[int]) -> None:
     names = [f"{seat}/k" for seat in seats]
     state: dict[str, Any] = {"phase": "running", "attempt": 0, "nodes": names, "session": "1.0"}
-    write_json(run.morph.manager, state)
+    write_json(run.morph.manager(0), state)
+    write_json(run.morph.claim(0), {"session": "1.0", "host": "h0", "pid": 1, "time": 1.0})
     for seat in seats:
         write_json(run.morph.node(seat), {"host": f"h{seat}"})
 
@@ -244,3 +260,16 @@ def test_how_a_joined_job_fares_is_not_how_the_run_ended(cluster: Cluster, tmp_p
     assert view.record.verdict == "COMPLETED"
     assert cluster.cancelled == [joins[1]], "what waits has nothing to join any more"
     assert read_json(run.morph.join_job(0)) == {"job": joins[0], "reason": ""}
+
+
+def test_a_run_begun_before_there_were_epochs_grows_and_shrinks(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Under the agent that it carries, which writes where it always did."""
+    run = make_run(tmp_path)
+    os.replace(run.morph.manager(0), run.morph.unclaimed)
+    shutil.rmtree(run.morph.epochs)
+    assert "h3" in membership.shrink(run, count=1, hosts=[])[0] and left(run) == [3]
+    grow(run, 2)
+    assert "agent.pyz" in run.batch_script("join1").read_text()
+    assert find_epoch(run.morph) == -1

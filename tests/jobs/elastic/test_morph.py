@@ -84,6 +84,7 @@ def wait_for_checkpoint(vjob: Vjob, run: RunFolder, iteration: int) -> None:
     wait_for(is_there, 120, lambda: vjob.explain(run))
 
 
+@pytest.mark.long
 def test_a_run_that_loses_a_node_goes_on_with_the_rest_and_the_same_loss(vjob: Vjob) -> None:
     from tests.varuna_core.programs.reference_training import train_plainly
 
@@ -131,6 +132,7 @@ def test_with_too_few_nodes_it_waits_then_ends_and_says_what_is_safe(vjob: Vjob)
     assert [attempt.number for attempt in run.attempts()] == [0]
 
 
+@pytest.mark.long
 def test_a_run_that_makes_no_progress_stops_and_says_why(vjob: Vjob) -> None:
     run = vjob.submit(take_two(CONF).format(steps=20, min_nodes=1))
     assert vjob.wait_over(run, 120)["verdict"] == "COMPLETED", vjob.explain(run)

@@ -38,6 +38,7 @@ def nothing_is_left(vjob: Vjob) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("hetero", ["hetjob", "split"])
+@pytest.mark.long
 def test_a_run_goes_on_without_its_second_group(vjob: Vjob, hetero: str) -> None:
     from tests.varuna_core.programs.reference_training import train_plainly
 

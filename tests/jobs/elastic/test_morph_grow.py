@@ -91,6 +91,7 @@ def test_a_node_joins_and_leaves_again_and_the_loss_stays_the_same(vjob: Vjob) -
     )
 
 
+@pytest.mark.long
 def test_a_joined_job_that_is_killed_is_just_lost_nodes(vjob: Vjob) -> None:
     run = vjob.submit(text_of(nodes=1, most=2))
     wait_for_checkpoint(vjob, run, 10)
@@ -104,6 +105,7 @@ def test_a_joined_job_that_is_killed_is_just_lost_nodes(vjob: Vjob) -> None:
     assert sorted(found) == list(range(1, max(found) + 1))
 
 
+@pytest.mark.long
 def test_two_who_grow_at_once_get_seats_of_their_own_and_cancel_ends_all(vjob: Vjob) -> None:
     run = vjob.submit(text_of(nodes=1, most=3))
     wait_for_checkpoint(vjob, run, 10)

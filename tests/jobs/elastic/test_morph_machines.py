@@ -124,6 +124,7 @@ def check_losses(run: RunFolder) -> None:
     assert {step: found[step] for step in losses} == pytest.approx(losses, rel=2e-5)
 
 
+@pytest.mark.long
 def test_two_machines_become_three_lose_one_and_train_on_with_the_same_loss(
     vjob: Vjob, machines: Machines
 ) -> None:
@@ -146,6 +147,7 @@ def test_two_machines_become_three_lose_one_and_train_on_with_the_same_loss(
     check_losses(run)
 
 
+@pytest.mark.long
 def test_who_is_taken_off_the_list_leaves_and_usr1_starts_anew_on_the_list_as_it_is(
     vjob: Vjob, machines: Machines
 ) -> None:

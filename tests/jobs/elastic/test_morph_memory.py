@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.command import Vjob, wait_for
-from tests.jobs.elastic.test_morph import CONF, kill_node, read_presence
+from tests.command import Vjob, read_rank, wait_for
+from tests.jobs.elastic.test_morph import CONF, kill_node
 from tests.jobs.elastic.test_morph import vjob as vjob
 from tests.small_training import read_losses
+from varuna_core.morph.memory import LOCK
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.layout import decode_stage_map
-from varuna_core.records.memory_copies import find_whole
+from varuna_core.records.memory_copies import find_whole, list_held
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
@@ -41,15 +42,19 @@ def run(vjob: Vjob) -> Iterator[RunFolder]:
 
 
 def wait_for_copy(vjob: Vjob, run: RunFolder) -> None:
-    """Until the nodes tell of one that is whole, as the manager reads it."""
+    """Until the nodes' memory holds one that is whole."""
     begun = find_begun(vjob)
 
     def is_there() -> bool:
-        present = [read_presence(run, seat) for seat in range(4) if run.morph.node(seat).exists()]
-        whole = find_whole({item["key"]: item["held"] for item in present if item})
+        homes = [path for path in find_homes(run) if not path.name.endswith(LOCK)]
+        whole = find_whole({path.name: list_held(path) for path in homes})
         return whole is not None and whole.iteration > begun + 10
 
     wait_for(is_there, 120, lambda: vjob.explain(run))
+
+
+def find_homes(run: RunFolder) -> Iterator[Path]:
+    return Path(f"/dev/shm/vjob-{os.getuid()}").glob(f"{run.path.name}.*")
 
 
 def find_begun(vjob: Vjob) -> int:
@@ -63,14 +68,12 @@ def wait_for_step(vjob: Vjob, run: RunFolder, attempt: int) -> None:
 
 
 def read_steps(run: RunFolder, attempt: int) -> list[int]:
-    texts = [path.read_text() for path in run.attempt(attempt).path.glob("ranks/*.out")]
+    texts = [path.read_text() for path in run.attempt(attempt).path.glob("*.out")]
     return [int(n) for text in texts for n in re.findall(r" iteration +(\d+)/.*? lm loss", text)]
 
 
 def read_resumed(run: RunFolder, attempt: int) -> tuple[int, str]:
-    found = re.search(
-        r"resumed from iteration (\d+) in (.*)", run.attempt(attempt).rank_log(0, "out").read_text()
-    )
+    found = re.search(r"resumed from iteration (\d+) in (.*)", read_rank(run, 0, attempt=attempt))
     assert found is not None
     return int(found[1]), found[2]
 
@@ -111,11 +114,11 @@ def test_without_a_store_it_goes_on_from_what_the_other_nodes_hold(
     assert 3 not in told["nodes"]
     expect_undisturbed(run, begun)
     assert list_complete(store)[-1].iteration == STEPS
-    mine = Path(f"/dev/shm/vjob-{os.getuid()}")
-    left = [path for path in mine.glob(f"{run.path.name}.*") if not path.name.endswith(".lock")]
+    left = [path for path in find_homes(run) if not path.name.endswith(LOCK)]
     assert len(left) <= 1  # of the node that was killed; the next `stay` here removes it
 
 
+@pytest.mark.long
 def test_without_both_replicas_of_a_stage_it_goes_on_from_the_store(
     vjob: Vjob, run: RunFolder
 ) -> None:

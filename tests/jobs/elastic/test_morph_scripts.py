@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,10 @@ import pytest
 from tests import ROOT
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.small_training import list_morphs
+from tests.varuna_core.agent.track.readers import read_tensorboard
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan, read_attempt_plan
+from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
 
 DDP = f"""
@@ -28,6 +31,7 @@ cluster:
   join_s: 60
   nodes: [{{group: all, count: 4, ranks: 1}}]
 morph: {{enabled: true, layout: world, max_nodes: 4}}
+track: {{tensorboard: true}}
 env: {{OMP_NUM_THREADS: "1", PYTHONPATH: {ROOT}}}
 """
 VARUNA = f"""
@@ -42,6 +46,7 @@ cluster:
   join_s: 60
   nodes: [{{group: all, count: 4, ranks: 1}}]
 morph: {{enabled: true}}
+track: {{tensorboard: true}}
 env: {{OMP_NUM_THREADS: "1", PYTHONPATH: {ROOT}}}
 """
 ALONE = {
@@ -70,7 +75,8 @@ def read_losses(run: RunFolder) -> dict[int, float]:
     """The loss of each step that led to the final weights: of repeated steps the last."""
     found: dict[int, float] = {}
     for attempt in run.attempts():
-        found.update(parse_losses(read_out(run, attempt.number)))
+        if read_attempt_plan(run, attempt.number) is not None:  # its plan comes after its folder
+            found.update(parse_losses(read_out(run, attempt.number)))
     return found
 
 
@@ -111,6 +117,18 @@ def train_alone(folder: Path, script: str, steps: int, **own: str) -> dict[int, 
     return parse_losses(done.stdout)
 
 
+def assert_tracked_once(run: RunFolder, num_steps: int) -> None:
+    """All attempts are one run in TensorBoard: no step is missing, none is there twice."""
+    scalars = read_tensorboard(run.tensorboard)
+    assert [step for step, _ in scalars["loss"]] == [*range(1, num_steps + 1)]
+    plans = [attempt.number for attempt in run.attempts() if read_attempt_plan(run, attempt.number)]
+    trained = sum(len(parse_losses(read_out(run, number))) for number in plans)
+    assert len(scalars.get("repeated/loss", [])) == trained - num_steps
+    said = [event["said"] for event in read_events(run) if event["kind"] == "tracking"]
+    assert said == []
+
+
+@pytest.mark.long
 def test_a_ddp_script_goes_from_four_ranks_to_two_to_four(vjob: Vjob, tmp_path: Path) -> None:
     let_run(tmp_path, 25)
     run = vjob.submit(DDP.replace("STEPS", "100"))
@@ -125,13 +143,17 @@ def test_a_ddp_script_goes_from_four_ranks_to_two_to_four(vjob: Vjob, tmp_path: 
     record = vjob.wait_over(run, 300)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     plans = list_plans(run)
-    assert plans[0].world == plans[-1].world == 4 and plans[-2].world == 2
+    # A start at the same size may be repeated: rank 0's port can be taken by then.
+    worlds = [world for world, _ in groupby(plan.world for plan in plans)]
+    assert worlds in ([4, 2, 4], [4, 3, 2, 4]), (worlds, vjob.explain(run))
     assert all((plan.pipeline, plan.data) == (1, plan.world) for plan in plans)
-    assert list_morphs(run)[-1]["reason"] == "2 more nodes are here"
+    assert "2 more nodes are here" in [morph["reason"] for morph in list_morphs(run)]
     alone = train_alone(tmp_path / "alone", "ddp_script.py", 100)
     assert read_losses(run) == pytest.approx(alone, rel=1e-9) and len(alone) == 100
+    assert_tracked_once(run, 100)
 
 
+@pytest.mark.long
 def test_a_varuna_script_loses_a_node_and_goes_on_with_another_depth(
     vjob: Vjob, tmp_path: Path
 ) -> None:
@@ -148,8 +170,10 @@ def test_a_varuna_script_loses_a_node_and_goes_on_with_another_depth(
     assert (morph["from"], morph["to"], morph["iteration"]) == ("4 x 1", "3 x 1", 20)
     alone = train_alone(tmp_path / "alone", "varuna_script.py", 60, **ALONE)
     assert read_losses(run) == pytest.approx(alone, rel=2e-5) and len(alone) == 60
+    assert_tracked_once(run, 60)
 
 
+@pytest.mark.long
 def test_a_varuna_script_of_unknown_layers_keeps_its_depth(vjob: Vjob, tmp_path: Path) -> None:
     """Two replicas of two stages, then one: asked to save where a node is to leave."""
     let_run(tmp_path, 25)

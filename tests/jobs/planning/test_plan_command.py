@@ -345,8 +345,10 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "2 x 4 a100-80" in out and "1 x 8 RTX3090" in out and "left out 3 x odd:2" in out
     nodes = json.loads(json.loads(written.read_text())["set"]["cluster.nodes"])
     assert {node["queue"] for node in nodes} <= {"gpu", "old"}
+    monkeypatch.setenv("XDG_STATE_HOME", str(conf.parent / "second"))  # an answer stays a minute
     sinfo.write_text("#!/bin/sh\necho no >&2; exit 1\n")
     assert "sinfo failed: no" in plan(conf, "--from-slurm", code=1)
+    monkeypatch.setenv("XDG_STATE_HOME", str(conf.parent / "third"))
     sinfo.write_text("#!/bin/sh\n")
     assert "no node with GPUs" in plan(conf, "--from-slurm", code=2)
     assert "--from-slurm" in plan(conf, "--queue", "x", code=2)
@@ -368,5 +370,5 @@ def test_without_numpy_it_says_how_to_get_it(tmp_path: Path, words: list[str]) -
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1 and "pip install 'vjob[plan]'" in done.stderr
+    assert done.returncode == 1 and "pip install '.[plan]' in vjob's checkout" in done.stderr
     assert "Traceback" not in done.stderr

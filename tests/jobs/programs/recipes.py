@@ -88,7 +88,6 @@ train:
   steps: 50
   global_batch_size: 64
   precision: fp16
-  tensorboard: true
   checkpoint: {folder: ckpt}
 parallel: {pipeline: 8, data: 4, zero: 1, recompute: full, partition: 0-11-8-8-8-8-5-0}
 profile: {nsys: true, ranks: [0, 31]}

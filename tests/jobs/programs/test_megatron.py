@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,17 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import ROOT
+from tests.command import Vjob, read_out
 from tests.jobs.confs import make_conf
 from tests.jobs.programs.recipes import ONE_MACHINE, TODAY, TODAY_FORMS
+from tests.varuna_core.trace.test_engines import order_1f1b
+from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.layout import get_replicas, get_world
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.programs import megatron
 from vjob.jobs.programs.megatron import LAYOUT_FILE, Checkout, find_checkout
 from vjob.jobs.programs.start import get_starter
+from vjob.reports.load.tables import load_job
 
 GOLDEN = ROOT / "tests/jobs/golden/external/megatron.json"
 PARSER = ROOT / "tests/programs/megatron_parser.py"
+PYTHON = os.environ.get("VJOB_MEGATRON_PYTHON", sys.executable)
+"""An interpreter with what a real copy imports."""
 V1 = Checkout(script="/m/pretrain_gpt2.py", generation="v1", partition=None)
 V2 = Checkout(script="/m/pretrain_gpt.py", generation="v2", partition="balance")
 
@@ -39,7 +46,6 @@ def build(text: str, checkout: Checkout | None = None) -> tuple[str, ...]:
         checkout or Checkout(),
         replicas=get_replicas(conf) or 1,
         world=get_world(conf),
-        folder="/log/run",
     )
 
 
@@ -74,6 +80,14 @@ def read_number(text: str) -> float | str:
     return float(text) if re.fullmatch(r"[0-9.e-]+", text) else text
 
 
+def find_copy() -> Path:
+    root = os.environ.get("VJOB_MEGATRON")
+    if not root:
+        pytest.skip("VJOB_MEGATRON names no checkout of Megatron-LM (Core 0.13 or later)")
+    assert find_checkout(root).partition == "layout"
+    return Path(root)
+
+
 def make_golden() -> dict[str, list[str]]:
     return {name: list(build(text)) for name, text in TODAY_FORMS.items()}
 
@@ -91,17 +105,14 @@ def test_the_lists_are_those_that_a_real_copy_has_accepted() -> None:
 
 @pytest.mark.slow
 def test_a_real_copys_parser_accepts_the_lists() -> None:
-    root = os.environ.get("VJOB_MEGATRON")
-    if not root:
-        pytest.skip("VJOB_MEGATRON names no checkout of Megatron-LM (Core 0.13 or later)")
-    assert find_checkout(root).partition == "layout"
+    root = find_copy()
     made = make_golden()
     asked = {
         name: {"words": words, "world": get_world(make_conf(TODAY_FORMS[name]))}
         for name, words in made.items()
     }
     done = subprocess.run(
-        [os.environ.get("VJOB_MEGATRON_PYTHON", sys.executable), "-W", "ignore", PARSER, root],
+        [PYTHON, "-W", "ignore", PARSER, root],
         input=json.dumps(asked),
         env={**os.environ, **get_starter(make_conf(TODAY)).build_env(make_conf(TODAY))},
         capture_output=True,
@@ -153,7 +164,7 @@ def test_a_fork_with_balance_gets_the_partition_as_it_was() -> None:
 def test_what_the_arguments_name_is_left_to_them(args: str, gone: list[str]) -> None:
     conf = make_conf(TODAY)
     conf = replace(conf, program=replace(conf.program, args=tuple(args.split())))
-    words = megatron.build_arguments(conf, Checkout(), replicas=4, world=32, folder="/r")
+    words = megatron.build_arguments(conf, Checkout(), replicas=4, world=32)
     assert words[-len(args.split()) :] == tuple(args.split())
     flags = [word.partition("=")[0] for word in words if word.startswith("--")]
     assert len(flags) == len(set(flags))
@@ -230,7 +241,70 @@ def test_the_generation_of_a_checkout_is_read_off_its_files(tmp_path: Path) -> N
 
 def test_profiled_steps_lie_within_a_short_run() -> None:
     conf: JobConf = make_conf(TODAY.replace("steps: 50", "steps: 3"))
-    words = megatron.build_arguments(conf, Checkout(), replicas=4, world=32, folder="/r")
+    words = megatron.build_arguments(conf, Checkout(), replicas=4, world=32)
     options = pair(words)
     assert (options["--profile-step-start"], options["--profile-step-end"]) == (["2"], ["3"])
     assert options["--profile-ranks"] == ["0", "31"]
+
+
+STOCK = """
+name: stock
+program:
+  python: {python}
+  megatron: checkout/pretrain_cpu.py
+  args: [--distributed-backend, gloo, --use-cpu-initialization, --transformer-impl, local,
+    --no-gradient-accumulation-fusion, --no-masked-softmax-fusion, --no-persist-layer-norm,
+    --no-bias-dropout-fusion, --no-rope-fusion, --num-workers, "0", --override-opt_param-scheduler]
+model: {{layers: 4, hidden: 32, heads: 4, sequence: 16, vocab: 64, dropout: 0.0}}
+data: {{synthetic: true}}
+train:
+  steps: {steps}
+  global_batch_size: 8
+  micro_batch_size: 2
+  precision: fp32
+  log_every: 1
+  optimizer: {{lr: 1.0e-3}}
+  checkpoint: {{folder: weights, every: 2}}
+parallel: {{pipeline: {ranks}, partition: {layers}}}
+profile: {{timeline: true}}
+cluster:
+  scheduler: local
+  walltime_min: 10
+  nodes: [{{group: all, count: 1, ranks: {ranks}}}]
+"""
+
+
+@pytest.mark.slow
+def test_its_own_program_trains_in_uneven_stages_and_has_a_timeline(tmp_path: Path) -> None:
+    """pretrain_gpt.py itself, on CPUs: two stages of 3 and 1 layers have the losses of one."""
+    root = find_copy()
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for item in root.iterdir():
+        (checkout / item.name).symlink_to(item)
+    shutil.copy(ROOT / "tests/programs/engines/megatron_stock.py", checkout / "pretrain_cpu.py")
+    vjob = Vjob(tmp_path)
+
+    def train(ranks: int, layers: str, steps: int) -> tuple[RunFolder, list[float]]:
+        text = STOCK.format(python=PYTHON, ranks=ranks, layers=layers, steps=steps)
+        run = vjob.submit(text)
+        assert vjob.wait_over(run, 240)["verdict"] == "COMPLETED", vjob.explain(run)
+        return run, [float(loss) for loss in re.findall(r"lm loss: (\S+)", read_out(run))]
+
+    train(1, "4", 2)  # its first weights depend on the layout: begin with equal ones
+    shutil.copytree(tmp_path / "weights", tmp_path / "kept")
+    _, whole = train(1, "4", 5)
+    shutil.rmtree(tmp_path / "weights")
+    shutil.move(tmp_path / "kept", tmp_path / "weights")
+    run, halves = train(2, "3-1", 5)
+    assert halves == pytest.approx(whole, rel=1e-5) and len(whole) == 3
+    job = load_job(run.path)
+    events = job.events.sort_values("begin_s")
+    acts = events[events["kind"].isin(["F", "B"]) & (events["what"] != "goes on")]
+    for (stage, _), own in acts.groupby(["stage", "step"]):
+        found = [f"{stage}{k}{m}" for k, m in zip(own["kind"], own["microbatch"], strict=True)]
+        assert found == order_1f1b(int(stage)), stage
+    assert acts["step"].nunique() >= 2 and set(acts["stage"]) == {0, 1}
+    said = vjob("report", str(run.path), "--text").stdout
+    for words in ("traced steps: 3\n", "\nSTAGES\n"):
+        assert words in said, said

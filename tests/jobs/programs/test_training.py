@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.command import Vjob, read_out
 from tests.jobs.conf.test_check import find_problems
 from tests.jobs.confs import BASE, make_conf, make_plan
+from tests.reports.traces import read_rank_lines
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import read_training, render_training
@@ -206,7 +207,7 @@ def test_submit_trains_and_leaves_lines_and_traces(tmp_path: Path) -> None:
     assert "validation loss at iteration 4" in out
     assert "[Rank 0] (after 2 iterations) memory (MB) |" in out
     for rank in (0, 1):
-        head, *lines = run.attempt(0).trace(rank).read_text().splitlines()
+        head, *lines = read_rank_lines(run.attempt(0).node_trace(0), rank)
         assert json.loads(head)["stages"] == [rank]
         steps = [json.loads(line) for line in lines if line.startswith('{"step"')]
         assert [step["step"] for step in steps] == [1, 2, 3, 4]

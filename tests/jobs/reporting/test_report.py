@@ -5,14 +5,19 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
+import vjob
+from tests.jobs.runs.test_outcome import make_record
 from tests.reports.traces import write_simulated
 from varuna_core.records.logs.training_log import Iteration, format_iteration
+from varuna_core.records.record import append_event, write_record
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.commands.cli import cli
@@ -56,10 +61,11 @@ def test_the_page_lands_in_the_folder_or_where_it_is_asked_for(job: Path) -> Non
 
 
 def test_tables_as_csv_and_parquet_are_the_same(job: Path) -> None:
-    done = run(str(job), "--csv", "tables", "--parquet", "tables")
-    assert done.exit_code == 0, done.output
-    assert done.output.count("wrote") == 2 and "FINDINGS" not in done.output
-    for name in ("events", "steps", "ranks", "iterations"):
+    for kind in ("csv", "parquet"):
+        done = run(str(job), "--export", kind, "-o", "tables")
+        assert done.exit_code == 0, done.output
+        assert done.output.count("wrote") == 1 and "FINDINGS" not in done.output
+    for name in ("events", "steps", "ranks", "losses"):
         as_csv = pd.read_csv(f"tables/{name}.csv", keep_default_na=False, na_values=[""])
         as_parquet = pd.read_parquet(f"tables/{name}.parquet")
         assert len(as_csv) == len(as_parquet) > 0
@@ -67,8 +73,20 @@ def test_tables_as_csv_and_parquet_are_the_same(job: Path) -> None:
     assert len(pd.read_csv("tables/events.csv")) == 2 * 4 * 6
 
 
+def test_an_export_has_the_jobs_name_where_none_is_given(job: Path) -> None:
+    for kind, name in (("csv", "4711-csv"), ("perfetto", "4711.perfetto.json.gz")):
+        done = run(str(job), "--export", kind)
+        assert done.exit_code == 0 and f" {name}" in done.output and Path(name).exists()
+
+
+def test_what_has_no_trace_is_not_exported_as_one(job: Path) -> None:
+    done = run(str(job / "n0.out"), "--export", "kineto")
+    assert done.exit_code == 1 and "no rank wrote a trace" in done.output
+    assert "--export parquet" in done.output and not Path("n0.out-kineto").exists()
+
+
 def test_a_timeline_for_perfetto(job: Path) -> None:
-    done = run(str(job), "--trace", "trace.json.gz")
+    done = run(str(job), "--export", "perfetto", "-o", "trace.json.gz")
     assert done.exit_code == 0, done.output
     with gzip.open("trace.json.gz", "rt") as handle:
         events = json.load(handle)["traceEvents"]
@@ -112,5 +130,48 @@ def test_what_is_no_job_is_said(job: Path, word: str) -> None:
 
 def test_a_folder_that_cannot_be_written_is_said(job: Path) -> None:
     Path("tables").write_text("a file")
-    done = run(str(job), "--trace", "none/trace.json.gz")
-    assert done.exit_code == 1 and "none/trace.json.gz: No such file" in done.output
+    done = run(str(job), "--export", "perfetto", "-o", "none/trace.json.gz")
+    assert done.exit_code == 2 and "none/trace.json.gz: the folder none does not" in done.output
+
+
+def test_the_figures_and_findings_as_json(job: Path) -> None:
+    done = run(str(job), "--json")
+    value = json.loads(done.stdout)
+    assert done.exit_code == 0 and not (job / "report.html").exists()
+    assert value["job"] == job.name and value["headline"]["state"]
+    assert {"format", "is_partial", "time", "findings"} <= value.keys()
+    assert all(one["sentence"] and one["evidence"] for one in value["findings"])
+    assert sum(one["share"] for one in value["time"]) >= 0.99 or not value["time"]
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "message", "said"),
+    [
+        (
+            "ended",
+            "CANCELLED",
+            "cancelled with vjob cancel",
+            "CANCELLED: cancelled with vjob cancel",
+        ),
+        ("ended", "COMPLETED", "all 2 ranks exited 0", "COMPLETED: all 2 ranks exited 0"),
+        ("refused", "", "no such queue", "REFUSED: no such queue"),
+        ("submitted", "", "", "UNKNOWN: local has forgotten the job, and it left no outcome"),
+    ],
+)
+def test_a_run_is_as_every_other_command_says(
+    job: Path, state: str, verdict: str, message: str, said: str
+) -> None:
+    """Its events alone called a run that somebody cancelled `failed`."""
+    folder = RunFolder(job)
+    attempt = folder.attempt(0)
+    attempt.path.mkdir()
+    (job / "trace").rename(attempt.path / "trace")
+    append_event(folder.vjob_events, "started", attempt=0)
+    append_event(folder.vjob_events, "ended", attempt=0, code=143, reason="told to end")
+    facts = {"state": state, "verdict": verdict, "message": message, "scheduler": "local"}
+    write_record(folder, replace(make_record(folder), **facts))  # type: ignore[arg-type]
+    done = run(str(job), "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["headline"]["state"] == said
+    if state != "submitted":
+        assert vjob.job(job).tables.job.state == said

@@ -9,13 +9,13 @@ import pytest
 
 from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.records import record as records
-from varuna_core.records.exits import Outcome, rank_exit, write_exit, write_outcome
+from varuna_core.records.exits import NodeExits, Outcome, rank_exit, write_outcome
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, append_event, read_record, write_record
-from varuna_core.records.requests import write_stop
+from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs import find as runs
-from vjob.jobs.runs.outcome import explain_end, judge_run
+from vjob.jobs.runs.outcome import explain_end, find_ended, judge_run
 from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
 
 TOLD = "n0 was told to end by SIGTERM"
@@ -55,9 +55,59 @@ def test_who_was_told_to_end_learns_why(
     assert explain_end(run, verdict, make_outcome(TOLD)) == message
 
 
+@pytest.mark.parametrize(
+    ("stop", "code", "reason"),
+    [
+        (("signal", 143), 113, "n1 was lost: rank 3 left no exit code"),
+        (("group", 143), 143, "group weak: SIGTERM from the scheduler (cancel or time limit)"),
+        (("lost", 113), 113, f"n1 {HAS_LEFT}; SIGTERM from the scheduler"),
+    ],
+)
+def test_a_bare_scancel_is_a_cancel_whatever_the_agents_saw_of_it(
+    tmp_path: Path, stop: tuple[str, int], code: int, reason: str
+) -> None:
+    """A split run, one whose ranks left no exits, one that may morph."""
+    run = make_run(tmp_path, started=False)
+    run.attempt(0).make()
+    write_stop(run.attempt(0), *stop, reason)
+    outcome = Outcome(code, reason, 3 if code == 113 else None, None, None, [3], 1.0)
+    assert explain_end(run, "CANCELLED", outcome) == "cancelled"
+
+
+def test_a_cancel_of_a_run_that_may_morph_is_one_whoever_hears_of_it_first(tmp_path: Path) -> None:
+    """The manager itself, and a node that is leaving as its ranks are ended."""
+    run = make_run(tmp_path, started=False)
+    run.attempt(0).make()
+    write_stop(run.attempt(0), "lost", 113, f"SIGTERM {BY_SCHEDULER}")
+    outcome = Outcome(113, f"n1 {HAS_LEFT}; SIGTERM {BY_SCHEDULER}", None, None, None, [3], 1.0)
+    assert explain_end(run, "CANCELLED", outcome) == "cancelled"
+
+
+@pytest.mark.parametrize("kind", ["rank", "lost"])
+def test_a_cancel_after_a_failure_leaves_the_failure_its_reason(tmp_path: Path, kind: str) -> None:
+    run = make_run(tmp_path, started=False)
+    run.attempt(0).make()
+    write_stop(run.attempt(0), kind, 113, "n1 was lost")
+    outcome = Outcome(113, "n1 was lost", 3, "n1", None, [3], 1.0)
+    assert explain_end(run, "CANCELLED", outcome) == "n1 was lost"
+
+
+def test_a_split_run_has_the_word_of_the_job_that_was_ended_from_outside() -> None:
+    failed, cancelled = (
+        JobInfo(id=job, state=state, word=state.value)
+        for job, state in (("1", JobState.FAILED), ("2", JobState.CANCELLED))
+    )
+    done = JobInfo(id="3", state=JobState.COMPLETED, word="COMPLETED")
+    assert find_ended([failed, cancelled], has_cause=False) is cancelled
+    assert find_ended([failed, cancelled], has_cause=True) is failed
+    assert find_ended([done, failed], has_cause=False) is failed
+    assert find_ended([done], has_cause=False) is done
+
+
 def test_a_failure_before_the_time_limit_stays_the_reason(tmp_path: Path) -> None:
     run = make_run(tmp_path, reason="rank 0 on n0 exited 9")
-    assert explain_end(run, "TIMEOUT", make_outcome("rank 0 on n0 exited 9")).endswith("exited 9")
+    outcome = Outcome(9, "rank 0 on n0 exited 9", 0, "n0", None, [], 1.0)
+    assert explain_end(run, "TIMEOUT", outcome).endswith("exited 9")
 
 
 def test_ranks_that_nobody_told_to_begin_were_not_lost(tmp_path: Path) -> None:
@@ -67,9 +117,8 @@ def test_ranks_that_nobody_told_to_begin_were_not_lost(tmp_path: Path) -> None:
     outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
     assert outcome is not None and outcome.code != 0 and outcome.culprit_rank is None
     assert outcome.reason == "the batch script was ended by SIGUSR1"
-    write_exit(
-        run.attempt(0), rank_exit(0, "n0", 9, stopped=False, started=0.0, ended=1.0, error="")
-    )
+    ended = rank_exit(0, "n0", 9, stopped=False, started=0.0, ended=1.0, error="")
+    NodeExits(run.attempt(0), 0, 1).write(ended)
     outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
     assert outcome is not None and outcome.reason == "rank 0 on n0 exited 9"
 

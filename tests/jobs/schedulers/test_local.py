@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -15,9 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from tests.command import PROGRAMS, Vjob, read_out, read_rank, wait_for
+from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs.cancel import cancel_run
+from vjob.jobs.schedulers import local_supervisor
+from vjob.jobs.schedulers.local import START_S
+from vjob.jobs.schedulers.local_supervisor import LocalJob
 
 WHO = """
 name: who
@@ -103,7 +109,7 @@ def test_a_script_for_varunas_launcher_gets_its_arguments_before_its_own(vjob: V
     theirs = "'--lr', '1e-4', 'a b;$(c)', '%{rank}'"
     for rank in range(4):
         words = f"['--rank={rank}', '--local_rank={rank % 2}', {own}, {theirs}]"
-        assert run.attempt(0).rank_log(rank, "out").read_text().strip() == words
+        assert read_rank(run, rank).strip() == words
     said = vjob("submit", vjob.write(VARUNA.replace("global_batch_size: 8, ", "")), code=2).stderr
     assert "program.arguments = varuna: needs train.global_batch_size" in said
 
@@ -151,6 +157,23 @@ def test_cancel_asks_ranks_that_catch_usr1_to_checkpoint_first(vjob: Vjob) -> No
     assert "checkpointed and left" in said
     assert read_out(run).count("got SIGUSR1") == 4
     assert "all 4 ranks exited 0, after vjob cancel" in vjob("status", "last").stdout
+
+
+def test_a_checkpoint_that_is_done_as_its_time_is_up_is_called_one(
+    vjob: Vjob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = vjob.submit(fate("-1", "hang", "catch"))
+    wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
+    answers = [False, True]
+
+    def wait(run: RunFolder, wait_s: int, cancelled: float = 0.0) -> bool:
+        vjob.wait_over(run)
+        return answers.pop(0)
+
+    monkeypatch.setattr("vjob.jobs.runs.cancel._wait_over", wait)
+    monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
+    said = cancel_run(run, now=False, wait_s=30, say=str)
+    assert said == f"{run.name} checkpointed and left" and answers == []
 
 
 def test_a_checkpoint_that_fails_is_not_called_one(vjob: Vjob) -> None:
@@ -296,6 +319,18 @@ def test_job_may_be_a_path_a_name_an_id_or_last(vjob: Vjob) -> None:
     assert "no run '../../etc'" in vjob("status", "../../etc", code=2).stderr
 
 
+def test_a_job_with_the_same_id_in_another_index_is_another_job(vjob: Vjob, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Vjob(tmp_path / "other")
+    ended = other.submit(who())
+    going = vjob.submit(fate("-1", "hang"))
+    jobs = other.wait_over(ended)["jobs"]
+    assert jobs == json.loads(going.record.read_text())["jobs"]
+    assert other.status(str(going.path))["state"] != "COMPLETED"
+    assert "is cancelled" in other("cancel", str(going.path), "--now").stdout
+    assert vjob.status("last")["state"] == "CANCELLED"
+
+
 def test_a_node_that_misses_a_path_is_named_before_any_rank_starts(vjob: Vjob) -> None:
     """The plan is what nodes go by: one that names a missing path stands for a node without it."""
     from varuna_core.records.plan import read_plan, write_plan
@@ -363,6 +398,41 @@ def test_a_full_disk_refuses_the_submit_and_leaves_nothing(vjob: Vjob) -> None:
         assert not list(folder.glob("log/who*"))
     finally:
         subprocess.run(["umount", folder], check=True)
+
+
+def test_a_supervisor_waits_for_room_in_its_run_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk in the moment of the start, or of the end, which was a lost run or a dead one."""
+    job, tries = LocalJob(RunFolder(tmp_path), "L1", None, make_plan()), list[object]()
+
+    def write_json(path: Path, value: object) -> None:
+        tries.append(value)
+        if len(tries) in (1, 2, 4):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_atomic(path, json.dumps(value))
+
+    monkeypatch.setattr(local_supervisor, "write_json", write_json)
+    monkeypatch.setattr(local_supervisor, "WAIT_S", 0.01)
+    job._write_state("RUNNING")
+    assert json.loads((tmp_path / "local.json").read_text())["state"] == "RUNNING"
+    job._write_state("COMPLETED", "0:0")
+    assert json.loads((tmp_path / "local.json").read_text())["state"] == "COMPLETED"
+
+
+def test_a_supervisor_that_finds_no_room_at_its_start_never_starts_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert local_supervisor.ROOM_S < START_S  # by then the job counts as one that never starts
+
+    def write_json(path: Path, value: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(local_supervisor, "write_json", write_json)
+    monkeypatch.setattr(local_supervisor, "WAIT_S", 0.01)
+    monkeypatch.setattr(local_supervisor, "ROOM_S", 0.05)
+    with pytest.raises(OSError, match="No space left"):
+        LocalJob(RunFolder(tmp_path), "L1", None, make_plan())._write_state("RUNNING")
 
 
 def test_submits_at_the_same_moment_get_folders_and_ids_of_their_own(vjob: Vjob) -> None:

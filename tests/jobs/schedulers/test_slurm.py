@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,22 @@ from vjob.jobs.schedulers import slurm
 from vjob.jobs.schedulers.base import Submission
 from vjob.jobs.schedulers.script_executor import ScriptExecutor
 from vjob.jobs.schedulers.slurm_commands import NOTHING, After
+
+CANARY = "eyJ-CANARY-in-argv"
+WATCHER = """
+import os, select, sys
+print("ready", flush=True)
+while not select.select([0], [], [], 0)[0]:
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                words = open(f"/proc/{name}/cmdline", "rb").read()
+            except OSError:
+                continue
+            if sys.argv[1].encode() in words:
+                sys.exit(print(words))
+"""
+"""Reads every command line of the machine until its own input ends."""
 
 
 def fake_sbatch(folder: Path, body: str) -> None:
@@ -74,3 +93,46 @@ def test_without_an_answer_the_job_may_exist(
     monkeypatch.setattr(slurm, "SUBMIT_S", 0.5)
     with pytest.raises(UncertainError, match="`vjob list` adopts"):
         submit(tmp_path)
+
+
+def test_no_value_of_the_environment_stands_in_a_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While sbatch runs, the command lines of all that was started for it are everybody's."""
+    fake_sbatch(tmp_path, f'cat /proc/[0-9]*/cmdline > "{tmp_path}/seen" 2>/dev/null; echo 12')
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SLURM_JWT", f"{CANARY} of {tmp_path}")
+    assert submit(tmp_path) == "12"
+    assert f"{CANARY} of {tmp_path}".encode() not in (tmp_path / "seen").read_bytes()
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv"
+)
+def test_another_user_who_reads_all_command_lines_finds_no_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_sbatch(tmp_path, "echo 12")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    token = f"{CANARY} by another user"
+    who = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3"]
+    watcher = subprocess.Popen(
+        [*who, "-I", "-c", WATCHER, token],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert watcher.stdin is not None and watcher.stdout is not None
+    with watcher, watcher.stdout as said:
+        if said.readline() != "ready\n":
+            pytest.skip("another user cannot start /usr/bin/python3")
+        monkeypatch.setenv("SLURM_JWT", token)
+        for _ in range(10):
+            submit(tmp_path)
+        watcher.stdin.close()
+        assert said.read() == ""
+
+
+def test_ctrl_c_does_not_reach_sbatch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes to the whole foreground group: sbatch must not die of it once its job is made."""
+    fake_sbatch(tmp_path, "kill -INT $$; echo 12")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert submit(tmp_path) == "12"

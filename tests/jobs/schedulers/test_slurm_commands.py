@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +14,17 @@ from vjob.jobs.schedulers.slurm_commands import (
     JobState,
     build_sbatch_command,
     build_squeue_command,
+    build_states_command,
     can_expedite,
     expand_nodes,
+    has_only_state,
+    parse_estimate,
     parse_sacct_output,
     parse_sbatch_output,
     parse_show_job_output,
     parse_squeue_output,
     parse_state,
+    parse_states,
 )
 
 SQUEUE_22_05_HET = "".join(
@@ -104,6 +110,32 @@ def test_no_text_breaks_the_parsers(text: str) -> None:
     parse_state(text)
 
 
+ESTIMATES = (
+    "sbatch: Job 7 to start at 2026-11-23T18:00:00 using 8 processors on nodes a[1-2] in "
+    "partition gpu1",
+    "sbatch: Job 7 to start at 2026-11-23T18:00:00 using 8 processors on a[1-2]",
+)
+
+
+@pytest.mark.parametrize("text", ESTIMATES)
+def test_an_estimate_is_read_with_its_start_and_nodes(text: str) -> None:
+    found = parse_estimate(text)
+    assert found is not None
+    assert found.as_json() == {
+        "start": datetime(2026, 11, 23, 18).timestamp(),
+        "num_cpus": 8,
+        "nodes": ["a1", "a2"],
+        "queue": "gpu1" if "partition" in text else "",
+    }
+
+
+def test_an_estimate_that_says_less_or_nothing() -> None:
+    found = parse_estimate("sbatch: Job 7 to start at Unknown")
+    assert found is not None and (found.start, found.nodes, found.num_cpus) == ("Unknown", "", None)
+    assert found.as_json()["start"] is None
+    assert parse_estimate("allocation failure: Requested node configuration") is None
+
+
 def test_parsable_ids_are_read_below_warnings() -> None:
     assert parse_sbatch_output("sbatch: Warning: x\n4711;cluster\n") == "4711"
     with pytest.raises(UncertainError, match="no job id"):
@@ -115,8 +147,29 @@ def test_a_later_job_waits_for_the_start_of_the_first() -> None:
     assert "--dependency=after:12" in command and command[-1] == "s.sh"
 
 
-def test_one_squeue_call_asks_for_all_jobs() -> None:
-    assert build_squeue_command(["1", "2"])[-1] == "--jobs=1,2"
+def test_squeue_is_asked_for_a_users_jobs_alone() -> None:
+    command = build_squeue_command(1000)
+    assert {"--user=1000", "--local", "--states=all"} < set(command)
+
+
+def test_the_time_left_stands_behind_any_comment() -> None:
+    row = "12|N/A|N/A|RUNNING|a1|None|0|2026-01-02T03:04:05|{}|1-00:00:10|\n"
+    (info,) = parse_squeue_output(row.format("odd|10:00"))
+    assert (info.comment, info.left_s) == ("odd|10:00", 86410.0)
+    (info,) = parse_show_job_output(SHOW_JOB_22_05)
+    assert info.left_s == 298.0
+
+
+@pytest.mark.parametrize(
+    ("version", "can"),
+    [("slurm-wlm 22.05.8", False), ("slurm 24.05.0", True), ("slurm 25.11.1", True), ("", False)],
+)
+def test_states_alone_are_asked_for_where_squeue_can(version: str, can: bool) -> None:
+    assert has_only_state(version) is can
+    command = build_states_command(["1", "4_2"])
+    assert {"--only-job-state", "--jobs=1,4_2"} < set(command)
+    assert not any(word.startswith("--user") for word in command), "fatal together, from 25.05"
+    assert parse_states("2+0|RUNNING\n4_2|RUNNING \n\n") == {"2+0": "RUNNING", "4_2": "RUNNING"}
 
 
 @pytest.mark.parametrize(

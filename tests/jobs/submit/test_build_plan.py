@@ -149,3 +149,48 @@ def test_a_het_job_that_may_morph_comes_with_a_warning(tmp_path: Path) -> None:
         write_plan(run.plan, make_plan(make_conf(text)))
         said = check_het_morph(run)
         assert words in said and bool(words) == bool(said)
+
+
+def test_a_tracked_run_has_an_id_of_its_own_and_its_conf_without_secrets() -> None:
+    text = HETJOB + "track: {wandb: {project: p}, tensorboard: true}\nworkdir: /tok=hunter2\n"
+    conf = make_conf(text.replace("script: train.py", "script: train.py, args: [--token, hunter2]"))
+    track = make_plan(conf, "a-1").track
+    assert track is not None and make_plan(conf, "a-1").track == track
+    other = make_plan(conf, "a-2").track
+    assert other is not None and other.id != track.id and track.id.startswith("a-1-")
+    assert track.config["parallel.pipeline"] == 8
+    assert track.config["cluster.nodes[1].gpus"] == "a10:4"
+    assert "hunter2" not in str(track.config.get("program.args")) and "abc" not in str(track)
+    assert not any(key.startswith(("env", "setup", "track")) for key in track.config)
+    plan = make_plan(conf)
+    assert parse_plan(json.loads(render_plan(plan))) == plan
+    assert make_plan(make_conf(HETJOB)).track is None
+
+
+def test_a_folder_that_is_seen_anyway_is_mounted_once() -> None:
+    """podman refuses a second mount at the same place."""
+    conf = make_conf(SINGLE)
+    first = Container(runtime="podman", image="/img/a")
+    named = replace(conf, container=first)
+    (before,) = make_plan(named, image_kind=ImageKind.FOLDER).containers
+    seen = [word.partition("source=")[2] for word in before.start if word.startswith("--mount=")]
+    source = seen[0].partition(",")[0]
+    again = replace(first, mounts=(f"{source}:{source}",))
+    plan = make_plan(replace(conf, container=again), image_kind=ImageKind.FOLDER)
+    assert plan.containers[0].start == before.start
+
+
+def test_a_mount_of_the_conf_at_a_place_of_ours_stands_for_it() -> None:
+    """Such as the working directory, only to be read; of two at one place the last counts."""
+    conf = make_conf(SINGLE)
+
+    def list_mounts(*mounts: str) -> list[str]:
+        container = Container(runtime="podman", image="/img/a", mounts=mounts)
+        plan = make_plan(replace(conf, container=container), image_kind=ImageKind.FOLDER)
+        return [word for word in plan.containers[0].start if word.startswith("--mount=")]
+
+    ours, *others = list_mounts()
+    place = ours.partition("target=")[2]
+    found = list_mounts(f"/else:{place}", f"{place}:{place}:ro", "/data:/data")
+    assert found[0].startswith(f"{ours},")
+    assert found[1:] == [*others, "--mount=type=bind,source=/data,target=/data"]

@@ -89,7 +89,7 @@ def test_a_run_that_needs_a_good_end_never_starts_after_a_bad_one(vjob: Vjob) ->
             f"never started: {before.name}, which it waited for, did not end well (CANCELLED)"
         )
     assert not needs.attempts() and not last.attempts()
-    said = vjob("status", needs.name, code=10).stdout
+    said = vjob("status", needs.name, code=16).stdout
     assert "--after-any starts after any end" in said and "at no step" not in said
     wait_for(lambda: "ready" in read_out(takes_any), 30, lambda: vjob.explain(takes_any))
     vjob("cancel", takes_any.name, "--now")

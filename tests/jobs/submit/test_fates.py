@@ -54,6 +54,14 @@ WITH: Mapping[str, Sequence[str]] = {
     **{f"container.{name}": [IMAGE] for name in ("remap_root", "scratch", "runtime")},
     "profile.ranks": ["profile.nsys=true"],
     "profile.options": ["profile.nsys=true"],
+    **{
+        f"track.wandb.{name}": ["track.wandb.project=p"]
+        for name in ("entity", "mode", "group", "tags")
+    },
+    **{
+        f"track.mlflow.{name}": ["track.mlflow.experiment=e", "track.mlflow.uri=file:runs"]
+        for name in ("experiment", "uri")
+    },
 }
 """What else a conf must write for a key to act at all."""
 VALUES: Mapping[str, str] = {

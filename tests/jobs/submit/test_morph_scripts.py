@@ -12,9 +12,11 @@ from tests.jobs.confs import BASE, make_conf, make_plan
 from varuna_core.morph.layout import AttemptPlan, build_attempt
 from varuna_core.records.layout import decode_stage_map, parse_counts
 from varuna_core.records.plan import Plan, read_plan, render_plan, write_plan
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import TrainingFacts
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
+from vjob.jobs.submit.scripts import render_batch
 
 CONF = """
 name: own
@@ -73,6 +75,26 @@ def test_a_script_may_end_on_one_node_long_before_the_others() -> None:
     for text, finish_s in (("", 600), ("  finish_s: 0\n", 0)):
         plan = make_plan(make_conf(CONF.replace("  scheduler", f"{text}  scheduler")))
         assert plan.morphing is not None and plan.morphing.finish_s == finish_s
+
+
+def test_the_limits_of_a_run_that_morphs_are_those_of_its_conf() -> None:
+    limits = "morph: {enabled: true, stop_s: 7, return_s: 8, manager_failures: 3}"
+    built_in = """
+program: pretrain_gpt
+model: gpt2-small
+data: {synthetic: true}
+train: {checkpoint: {folder: ckpt}}
+"""
+    for program in ("program: {script: train.py}", built_in):
+        text = CONF.replace("program: {script: train.py}", program)
+        text = text.replace("morph: {enabled: true}", limits)
+        conf = make_conf(text.replace("  scheduler", "  finish_s: 9\n  scheduler"))
+        plan = make_plan(conf)
+        asked = plan.morphing
+        assert asked is not None
+        assert (asked.stop_s, asked.return_s, asked.finish_s) == (7.0, 8.0, 9.0)
+        batch = render_batch(conf, plan, RunFolder(Path("/runs/one")))
+        assert 'while [ "$failures" -lt 3 ]; do' in batch
 
 
 def test_no_ranks_wait_for_a_script() -> None:

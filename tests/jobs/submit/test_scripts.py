@@ -158,6 +158,10 @@ esac
 """
 
 
+LATER = "PreemptTime=2026-11-22 Restarts=1"
+"""As of a job that runs again elsewhere, while this script was on a node that was cut off."""
+
+
 @pytest.mark.parametrize(
     ("call", "code", "num_starts", "last", "job"),
     [
@@ -167,6 +171,7 @@ esac
         ("close 0", 143, 1, "stop --run {run} --attempt 5 --kind cancel", ""),
         ("close 1", 143, 2, "stop --run {run} --attempt 6 --kind cancel", ""),
         ("close 0", 0, 1, "stop --run {run} --attempt 5 --kind cancel", "PreemptTime=2026-11-22"),
+        ("close 0", 0, 1, "stop --run {run} --attempt 5 --kind cancel", LATER),
     ],
 )
 def test_failed_attempts_are_started_anew_until_the_job_is_told_to_end(
@@ -177,7 +182,8 @@ def test_failed_attempts_are_started_anew_until_the_job_is_told_to_end(
     closes = FAILS_TWICE if call[:4] != "open" else FAILS_TWICE.replace(" 5 0 ;;", " ;;")
     closes = closes if call != "open 1" else FAILS_TWICE.replace(" 6 0.1 ;;", " ;;")
     step = "#!/bin/sh\ntrap 'echo ended >>calls; exit 143' TERM\nsleep 1 &\nwait\n"
-    tool = f"#!/bin/sh\necho $1 >>tools\necho JobId=7 JobState=RUNNING {job}\n"
+    shown = f"JobId=7 JobState=RUNNING {job}{'' if job == LATER else ' Restarts=0'} BatchFlag=1"
+    tool = f"#!/bin/sh\necho $1 >>tools\necho {shown}\n"
     for name, text in (("python", closes), ("srun", step), ("scontrol", tool)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
@@ -199,14 +205,17 @@ def test_failed_attempts_are_started_anew_until_the_job_is_told_to_end(
     assert calls[-1].startswith(last.format(run=RUN.path)), calls
     assert ("--called  TERM" in calls[-1]) is call.startswith("open")
     if job:
-        assert (tmp_path / "tools").read_text().split() == ["--oneliner", "requeue"]
+        requeues = [] if job == LATER else ["requeue"]
+        assert (tmp_path / "tools").read_text().split() == ["--oneliner", *requeues]
 
 
 @pytest.mark.parametrize(("lives_s", "starts"), [(0, 10), (90, 15)])
+@pytest.mark.parametrize("says", ["said", "/dev/full"])
 def test_only_managers_that_fail_in_a_row_end_the_job(
-    lives_s: int, starts: int, tmp_path: Path
+    lives_s: int, starts: int, says: str, tmp_path: Path
 ) -> None:
-    """The loop of the script, with a manager that is well at its fifteenth start at the latest."""
+    """The loop of the script, with a manager that is well at its fifteenth start at the latest;
+    the disk of what the script says may be full."""
     text = render_all(MORPH)["batch.sh"]
     loop = text[text.index("failures=0") :]
     loop = loop[: loop.index("\ndone\n") + len("\ndone\n")]
@@ -216,15 +225,11 @@ fake() {{ echo >>starts; [ "$(wc -l <starts)" -ge 15 ]; }}
 sleep() {{ :; }}
 wait() {{ SECONDS=$((SECONDS + {lives_s})); builtin wait "$@"; }}
 """
-    done = subprocess.run(
-        ["bash", "-c", begin + loop],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert len((tmp_path / "starts").read_text().splitlines()) == starts, done.stderr
+    with (tmp_path / says).open("w") as said:
+        subprocess.run(
+            ["bash", "-c", begin + loop], cwd=tmp_path, stderr=said, check=True, timeout=60
+        )
+    assert len((tmp_path / "starts").read_text().splitlines()) == starts
 
 
 def test_lines_of_the_conf_leave_the_agents_input_alone(tmp_path: Path) -> None:

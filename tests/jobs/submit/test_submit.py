@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import PROGRAMS, Vjob, wait_for
+from tests.jobs.stub_programs import forget_answers
 from varuna_core.records.exits import Outcome, write_outcome
 from varuna_core.records.runfolder import RunFolder
 
@@ -48,6 +49,7 @@ class FakeSlurm:
         part.write_text(f'#!/bin/bash\necho "{name} $*" >> "{self.folder}/asked"\n{body}\n')
         part.chmod(0o755)
         part.rename(tool)
+        forget_answers(self.folder.parent)
 
     def queue(self, *rows: str) -> None:
         text = "\n".join(rows)

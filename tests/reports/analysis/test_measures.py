@@ -92,6 +92,12 @@ def test_a_restart_costs_what_was_done_again(tmp_path: Path) -> None:
     assert goodput.share == pytest.approx(8 / 110)
     found = find(report(tmp_path), "was useful steps")
     assert "1 restart cost 2 s of steps done again and 100 s between" in found.sentence
+    event = {"time": 1.0, "kind": "morph", "pause_s": 101.0}
+    (tmp_path / "events.jsonl").write_text(json.dumps(event))
+    found = find(report(tmp_path), "was useful steps")
+    assert "1 morph cost 2 s of steps done again and paused the training for 101 s" in (
+        found.sentence
+    ), "as vjob status says"
 
 
 def test_steps_that_overlap_count_once(tmp_path: Path) -> None:

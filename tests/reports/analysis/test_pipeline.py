@@ -8,14 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.jobs.confs import make_conf
 from tests.reports.traces import MS, write_rank, write_simulated
+from varuna_core.records.layout import include_ends
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
+from vjob.jobs.conf.loading.check_layout import check_partition
 from vjob.reports.analysis.balance import parse_partition, suggest_partition
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
-from vjob.reports.load.tables import Job, load_job
+from vjob.reports.load.tables import Job, load_job, read_plan_facts
 
 
 def read(folder: Path) -> tuple[Job, Analysis]:
@@ -169,7 +172,20 @@ def test_a_clock_that_is_plainly_wrong_is_put_right_and_named(tmp_path: Path) ->
     (bubbles,) = analysis.steps[0].bubbles
     # The last rank ends a backward before the first does: that much is not known.
     assert bubbles.measured == pytest.approx(1 / 5, abs=0.15)
-    assert any("clock of b is wrong by 7200 s" in item.sentence for item in find_all(job, analysis))
+    assert any("clock of b is wrong by 2 h" in item.sentence for item in find_all(job, analysis))
+
+
+def test_ranks_that_drift_apart_have_no_wrong_clock(tmp_path: Path) -> None:
+    """A script whose ranks never meet: each step of the second one takes twice as long."""
+    for rank, took in enumerate((20, 40)):
+        begins = [(step, step * took * MS) for step in range(50)]
+        events = [("F", step, 0, 0, at, 0, took * MS, 0, "") for step, at in begins]
+        path = write_rank(tmp_path, rank, events, replica=rank, host=f"n{rank}")
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"offset"' not in line))
+    job, analysis = read(tmp_path)
+    assert [trace.shifted_ns for trace in job.traces.ranks] == [0, 0]
+    assert not any("is wrong by" in item.sentence for item in find_all(job, analysis))
 
 
 def test_a_partition_is_suggested_only_where_it_helps() -> None:
@@ -181,6 +197,39 @@ def test_a_partition_is_suggested_only_where_it_helps() -> None:
     # The last stage has no layers and yet its loss: nothing is moved there.
     kept = suggest_partition((6, 2, 0), (6.0, 2.0, 5.0))
     assert kept is not None and kept.partition == (4, 4, 0)
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_a_suggested_partition_is_one_that_submit_accepts(data: st.DataObject) -> None:
+    """Whichever way the conf counts: blocks alone, or the embedding and the head with them."""
+    stages = data.draw(st.integers(2, 6))
+    blocks = data.draw(st.lists(st.integers(0, 9), min_size=stages, max_size=stages))
+    layers = max(1, sum(blocks))
+    blocks[0] += layers - sum(blocks)
+    counts = include_ends(blocks, layers + 2) if data.draw(st.booleans()) else tuple(blocks)
+    work_s = data.draw(st.lists(st.floats(0.01, 9), min_size=stages, max_size=stages))
+    found = suggest_partition(counts, work_s)
+    if found is not None:
+        parallel = f'parallel: {{pipeline: {stages}, partition: "{found}", schedule: 1f1b}}'
+        conf = f"""
+name: advised
+program: pretrain_gpt
+model: {{layers: {layers}, hidden: 8, heads: 2, sequence: 8, vocab: 64}}
+data: {{prefix: text}}
+train: {{steps: 1, global_batch_size: {stages}, micro_batch_size: 1}}
+{parallel}
+cluster: {{walltime_min: 5, nodes: [{{group: all, count: {stages}, ranks: 1}}]}}
+"""
+        assert list(check_partition(make_conf(conf))) == [], conf
+
+
+def test_the_report_counts_stages_as_the_log_does(tmp_path: Path) -> None:
+    """Of a model with six blocks a plan has 1-2-5, its log `PARTITION: 0-2-4`."""
+    (tmp_path / "plan.json").write_text('{"partition": "1-2-5", "pipeline": 3}')
+    (tmp_path / "training.json").write_text('{"layers": 6}')
+    facts = read_plan_facts(tmp_path / "plan.json")
+    assert facts.partition == "0-2-4" and ("partition", "0-2-4") in facts.shown
 
 
 @given(st.text(max_size=20))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from varuna_core.records.logs.training_log import (
     format_job_info,
     format_timers,
 )
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import build_schedule
@@ -86,3 +89,20 @@ def test_timers_without_settings_are_one_stage(tmp_path: Path) -> None:
     job, _ = read(tmp_path)
     assert set(job.events["stage"]) == {0} and set(job.events["step"]) == {2}
     assert "<html" in render(tmp_path)
+
+
+def test_a_runs_plan_says_the_layout_that_its_log_does_not(tmp_path: Path) -> None:
+    write_seed_logs(tmp_path / "bare", iterations=2, per_log=2)
+    run = RunFolder(tmp_path / "run")
+    group = {"name": "all", "count": 2, "ranks": 2}
+    layout = {"pipeline": 2, "tensor": 1, "order": "pipeline", "partition": "1-2"}
+    run.path.mkdir()
+    run.plan.write_text(json.dumps({"groups": [group], **layout}))
+    run.resolved.write_text("train: {micro_batch_size: 1, global_batch_size: 8}\n")
+    run.attempt(0).path.mkdir(parents=True)
+    shutil.copy(tmp_path / "bare/n067.out", run.attempt(0).path)
+    job, _ = read(run.path)
+    found = job.events.drop_duplicates(["rank"]).sort_values("rank")
+    assert found[["stage", "replica"]].to_numpy().tolist() == [[0, 0], [1, 0], [0, 1], [1, 1]]
+    assert set(job.events["attempt"]) == {"0"} and sorted(set(job.events["step"])) == [1, 2]
+    assert job.find_partition("0") == "1-2"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from pandas.testing import assert_frame_equal
 
-from tests.reports.traces import MS, ORIGIN, write_rank
+from tests import ROOT
+from tests.reports.traces import MS, ORIGIN, Event, write_rank
 from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import COLUMNS, TraceWriter
 from vjob.reports.load import trace_lines
@@ -195,6 +200,99 @@ def test_a_writer_that_starts_again_has_its_own_clock(tmp_path: Path) -> None:
     assert traces.steps["step"].tolist() == [2]  # the line of the first was torn
     assert [trace.skipped for trace in traces.ranks] == [1, 0]
     assert len(read_events(traces, [("", 1), ("", 2)])) == 2
+
+
+def pack_node(paths: list[Path], into: Path, *, cut_at: int, tear: bool = False) -> None:
+    """The files of ranks as one of their node, in batches of so many lines in turn."""
+    lines = [path.read_bytes().splitlines(keepends=True) for path in paths]
+    written = []
+    while any(lines):
+        for rank, own in enumerate(lines):
+            batch = b"".join(own[:cut_at])
+            del own[:cut_at]
+            if batch:
+                written.append(b'\n{"rank":%d}\n' % rank + batch)
+    if tear:
+        written.insert(len(paths), b'\n{"rank":1}\n["F",7,0')
+    into.write_bytes(b"".join(written))
+
+
+@pytest.mark.parametrize("cut_at", [1, 3, 1000])
+def test_a_nodes_ranks_in_one_file_are_as_in_files_of_their_own(
+    tmp_path: Path, cut_at: int
+) -> None:
+    paths = []
+    for rank in range(4):
+        events: list[Event] = [
+            ("F", step, rank, micro, (step * 100 + micro * 10) * MS, 0, (rank + 1) * MS, 0, "")
+            for step in range(1, 30)
+            for micro in range(3)
+        ]
+        own = write_rank(tmp_path, rank, events, stage=rank, shift_ns=rank * MS)
+        paths.append(own)
+    apart = read_traces([("0", path) for path in paths])
+    node = tmp_path / "node-0.jsonl"
+    pack_node(paths, node, cut_at=cut_at, tear=True)
+    together = read_traces([("0", node)])
+    assert [trace.rank for trace in together.ranks] == [0, 1, 2, 3]
+    assert [trace.offsets for trace in together.ranks] == [trace.offsets for trace in apart.ranks]
+    assert [trace.skipped for trace in together.ranks] == [0, 1, 0, 0], "the torn line"
+    assert_frame_equal(together.steps, apart.steps)
+    wanted = [("0", 3), ("0", 29)]
+    assert_frame_equal(read_events(together, wanted), read_events(apart, wanted))
+    whole = [pd.concat(stream_events(traces)) for traces in (together, apart)]
+    assert_frame_equal(*(frame.reset_index(drop=True) for frame in whole))
+
+
+def test_a_rank_that_starts_again_in_its_nodes_file_has_its_own_clock(tmp_path: Path) -> None:
+    events = [("F", step, 0, 0, step * MS, 0, MS, 0, "") for step in (1, 2)]
+    first = [write_rank(tmp_path, rank, events) for rank in range(2)]
+    node = tmp_path / "node-0.jsonl"
+    pack_node(first, node, cut_at=1000)
+    before = node.read_bytes()
+    again = write_rank(tmp_path, 0, [("F", 3, 0, 0, 0, 0, MS, 0, "")], shift_ns=9 * MS)
+    pack_node([again], node, cut_at=1000)
+    node.write_bytes(before + node.read_bytes())
+    traces = read_traces([("", node)])
+    assert [(trace.rank, trace.origin - ORIGIN) for trace in traces.ranks] == [
+        (0, 0),
+        (0, 9 * MS),
+        (1, 0),
+    ]
+    assert traces.steps["step"].tolist() == [1, 2, 3, 1, 2]
+
+
+APPENDS = """
+import sys
+from pathlib import Path
+from varuna_core.records.logs.trace import TraceWriter
+rank = int(sys.argv[2])
+writer = TraceWriter(Path(sys.argv[1]), rank, stages=[rank], log_every=1)
+for step in range(1, 401):
+    writer.begin_step(step)
+    for number in range(20):
+        writer("%dF%d" % (rank, number), 1.0, 1.5, 2.0)
+    writer.end_step()
+    if step % 7 == 0:
+        writer.flush()
+writer.close()
+"""
+
+
+def test_ranks_that_append_at_once_do_not_mix(tmp_path: Path) -> None:
+    node = tmp_path / "node-0.jsonl"
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", APPENDS, str(node), str(rank)], cwd=ROOT)
+        for rank in range(4)
+    ]
+    assert [rank.wait(120) for rank in ranks] == [0, 0, 0, 0]
+    traces = read_traces([("", node)])
+    assert [(trace.rank, trace.num_events) for trace in traces.ranks] == [
+        (rank, 8000) for rank in range(4)
+    ]
+    assert not any(trace.skipped for trace in traces.ranks)
+    events = read_events(traces, traces.detailed_steps)
+    assert (events["stage"] == events["rank"]).all() and len(traces.steps) == 1600
 
 
 def test_another_format_is_said(tmp_path: Path) -> None:

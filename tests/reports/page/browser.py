@@ -54,7 +54,9 @@ class Tab:
 
     def find_pixel(self, share: float, lane: int, num_lanes: int) -> tuple[float, float]:
         """Where on the screen a part of the step is, in the upper part of a lane."""
-        box = self.page.locator("#lanes .marks").bounding_box()
+        marks = self.page.locator("#lanes .marks")
+        marks.scroll_into_view_if_needed()
+        box = marks.bounding_box()
         left, top, right = 150, 24, 24  # painter.js: GUTTER_PX, AXIS_PX, RIGHT_PX
         width, height = box["width"] - left - right, box["height"] - top
         within = (share + 0.005) / 1.01  # a margin of half a percent on both sides

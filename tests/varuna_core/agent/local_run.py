@@ -17,7 +17,7 @@ from varuna_core.records.exits import Outcome, RankExit, read_exits, read_outcom
 from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan, Timing, write_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 TIMING = Timing(grace_s=1.0, join_s=10.0, prepare_s=5.0, beat_s=0.2, lost_s=1.5, sample_s=0.2)
 

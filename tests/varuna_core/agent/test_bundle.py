@@ -36,7 +36,8 @@ def test_the_same_sources_give_the_same_bytes(bundle: Path) -> None:
 def test_it_holds_the_agent_and_the_records_and_nothing_else(bundle: Path) -> None:
     names = zipfile.ZipFile(bundle).namelist()
     folders = {"/".join(name.split("/")[:-1][:2]) for name in names}
-    assert folders == {"", *(f"varuna_core{part}" for part in ("", "/records", "/agent", "/morph"))}
+    parts = ("", "/records", "/agent", "/morph", "/trace")
+    assert folders == {"", *(f"varuna_core{part}" for part in parts)}
     assert "varuna_core/records/plan.py" in names and "__main__.py" in names
 
 

@@ -21,8 +21,7 @@ from varuna_core.agent.gpu.gauges import (
     read_memory_mb,
     spell_throttle,
 )
-from varuna_core.agent.gpu.sampler import render_sample
-from varuna_core.records.logs.gpu_text import format_line
+from varuna_core.records.logs.gpu_text import format_line, render_sample
 
 SMI = """\
 0, NVIDIA A10, 49, 0, 0, 22731, 15.61
@@ -172,7 +171,7 @@ def test_lines_are_gpustats() -> None:
 
 def test_without_gpus_the_line_is_the_processors() -> None:
     sample = {"gpus": [], "cpu_percent": 12.0, "memory_used_mb": 3021, "memory_total_mb": 48000}
-    line = render_sample(sample, 16)
+    line = render_sample({**sample, "num_cpus": 16})
     assert line == "[cpu] 16 processors    | ??'C,  12 % |  3021 / 48000 MB |\n"
 
 

@@ -1,5 +1,7 @@
 """Addresses, interfaces and ports; texts in the format of `ip -o` (iproute2 6.1)."""
 
+import contextlib
+import os
 import socket
 from dataclasses import replace
 from typing import Any
@@ -135,3 +137,21 @@ def test_a_fixed_port_in_use_is_named() -> None:
         port = other.getsockname()[1]
         with pytest.raises(Refusal, match=f"port {port} is in use"):
             pick(0, None, plan=make_plan(port=port))
+
+
+@pytest.mark.parametrize("wanted", [None, 41993])
+def test_names_that_another_user_holds_stop_no_run(
+    monkeypatch: pytest.MonkeyPatch, wanted: int | None
+) -> None:
+    """Any local user can bind all of them."""
+    monkeypatch.setattr(network, "PORT_TEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(network, "_name_port", lambda port: f"\0test-{os.getpid()}-{port}")
+    with contextlib.ExitStack() as held:
+        ports = [*network.list_ports(4712, 0)][: opening.MOST_HEEDED + 5]
+        for number in [*ports, *([wanted] if wanted else [])]:
+            name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            held.callback(name.close)
+            name.bind(network._name_port(number))
+        port, holder = pick_port(replace(make_plan(), port=wanted), 0, "4712")
+        holder.close()
+        assert wanted in (None, port)

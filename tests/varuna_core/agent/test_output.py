@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import read_rank
 from tests.varuna_core.agent.local_run import Stage, make_group, make_plan, wait_until
+from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.nodes import read_report
 from varuna_core.records.plan import Prediction
 from varuna_core.records.record import read_events
+from vjob.jobs.monitor.readers.gpu_logs import GpuSamples
 
 MakeStage = Callable[..., Stage]
 
@@ -83,15 +87,19 @@ def test_lines_of_two_busy_ranks_stay_whole(make_stage: MakeStage) -> None:
     for rank in ("0", "1"):
         wanted = [f"{rank}: {rank} says {n} {'x' * (n % 90)}" for n in range(50_000)]
         assert [line for line in lines if line.startswith(f"{rank}: ")] == wanted
-        raw = stage.attempt.rank_log(int(rank), "out").read_text().splitlines()
-        assert raw == [line[3:] for line in wanted]
+        own = read_rank(stage.run, int(rank)).splitlines()
+        assert own == [line[3:] for line in wanted]
 
 
 def test_what_is_no_text_passes_as_it_is(make_stage: MakeStage) -> None:
-    code = "import sys; sys.stdout.buffer.write(bytes(range(256)))"
+    """But for what a carriage return overwrote, and an end that the last line gets."""
+    code = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 3)"
     stage = make_stage(make_plan(command=(sys.executable, "-c", code)))
     stage.play()
-    assert stage.attempt.rank_log(0, "out").read_bytes() == bytes(range(256))
+    before, after = bytes(range(10)), bytes(range(14, 256))
+    seen = before + b"\n" + after
+    output = find_output(stage.attempt, stage.plan, 0, "out")
+    assert output.read() == seen[:11] + 2 * (after + seen[:11]) + after + b"\n"
 
 
 def test_a_line_without_an_end_is_shown_while_the_rank_lives(make_stage: MakeStage) -> None:
@@ -107,11 +115,15 @@ def test_the_sampler_says_that_there_is_no_gpu(make_stage: MakeStage) -> None:
     stage = make_stage(make_plan(command=("sleep", "60")))
     stage.open()
     stage.start_all()
-    text = stage.wait_for_log("n0", "gpu", "%")
-    assert text.startswith("# no GPU readings (the plan has none here): processors and memory")
-    wait_until(lambda: stage.log("n0", "gpu.jsonl").count("\n") >= 2, "two samples")
-    sample = json.loads(stage.log("n0", "gpu.jsonl").splitlines()[1])
+    wait_until(lambda: stage.log("n0", "gpu.jsonl").count("\n") >= 3, "two samples")
+    note, _, sample = map(json.loads, stage.log("n0", "gpu.jsonl").splitlines()[:3])
+    assert note["note"] == "no GPU readings (the plan has none here): processors and memory only"
     assert sample["memory_total_mb"] > 0 and sample["cpu_percent"] is not None
+    samples = GpuSamples(stage.attempt.node_log("n0", "gpu.jsonl"))
+    samples.poll()
+    (line,) = samples.last_lines(3)
+    assert re.match(r"\[cpu\] \d+ processors +\| \?\?'C, +\d+ % \|", line)
+    assert not stage.attempt.node_log("n0", "gpu").exists()
 
 
 def test_gpus_are_counted_and_sampled_through_nvidia_smi(
@@ -124,10 +136,12 @@ def test_gpus_are_counted_and_sampled_through_nvidia_smi(
     stage = make_stage(make_plan(make_group("a", 1, 1, gpus=2), command=("sleep", "60")))
     stage.open()
     stage.start(0, PATH=f"{smi.parent}:{os.environ['PATH']}")
-    text = stage.wait_for_log("n0", "gpu", "[1]")
-    assert text.startswith(
-        "[0] NVIDIA A10       | 49'C,   3 % |   512 / 22731 MB |\n"
-        "[1] NVIDIA A10       | 50'C,   0 % |     0 / 22731 MB |\n"
+    stage.wait_for_log("n0", "gpu.jsonl", '"index": 1')
+    samples = GpuSamples(stage.attempt.node_log("n0", "gpu.jsonl"))
+    samples.poll()
+    assert samples.last_lines(9) == (
+        "[0] NVIDIA A10       | 49'C,   3 % |   512 / 22731 MB |",
+        "[1] NVIDIA A10       | 50'C,   0 % |     0 / 22731 MB |",
     )
     report = read_report(stage.attempt, 0)
     assert report is not None and report.gpus == 2
@@ -148,7 +162,7 @@ def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> Non
     )
     stage = make_stage(plan)
     assert stage.play()[0] == [0, 0]
-    found = [json.loads(stage.attempt.rank_log(rank, "out").read_text()) for rank in range(4)]
+    found = [json.loads(read_rank(stage.run, rank)) for rank in range(4)]
     master = json.loads(stage.attempt.master.read_text())
     last = {
         "RANK": "3",
@@ -177,6 +191,7 @@ def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> Non
         "VJOB_PARTITION": "4-4",
         "VJOB_COSTS": '{"forward":[0.5,0.25]}',
         "VJOB_TRACE": str(stage.attempt.trace(3)),
+        "VJOB_NODE_TRACE": str(stage.attempt.node_trace(1)),
         "WHO": "small",
     }
     assert {name: found[3].get(name) for name in last} == last

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,10 @@ from hypothesis import strategies as st
 
 from tests.pythons import OLDEST, list_pythons
 from tests.varuna_core.agent.local_run import Stage, make_group, make_plan, shell
+from varuna_core.agent import restarts
 from varuna_core.agent.restarts import (
     LONGEST_WAIT_S,
+    Again,
     Budget,
     Failure,
     decide,
@@ -23,7 +28,8 @@ from varuna_core.agent.restarts import (
     number_attempt,
 )
 from varuna_core.records.exits import Outcome
-from varuna_core.records.record import read_restarts
+from varuna_core.records.files import write_json
+from varuna_core.records.record import append_event, read_restarts
 
 FAILED = Outcome(9, "rank 2 on n1 exited 9", 2, "n1", None, [], 1.0)
 SAME = Failure("exit 9: x", 12)
@@ -228,3 +234,106 @@ def test_no_job_waits_for_a_first_group_that_was_told_to_end(tmp_path: Path) -> 
     stage.end()
     assert stage.call("stop", "--reason", "cancelled").returncode == 0
     assert stage.call("close", "--status", "0", "--group", "small").stdout == "0\n"
+
+
+@pytest.mark.parametrize(("cancelled", "again"), [(False, Again(1, 3)), (True, None)])
+def test_other_jobs_of_a_split_run_wait_while_the_first_waits_for_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancelled: bool, again: Again | None
+) -> None:
+    groups = make_group("big", 1, 1), make_group("small", 1, 1)
+    plan = make_plan(*groups, layout="split", restarts=1)
+    timing = replace(plan.timing, grace_s=0, lost_s=0)
+    run = Stage(tmp_path / "run", replace(plan, timing=timing)).run
+    attempt = run.attempt(0)
+    attempt.make()
+    write_json(attempt.go, {})
+    looks: list[None] = []
+
+    def find_full(run_folder: Path, store: Path | None) -> Path:
+        looks.append(None)
+        if len(looks) == 3:
+            write_json(attempt.next, asdict(Again(1, 3)))
+            write_json(attempt.outcome, {})
+        if cancelled:
+            append_event(run.events(), "cancel-asked")
+        return run_folder
+
+    monkeypatch.setattr(restarts, "find_full", find_full)
+    monkeypatch.setattr(restarts, "DECIDING_S", 0)
+    monkeypatch.setattr(restarts, "POLL_S", 0.01)
+    monkeypatch.setattr(restarts, "ROOM_LOOK_S", 0.01)
+    assert restarts.await_first_group(run, replace(plan, timing=timing), attempt) == again
+
+
+def test_a_job_ends_where_the_first_one_died_while_the_folder_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It waited until its time limit: a full folder alone was taken for a first job that waits."""
+    groups = make_group("big", 1, 1), make_group("small", 1, 1)
+    plan = make_plan(*groups, layout="split", restarts=1)
+    plan = replace(plan, timing=replace(plan.timing, grace_s=0, lost_s=0))
+    run = Stage(tmp_path / "run", plan).run
+    attempt = run.attempt(0)
+    attempt.make()
+    write_json(attempt.go, {})
+    left = [5]  # as often the first job shows that it waits
+
+    def find_full(run_folder: Path, store: Path | None) -> Path:
+        if left[0]:
+            left[0] -= 1
+            restarts.show_waiting(attempt)
+            monkeypatch.setattr(restarts, "SILENT_S", 0.05 if not left[0] else 600)
+        return run_folder
+
+    monkeypatch.setattr(restarts, "find_full", find_full)
+    monkeypatch.setattr(restarts, "DECIDING_S", 0)
+    monkeypatch.setattr(restarts, "POLL_S", 0.01)
+    monkeypatch.setattr(restarts, "ROOM_LOOK_S", 0.01)
+    assert restarts.await_first_group(run, plan, attempt) is None
+    assert left == [0], "not before it is silent"
+    said = capsys.readouterr().err
+    assert "the first group's job" in said and str(run.path) in said
+
+
+def test_a_full_folder_is_looked_at_no_more_often_than_the_first_job_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look writes a file of 1 MiB where a quota may be what is full."""
+    groups = make_group("big", 1, 1), make_group("small", 1, 1)
+    plan = make_plan(*groups, layout="split", restarts=1)
+    plan = replace(plan, timing=replace(plan.timing, grace_s=0, lost_s=0))
+    run = Stage(tmp_path / "run", plan).run
+    attempt = run.attempt(0)
+    attempt.make()
+    write_json(attempt.go, {})
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            write_json(attempt.outcome, {})
+
+    monkeypatch.setattr(restarts, "find_full", lambda run_folder, store: run_folder)
+    monkeypatch.setattr(restarts, "DECIDING_S", 0)
+    monkeypatch.setattr("time.sleep", sleep)
+    assert restarts.await_first_group(run, plan, attempt) is None
+    assert waits == 3 * [restarts.ROOM_LOOK_S]
+
+
+def test_a_first_job_that_waits_for_room_shows_it_without_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Stage(tmp_path / "run", make_plan(make_group("a", 1, 1), restarts=1)).run
+    attempt = run.attempt(0)
+    attempt.make()
+    write_json(attempt.go, {})
+    os.utime(attempt.go, (1, 1))
+    looks = iter([run.path, run.path, None])
+    monkeypatch.setattr(restarts, "find_full", lambda folder, store: next(looks))
+    monkeypatch.setattr(restarts, "ROOM_LOOK_S", 0.01)
+    outcome = replace(FAILED, reason=f"rank 2 on n1: {os.strerror(errno.ENOSPC)}")
+    plan = make_plan(make_group("a", 1, 1), restarts=1)
+    assert restarts.await_room(run, plan, attempt, outcome, None) is not None
+    assert attempt.go.stat().st_mtime > 1
+    attempt.go.unlink()
+    restarts.show_waiting(attempt)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import ROOT
+from tests.command import read_rank
 from tests.pythons import OLDEST, list_pythons
 from tests.varuna_core.agent.local_run import (
     TIMING,
@@ -51,10 +53,51 @@ def test_all_ranks_that_exit_0_end_the_attempt_with_0(
     assert (outcome.code, outcome.reason) == (0, "all 4 ranks exited 0")
     assert sorted(stage.log("n0", "out").splitlines()) == ["0: rank 0 of 4", "1: rank 1 of 4"]
     assert sorted(stage.log("n1", "out").splitlines()) == ["2: rank 2 of 4", "3: rank 3 of 4"]
-    assert stage.attempt.rank_log(3, "out").read_text() == "rank 3 of 4\n"
+    assert read_rank(stage.run, 3) == "rank 3 of 4\n"
     kinds = [event["kind"] for event in read_events(stage.run)]
     assert kinds == ["started", "preflight", "ended"]
     assert list(stage.attempt.exit(0).parent.glob(".*")) == [], "reserves are gone"
+
+
+TRACES = """
+import os, time
+from varuna_core.records.logs.trace import TraceWriter, find_trace_file
+trace = TraceWriter(find_trace_file(os.environ), int(os.environ["RANK"]))
+trace.begin_step(1)
+trace.close()
+print("out")
+"""
+
+
+def count_files(stage: Stage) -> int:
+    """Files of the attempt but for those that it has once, whatever its nodes are."""
+    once = (stage.attempt.master.parent, stage.attempt.preflight)
+    found = [path for path in stage.attempt.path.rglob("*") if path.is_file()]
+    return sum(path not in once and path.parent not in once for path in found)
+
+
+def test_a_node_leaves_eight_files_however_many_ranks_it_has(make_stage: MakeStage) -> None:
+    """It left 7 and four for each rank."""
+    gate = "while not os.path.exists(os.environ['GATE']): time.sleep(0.02)"
+    plan = make_plan(make_group("a", 2, 8), command=(sys.executable, "-c", TRACES + gate))
+    stage = make_stage(plan)
+    go = stage.run.path / "go"
+    stage = make_stage(
+        replace(plan, env={"GATE": str(go), "PYTHONPATH": str(ROOT)}), stage.run.path
+    )
+    stage.open()
+    stage.start_all()
+    wait_until(lambda: stage.log("n0", "out").count("out") == 8, "all ranks of n0")
+    wait_until(lambda: stage.log("n1", "out").count("out") == 8, "all ranks of n1")
+    assert count_files(stage) <= 2 * 8
+    go.touch()
+    assert stage.wait() == [0, 0]
+    assert count_files(stage) <= 2 * 8
+    assert len(stage.exits()) == 16
+    assert sorted(path.name for path in stage.attempt.list_traces()) == [
+        "node-0.jsonl",
+        "node-1.jsonl",
+    ]
 
 
 def test_exit_9_stays_9_and_names_the_culprit(make_stage: MakeStage) -> None:

@@ -15,7 +15,7 @@ import pytest
 from tests.varuna_core.agent.local_run import is_running, make_group, make_plan, wait_until
 from varuna_core.agent.processes.process import RankProcess
 from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank
-from varuna_core.agent.standby_ranks import StandbyRanks, fits
+from varuna_core.agent.setup.standby_ranks import StandbyRanks, fits
 from varuna_core.records.plan import Plan
 
 PROGRAM = """

@@ -164,7 +164,7 @@ def test_stop_ends_all_nodes_with_its_reason(make_stage: MakeStage) -> None:
     assert stage.call("stop", "--reason", "cancelled by ann").returncode == 0
     assert stage.wait() == [143, 143]
     second = stage.call("stop", "--reason", "too late", "--kind", "lost", "--code", "7")
-    assert "told to stop before" in second.stderr
+    assert "asked to stop before" in second.stderr
     outcome = stage.close(143)
     assert (outcome.code, outcome.reason) == (143, "cancelled by ann")
 

@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 from tests.ranks.checkpoint_world import IN_MEMORY, Job, expect_state, make_part
+from varuna_core.checkpoint.format.errors import NotSaved
 from varuna_core.checkpoint.store import writer as writer_module
 from varuna_core.checkpoint.store.reader import CheckpointReader
 from varuna_core.checkpoint.store.store import list_complete, list_wrong_sizes
@@ -187,6 +188,17 @@ def expect_loadable(store: Path, told: str) -> None:
     assert not list_wrong_sizes(found[-1].path), told
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one save with a fault."""
+
+    hit: bool
+    newest: int
+    """The newest complete checkpoint after it: 1 was there before, 2 is the save's own."""
+    errors: tuple[str, ...]
+    """Of the ranks whose save raised one."""
+
+
 def run(
     store: Path,
     faulty: int,
@@ -196,8 +208,8 @@ def run(
     turns: list[int],
     *,
     lost_answer: bool = False,
-) -> bool:
-    """One save with a fault; whether the fault came. `turns` are calls of each rank in a circle,
+) -> Outcome:
+    """One save with a fault. `turns` are calls of each rank in a circle,
     after the others were brought to their `pauses`."""
     told = f"rank {faulty} call {fails_at} {errno.errorcode[code]}, {pauses}, {turns}"
     writers = open_writers(store)
@@ -223,6 +235,9 @@ def run(
         for rank in ranks:
             rank.thread.join(60)
             assert rank.ended, told
+            # Training goes on: a save is skipped for these alone.
+            assert rank.error is None or isinstance(rank.error, NotSaved), (told, rank.error)
+    newest = list_complete(store)[-1].iteration
     for writer in writers:
         writer.save(make_part(JOB, writer.rank, 3))
     for writer in writers:
@@ -231,7 +246,8 @@ def run(
         assert reader.iteration == 3, told
         expect_state(reader)
     assert sorted(p.name for p in store.iterdir()) == ["owner.json", "varuna_ckpt_3"], told
-    return ranks[faulty].calls >= fails_at
+    errors = tuple(type(rank.error).__name__ for rank in ranks if rank.error is not None)
+    return Outcome(ranks[faulty].calls >= fails_at, newest, errors)
 
 
 @pytest.mark.parametrize("faulty", range(3))
@@ -244,7 +260,7 @@ def test_a_call_that_fails_costs_nothing_that_was_complete(store: Path, faulty: 
             pauses = draw.randrange(60), draw.randrange(60)
             turns = [draw.choice((1, 2, 3, 5, 8, 30)) for _ in range(draw.randrange(12))]
             code, lost = draw.choice(ERRORS), draw.random() < 0.3
-            hit |= run(store, faulty, number, code, pauses, turns, lost_answer=lost)
+            hit |= run(store, faulty, number, code, pauses, turns, lost_answer=lost).hit
         if not hit:
             assert number > 10
             return

@@ -16,7 +16,7 @@ import pytest
 
 from tests.ranks.checkpoint_world import IN_MEMORY, Job, expect_state, make_part
 from varuna_core.checkpoint.cli import main
-from varuna_core.checkpoint.format.document import crc_text
+from varuna_core.checkpoint.format.document import crc_text, write_document
 from varuna_core.checkpoint.format.errors import (
     CheckpointError,
     DamagedCheckpoint,
@@ -240,7 +240,7 @@ def test_folders_of_others_are_neither_read_nor_touched(tmp_path: Path) -> None:
         CheckpointReader(old)
     writer = CheckpointWriter(tmp_path, job="a", keep=1)
     save(writer, 31, 32)
-    with pytest.raises(FolderTaken, match="nobody knows whose"):
+    with pytest.raises(FolderTaken, match="whose owner is not known"):
         save(writer, 30)
     assert (old / "opt-fp32-params-0").exists() and list_iterations(tmp_path) == [32]
 
@@ -311,3 +311,24 @@ def test_a_job_is_a_word_that_fits_a_file_name(tmp_path: Path) -> None:
         CheckpointWriter(tmp_path, job="a/b")
     with pytest.raises(ValueError, match="keep=0"):
         CheckpointWriter(tmp_path, job="a", keep=0)
+
+
+def test_a_folder_of_checkpoints_is_its_owners_alone_where_it_is_made(tmp_path: Path) -> None:
+    made, there = tmp_path / "made", tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o755)
+    for store in (made, there):
+        Owner(store, "a", "a").claim()
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert there.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_document_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """The name beside it was that of the host and the process, which anybody may guess."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    for name in ("", "0", "1"):
+        guess = f".save.json.{os.uname().nodename}.{os.getpid()}{name}.part"
+        (tmp_path / guess).symlink_to(victim)
+    write_document(tmp_path / "save.json", "save", {}, durable=False)
+    assert victim.read_text() == "mine"

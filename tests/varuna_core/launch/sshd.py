@@ -53,6 +53,10 @@ class Sshd:
         path.chmod(0o600)
         return path
 
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
     def stop(self) -> None:
         self._server.terminate()
         self._server.wait(timeout=10)
@@ -100,12 +104,12 @@ def find_step(run: RunFolder, program: str = "ssh") -> int:
         try:
             words = (path / "cmdline").read_bytes().split(b"\0")
             env = (path / "environ").read_bytes()
-        except OSError:
+            parent = Path(f"/proc/{(path / 'stat').read_text().split()[3]}/environ").read_bytes()
+        except OSError:  # it has ended, or its parent is somebody else's
             continue
         is_it = words[0] == b"ssh" if program == "ssh" else b"varuna_core.launch.step" in words
-        parent = Path(f"/proc/{(path / 'stat').read_text().split()[3]}/environ")
         mark = os.fsencode(f"VJOB_RUN={run.path}")
-        if is_it and (mark in env or mark in parent.read_bytes()):
+        if is_it and (mark in env or mark in parent):
             return int(path.name)
     raise AssertionError(f"no {program}")
 

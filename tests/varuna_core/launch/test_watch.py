@@ -17,6 +17,7 @@ from tests.jobs.confs import MORPH, make_conf, make_plan
 from tests.varuna_core.agent.local_run import wait_until
 from tests.varuna_core.launch.sshd import SSHD, Sshd
 from varuna_core.morph.orders import Orders, write_orders
+from varuna_core.records.morphing import claim_epoch
 from varuna_core.records.plan import write_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.submit.build_plan import reserve_spare_nodes
@@ -86,7 +87,8 @@ class Stage:
         (self.run.path / f"end-{name}").write_text(str(code))
 
     def end_run(self) -> None:
-        write_orders(self.run.morph, Orders(SESSION, -1, (), (), end=True))
+        epoch = claim_epoch(self.run.morph, SESSION)
+        write_orders(self.run.morph, Orders(SESSION, -1, (), (), end=True, epoch=epoch))
 
     def wait(self) -> int:
         assert self.watch is not None

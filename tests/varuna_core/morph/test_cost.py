@@ -14,7 +14,7 @@ from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.morph import cost
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.node_observer import NodeObserver
-from varuna_core.records.exits import rank_exit, write_exit
+from varuna_core.records.exits import NodeExits, rank_exit
 from varuna_core.records.files import write_json
 from varuna_core.records.logs.training_log import BEGIN, format_first_step
 from varuna_core.records.morphing import GATHERING, JUDGING, RUNNING, SAVING, STOPPING, ManagerState
@@ -108,9 +108,9 @@ def test_the_notice_counts_from_the_first_rank_that_failed(
     later = SimpleNamespace(time=time.time, monotonic=lambda: time.monotonic() + 100)
     monkeypatch.setattr(cost, "time", later)
     told = {"stopped": True, "started": 0.0, "ended": time.time() - 500, "error": ""}
-    write_exit(attempt, rank_exit(0, "n0", 143, **told))  # type: ignore[arg-type]
+    NodeExits(attempt, 0, 1).write(rank_exit(0, "n0", 143, **told))  # type: ignore[arg-type]
     failed = {"stopped": False, "started": 0.0, "ended": time.time() - age_s, "error": "x"}
-    write_exit(attempt, rank_exit(1, "n1", 1, **failed))  # type: ignore[arg-type]
+    NodeExits(attempt, 1, 1).write(rank_exit(1, "n1", 1, **failed))  # type: ignore[arg-type]
     end(story)
     story.start()
     story.train()

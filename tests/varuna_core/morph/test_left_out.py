@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.varuna_core.morph.test_manager import TRAINS, Elastic
-from varuna_core.records.files import read_json
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.record import read_events
 
@@ -27,6 +26,6 @@ def test_a_node_on_which_ranks_fail_twice_is_left_out_and_the_rest_trains(tmp_pa
         assert "node 1 is left out: its ranks failed in two attempts in a row" in said
         (event,) = [one for one in read_events(elastic.run) if one["kind"] == "left-out"]
         assert "uncorrectable ECC error" in event["reason"]
-        assert read_json(elastic.run.morph.manager)["left_out"] == [event["reason"]]
+        assert elastic.read_state().left_out == (event["reason"],)
     finally:
         elastic.end()

@@ -24,6 +24,7 @@ from varuna_core.morph.messages import (
     Lost,
     RankFailed,
     RanksEnded,
+    RoomFound,
     Rules,
     Saved,
     Start,
@@ -331,3 +332,24 @@ def test_a_first_checkpoint_is_progress_whatever_steps_were_told_before_it() -> 
         story.tell(said, Judged(FAILED, 1, "bug"))
         assert story.state.fruitless == fruitless
     assert (story.state.saved, story.state.mark) == (100, 150)
+
+
+def test_an_attempt_that_found_no_room_waits_for_it_and_does_not_count() -> None:
+    """A full disk for a minute was three attempts without a new checkpoint."""
+    story = Story()
+    story.start()
+    for number in range(5):
+        story.tell(*story.ended(*NODES))
+        assert story.tell(Judged(FAILED, 1, "No space left", no_room="/ckpt")) == []
+        assert story.state.room == "/ckpt" and story.state.fruitless == 0
+        assert story.wait(10 * RULES.wait_s) == []
+        assert story.tell(RoomFound()) == [Start(number + 1, NODES)]
+        assert story.state.room == ""
+
+
+def test_who_is_told_to_end_does_not_wait_for_room() -> None:
+    story = Story()
+    story.start()
+    story.tell(*story.ended(*NODES))
+    story.tell(Judged(FAILED, 1, "No space left", no_room="/ckpt"))
+    assert story.tell(CalledToEnd("cancelled")) == [End(1, "cancelled", False)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,16 +13,30 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import read_rank
 from tests.varuna_core.agent.local_run import TIMING, make_group, make_plan, wait_until
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.agent.bundle import write_bundle
 from varuna_core.morph import manager
 from varuna_core.morph.orders import Orders, read_orders
 from varuna_core.records.exits import read_outcome
-from varuna_core.records.files import read_json, write_json
-from varuna_core.records.morphing import RUNNING, ManagerState, write_state
+from varuna_core.records.files import read_json, read_lines, write_json
+from varuna_core.records.morphing import (
+    RUNNING,
+    ManagerState,
+    claim_epoch,
+    read_state,
+    write_state,
+)
 from varuna_core.records.plan import MorphPlan, read_attempt_plan, read_plan, write_plan
-from varuna_core.records.record import MORPH_PARTS, read_events, read_morph_parts, read_pause_s
+from varuna_core.records.record import (
+    CANCEL_ASKED,
+    MORPH_PARTS,
+    append_event,
+    read_events,
+    read_morph_parts,
+    read_pause_s,
+)
 from varuna_core.records.runfolder import MorphFolder, RunFolder
 from varuna_core.records.training import find_facts, read_training, render_training
 
@@ -54,7 +67,7 @@ class Elastic:
             command=(sys.executable, "-c", python, "0.json")
             if python
             else ("sh", "-c", text, store),
-            timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 20.0, **timing}),
+            timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 60.0, **timing}),
             restarts=restarts,
             morph=True,
             morphing=MorphPlan(
@@ -88,6 +101,11 @@ class Elastic:
 
     def answer(self, session: str = "7.0") -> str:
         return self.finish(self.start("answer", session=session))[1].strip()
+
+    def read_state(self) -> ManagerState:
+        state = read_state(self.run.morph)
+        assert state is not None
+        return state
 
     def has_started(self, attempt: int) -> bool:
         return self.run.attempt(attempt).go.exists()
@@ -150,8 +168,8 @@ def test_every_attempt_names_the_job_and_not_the_session(elastic: Elastic) -> No
 
 def test_a_manager_killed_again_and_again_loses_nothing(elastic: Elastic) -> None:
     manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
-    for mark in ("manager", "orders"):
-        wait_until(getattr(elastic.run.morph, mark).exists, mark)
+    for epoch, mark in enumerate(("claim", "manager", "orders")):
+        wait_until(getattr(elastic.run.morph, mark)(epoch).exists, mark)
         manager.kill()
         manager = elastic.start("manage")
     wait_until(lambda: elastic.has_started(0), "the first attempt")
@@ -188,6 +206,11 @@ def test_a_guest_goes_over_from_one_session_to_the_next_and_home_at_the_end(tmp_
         assert code == 0 and "the run has ended" in said
         late = elastic.stay(2, session="")  # its job pended until now
         assert elastic.finish(late)[0] == 0
+        told = [list(read_lines(path)) for path in elastic.run.morph.obeyed.glob("2-*.jsonl")]
+        said = [(line["what"], line["session"]) for line in max(told, key=len)]
+        parts = [("join", "7.0"), ("start", "7.0"), ("end", "7.0")]
+        parts += [("join", "7.1"), ("start", "7.1"), ("end", "7.1")]
+        assert [one for one in said if one[0] != "leave"] == parts
         assert elastic.answer(session="") == "0"
     finally:
         elastic.end()
@@ -229,7 +252,7 @@ def test_orders_tell_of_an_attempt_once_its_plan_is_there(
     state = ManagerState(phase=RUNNING, attempt=4, nodes=nodes, members=nodes, fenced=("1/b",))
     state = replace(state, session="7.0")
     run.morph.make()
-    write_state(run.morph, state)
+    write_state(run.morph, claim_epoch(run.morph, "7.0"), state)
     with pytest.raises(Seen):
         manager.Manager(run, plan, find_facts(read_training(text)), "7.0").run()
     assert seen == [True]
@@ -237,21 +260,21 @@ def test_orders_tell_of_an_attempt_once_its_plan_is_there(
 
 def test_a_second_manager_is_refused(elastic: Elastic) -> None:
     elastic.start("manage")
-    wait_until(elastic.run.morph.orders.exists, "the first manager")
+    wait_until(elastic.run.morph.orders(0).exists, "the first manager")
     code, _, said = elastic.finish(elastic.start("manage"))
     assert code == 112 and "another manager of this run" in said
 
 
 def test_a_manager_whose_run_went_on_in_another_job_ends(elastic: Elastic) -> None:
     manager = elastic.start("manage")
-    wait_until(elastic.run.morph.orders.exists, "the manager")
-    value = read_json(elastic.run.morph.manager)
-    part = elastic.run.path / "other.json"
-    part.write_text(json.dumps({**value, "session": "8.0"}))
-    os.replace(part, elastic.run.morph.manager)
+    wait_until(elastic.run.morph.orders(0).exists, "the manager")
+    assert claim_epoch(elastic.run.morph, "8.0") == 1
     code, _, said = elastic.finish(manager)
     assert code == 0 and "the run went on in another job" in said
-    assert elastic.answer() == "112"
+    assert elastic.answer() == "replaced"
+    code, _, said = elastic.finish(elastic.start("manage"))
+    assert code == 0 and "the run goes on in another job" in said, "killed, and started again"
+    assert elastic.answer("8.0") == "112", "its manager came to no verdict yet"
 
 
 def test_where_no_node_comes_the_job_says_so_and_spares_the_attempts_before(tmp_path: Path) -> None:
@@ -290,15 +313,52 @@ def test_a_node_asked_to_leave_goes_and_the_others_train(tmp_path: Path, why: st
         assert elastic.finish(nodes[0])[0] == 0
         code, _, said = elastic.finish(manager)
         assert (code, elastic.answer()) == (0, "0"), said
-        assert read_json(elastic.run.morph.manager)["saved"] == 6
+        assert elastic.read_state().saved == 6
         (morph,) = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
         assert (morph["nodes"], morph["iteration"]) == ([1, 2], 3)
         told = [
             event["reason"] for event in read_events(elastic.run) if event["kind"] == "left-out"
         ]
         assert told == (["node 0 is left out: it is slow"] if why else [])
-        assert read_json(elastic.run.morph.manager)["left_out"] == told
+        assert list(elastic.read_state().left_out) == told
         assert morph["reason"] == (told[0] if why else "node 0 is to leave")
+    finally:
+        elastic.end()
+
+
+def test_a_run_that_is_cancelled_while_it_morphs_ends_with_what_was_saved(tmp_path: Path) -> None:
+    """The ask to checkpoint went to the attempt that was ending, so the next one trained on."""
+    saves = f"trap '{TRAINS.replace('_6', '_3')}; exit 0' USR1; while :; do sleep 0.1; done"
+    elastic = Elastic(tmp_path, f'if [ "$VJOB_ATTEMPT" = 0 ]; then {saves}; fi; {TRAINS}')
+    try:
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        wait_until(
+            lambda: all(
+                (read_json(elastic.run.attempt(0).beat(index)) or {}).get("catches_usr1")
+                for index in range(3)
+            ),
+            "the ranks' handlers",
+        )
+        append_event(elastic.run.vjob_events, CANCEL_ASKED, now=False)
+        write_json(elastic.run.morph.leave(0), {"node": 0})
+        code, _, said = elastic.finish(manager)
+        assert (code, elastic.answer()) == (0, "0"), said
+        assert [attempt.number for attempt in elastic.run.attempts()] == [0]
+        assert elastic.read_state().saved == 3
+        assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
+    finally:
+        elastic.end()
+
+
+def test_a_run_that_is_cancelled_as_it_gathers_starts_no_attempt(tmp_path: Path) -> None:
+    elastic = Elastic(tmp_path, TRAINS)
+    try:
+        append_event(elastic.run.vjob_events, CANCEL_ASKED, now=False)
+        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
+        code, _, said = elastic.finish(manager)
+        assert (code, elastic.answer()) == (0, "143"), said
+        assert not any(attempt.go.exists() for attempt in elastic.run.attempts())
+        assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
     finally:
         elastic.end()
 
@@ -347,7 +407,7 @@ def test_the_next_attempt_takes_over_the_ranks_that_wait(tmp_path: Path) -> None
         code, _, said = elastic.finish(manager)
         assert (code, elastic.answer()) == (0, "0"), said
         for rank in range(2):
-            first, last = elastic.run.attempt(1).rank_log(rank, "out").read_text().splitlines()
+            first, last = read_rank(elastic.run, rank, attempt=1).splitlines()
             assert first == "waited"
             assert int(last.rpartition(" ")[2]) in waited
         assert [elastic.finish(node)[0] for node in nodes[:2]] == [0, 0]
@@ -369,7 +429,7 @@ def test_without_warm_nobody_waits(tmp_path: Path) -> None:
         nodes[2].kill()
         assert elastic.finish(manager)[0] == 0
         for rank in range(2):
-            assert "waited" not in elastic.run.attempt(1).rank_log(rank, "out").read_text()
+            assert "waited" not in read_rank(elastic.run, rank, attempt=1)
     finally:
         elastic.end()
 
@@ -377,9 +437,10 @@ def test_without_warm_nobody_waits(tmp_path: Path) -> None:
 LAYS_AND_FAILS = (
     'f="$VJOB_MEMORY/varuna_ckpt_5.$VJOB_ATTEMPT.1.partial/shares"; mkdir -p "$f" && '
     'touch "$f/$RANK-of-3.rank-$RANK" "$0.$VJOB_ATTEMPT.$RANK"; '
-    'until [ $(ls "$0.$VJOB_ATTEMPT".* | wc -l) = 3 ]; do sleep 0.1; done; exit 7'
+    'until [ $(ls "$0.$VJOB_ATTEMPT".* | wc -l) = 3 ]; do sleep 0.1; done; '
+    "[ $RANK = $VJOB_ATTEMPT ] || exec sleep 1000; exit 7"
 )
-"""Once all ranks have laid their shares."""
+"""Once all ranks have laid their shares, on another node each time: none is left out."""
 
 
 def test_what_is_laid_in_memory_is_no_progress_and_goes_with_the_run(tmp_path: Path) -> None:
@@ -387,8 +448,7 @@ def test_what_is_laid_in_memory_is_no_progress_and_goes_with_the_run(tmp_path: P
     try:
         manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
         assert elastic.finish(manager)[0] == 0
-        state = read_json(elastic.run.morph.manager)
-        assert "no new checkpoint in 3 attempts" in state["why"]
+        assert "no new checkpoint in 3 attempts" in elastic.read_state().why
         begun = [
             read_training(elastic.run.attempt(number).training).from_memory for number in range(3)
         ]
@@ -426,7 +486,7 @@ def test_restarts_of_the_conf_are_the_limit_of_attempts_without_a_new_checkpoint
         manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
         code, _, said = elastic.finish(manager)
         assert (code, elastic.answer()) == (0, "7"), said
-        assert why in read_json(elastic.run.morph.manager)["why"]
+        assert why in elastic.read_state().why
         numbers = [attempt.number for attempt in elastic.run.attempts()]
         assert numbers == list(range(num_attempts))
         assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]

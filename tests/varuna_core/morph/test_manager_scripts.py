@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tests.command import read_rank
 from tests.varuna_core.agent.local_run import wait_until
 from tests.varuna_core.morph.test_manager import Elastic
 from varuna_core.records.exits import read_outcome
@@ -147,7 +148,7 @@ sys.exit(9)
     # A node whose rank failed first twice running is left out of the last one.
     assert (worlds[:3], len(worlds), run.answer()) == ([3] * 3, 4, "9")
     assert "no new checkpoint in 3 attempts" in said
-    assert read_json(run.run.morph.manager)["saved"] == 6
+    assert run.read_state().saved == 6
 
 
 def test_a_run_without_facts_and_training_is_refused(tmp_path: Path) -> None:
@@ -169,4 +170,4 @@ def test_the_plan_of_an_attempt_has_all_that_ranks_ask_for(tmp_path: Path) -> No
 
     assert run.train(ask)[1] == [3, 2]
     for number, words in ((0, "3 0,1,2; 1 3 3"), (1, "2 0,1; 1 2 2")):
-        assert run.run.attempt(number).rank_log(0, "out").read_text().splitlines()[0] == words
+        assert read_rank(run.run, 0, attempt=number).splitlines()[0] == words

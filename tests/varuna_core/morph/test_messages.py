@@ -35,7 +35,7 @@ from varuna_core.morph.orders import (
     write_orders,
     write_presence,
 )
-from varuna_core.records.morphing import RUNNING, STOPPING, ManagerState, get_seat
+from varuna_core.records.morphing import RUNNING, STOPPING, ManagerState, claim_epoch, get_seat
 from varuna_core.records.runfolder import MorphFolder
 
 ME = Presence(
@@ -94,9 +94,12 @@ def test_files_of_another_session_or_version_and_torn_ones_count_for_nothing(
     folder.node(4).write_text('{"seat": 4')
     folder.node(5).write_text('{"seat": 5, "colour": "red"}')
     assert read_presences(folder, "7.0") == {2: ME}
-    write_orders(folder, ORDERS)
-    assert read_orders(folder) == ORDERS
-    assert folder.orders.stat().st_mode & 0o777 == 0o600
+    epoch = claim_epoch(folder, "7.0")
+    orders = replace(ORDERS, epoch=epoch)
+    assert read_orders(folder) == Orders("7.0", -1, (), (), end=False, epoch=epoch)
+    write_orders(folder, orders)
+    assert read_orders(folder) == orders
+    assert folder.orders(epoch).stat().st_mode & 0o777 == 0o600
 
 
 class Observed:

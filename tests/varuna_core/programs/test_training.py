@@ -289,7 +289,7 @@ def test_a_finished_run_is_checkpointed_and_has_nothing_to_do(
     assert train(Case(name="", stage_map="0;", training=training), 0, 1).losses == {}
     assert "nothing to do: train.steps is 8" in capsys.readouterr().out
     other = replace(training, global_batch_size=16, steps=20)
-    with pytest.raises(ProgramError, match="global_batch_size is 16: go on with 8"):
+    with pytest.raises(ProgramError, match="global_batch_size is 16: continue with 8"):
         train(Case(name="", stage_map="0;", training=other), 0, 1)
     with pytest.raises(DataError, match="seed was 11, is 12"):
         train(Case(name="", stage_map="0;", training=replace(training, seed=12)), 0, 1)
@@ -301,7 +301,7 @@ def test_a_run_whose_store_is_gone_does_not_begin_anew(tmp_path: Path) -> None:
     for make in (lambda: None, store.mkdir, (store / "other").mkdir):
         make()
         with pytest.raises(
-            ProgramError, match=r"saved iteration 40 in .*ckpt, and it is there no more"
+            ProgramError, match=r"saved iteration 40 in .*ckpt, and it is missing now"
         ):
             train(Case(name="", stage_map="0;", training=had), 0, 1)
     first = replace(had, saved=-1)

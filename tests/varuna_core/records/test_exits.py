@@ -1,6 +1,6 @@
 """The verdict on an attempt, from what its ranks left behind."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,19 @@ from varuna_core.records import exits
 from varuna_core.records.exits import (
     NODE_LOST,
     NOT_READY,
+    NodeExits,
     Outcome,
     RankExit,
+    find_exited,
     judge_exits,
     rank_exit,
     read_end,
+    read_exit,
     read_exits,
     read_outcome,
-    reserve_exit,
-    write_exit,
     write_outcome,
 )
+from varuna_core.records.files import write_json
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -108,10 +110,16 @@ def test_ranks_stopped_without_a_word_were_stopped_from_outside() -> None:
 
 
 def test_exits_and_outcome_come_back(attempt: AttemptFolder) -> None:
-    write_exit(attempt, make_exit(1, 9, last_error="모델"))
+    node = NodeExits(attempt, 0, 2)
+    node.write(make_exit(1, 9, last_error="모델"))
     (attempt.exit(2)).write_text('{"rank": 2')
     (attempt.exit(3)).write_text('{"rank": 3, "of": "another version"}')
     assert read_exits(attempt, 4) == {1: make_exit(1, 9, last_error="모델")}
+    node.write(make_exit(0))
+    assert read_exits(attempt, 4)[0] == make_exit(0)
+    assert find_exited(attempt, PLAN, range(4)) == {0, 1, 2, 3}, "as before, torn or not"
+    assert read_exit(attempt, PLAN, 1) == make_exit(1, 9, last_error="모델")
+    assert read_exit(attempt, PLAN, 3) is None
     outcome = judge(make_exit(0, 9))
     write_outcome(attempt, outcome)
     assert read_outcome(attempt) == outcome
@@ -131,10 +139,39 @@ def test_a_full_disk_does_not_hide_an_exit(
     def fail(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    reserve_exit(attempt, 0)
-    monkeypatch.setattr(exits, "write_json", fail)
-    value = make_exit(0, 5, last_error="모델" * 200)
-    write_exit(attempt, value)
-    assert read_exits(attempt, 1) == {0: value}
-    with pytest.raises(OSError, match="No space"):
-        write_exit(attempt, make_exit(1))
+    node = NodeExits(attempt, 0, 3)
+    node.reserve()
+    folder = attempt.exit(0).parent
+    assert len(list(folder.iterdir())) == 1
+    node.write(make_exit(2))
+    monkeypatch.setattr(exits, "write_atomic", fail)
+    values = [make_exit(rank, 5, last_error="모델" * 200) for rank in range(2)]
+    for value in values:
+        node.write(value)
+        assert len(list(folder.iterdir())) == 1
+    assert read_exits(attempt, 3) == {**dict(enumerate(values)), 2: make_exit(2)}
+    late = NodeExits(attempt, 1, 1)
+    with pytest.raises(OSError):
+        late.write(make_exit(3))
+
+
+def test_where_there_is_no_room_at_all_the_exits_before_stay(
+    attempt: AttemptFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    node = NodeExits(attempt, 0, 1)
+    node.write(make_exit(0))
+    monkeypatch.setattr(exits, "write_atomic", fail)
+    with pytest.raises(OSError, match="larger than its reserve"):
+        node.write(make_exit(1, 1, last_error="x" * 9000))
+    assert read_exits(attempt, 2) == {0: make_exit(0)}
+
+
+def test_exits_of_run_folders_of_before_are_read(attempt: AttemptFolder) -> None:
+    for rank in range(4):
+        write_json(attempt.exit(rank), asdict(make_exit(rank, rank)))
+    assert read_exits(attempt, 4) == {rank: make_exit(rank, rank) for rank in range(4)}
+    assert find_exited(attempt, PLAN, range(4)) == {0, 1, 2, 3}
+    assert read_exit(attempt, PLAN, 3) == make_exit(3, 3)

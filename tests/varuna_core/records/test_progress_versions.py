@@ -1,6 +1,6 @@
 """The same steps as each trainer prints them: one reading of a line for status and report.
 
-docs/decisions.md tells what three readers said before ("One reader of training lines").
+docs/decisions/monitoring.md has the reasons ("One reader of training lines").
 """
 
 from __future__ import annotations

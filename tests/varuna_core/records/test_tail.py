@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.logs.tail import LONGEST, Follower, clean, last_lines
+from varuna_core.records.logs.tail import ANCHOR_BYTES, LONGEST, Follower, clean, last_lines
 
 
 def test_escapes_cannot_reach_the_terminal() -> None:
@@ -24,6 +24,7 @@ def test_of_a_progress_bar_only_the_last_state_shows(tmp_path: Path) -> None:
 def test_a_missing_file_has_no_lines(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none", 3) == []
     assert list(Follower(tmp_path / "none").read()) == []
+    assert last_lines(tmp_path / "\ud800", 3) == [], "a name out of a damaged file"
 
 
 def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:
@@ -66,3 +67,16 @@ def test_starting_at_the_last_lines_gives_exactly_those(data: bytes, count: int)
         whole = list(Follower(path).read(final=True))
         some = list(Follower(path, start_lines=count).read(final=True))
         assert some == whole[max(0, len(whole) - count) :]
+
+
+def test_a_follower_that_goes_on_gets_a_long_line_whole_that_was_not_ended(tmp_path: Path) -> None:
+    path = tmp_path / "n0.out"
+    path.write_bytes(b"a line before\n" * 10_000 + b"step 7 " + b"x" * (ANCHOR_BYTES + 50))
+    follower = Follower(path)
+    assert len(list(follower.read())) == 10_000
+    saved = follower.save()
+    with path.open("ab") as log:
+        log.write(b" end\nnext\n")
+    other = Follower(path)
+    other.go_on(saved)
+    assert list(other.read()) == ["step 7 " + "x" * (ANCHOR_BYTES + 50) + " end", "next"]

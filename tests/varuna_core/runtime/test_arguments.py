@@ -225,15 +225,3 @@ def test_one_rank_alone_needs_no_map_but_shares_no_layers() -> None:
     assert ConfArguments({}).choose_layout(FROM_CONF, FROM_CONF, 1) == ("0;", 1)
     assert ConfArguments({}).choose_layout(FROM_CONF, 1, 1) == ("0;", 1)
     assert "give it" in refuse(lambda: ConfArguments({}).choose_layout(FROM_CONF, 2, 1))
-
-
-def test_a_rank_takes_the_gpu_of_its_local_rank_under_torchrun_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert of(LOCAL_RANK="3").choose_local_rank(-1) == 3
-    torchrun = ConfArguments({"LOCAL_RANK": "5", "WORLD_SIZE": "8"})
-    assert torchrun.choose_local_rank(-1) == 1, "of a node that has fewer GPUs than ranks"
-    assert torchrun.choose_local_rank(2) == 2
-    assert ConfArguments({}).choose_local_rank(-1) == -1

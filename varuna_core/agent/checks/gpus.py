@@ -66,7 +66,8 @@ def read_models(driver: Path) -> list[str]:
             text = path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        found += re.findall(r"^Model:[ \t]*(\S.*?)[ \t]*$", text, re.MULTILINE)
+        rows = (row.partition(":") for row in text.splitlines())
+        found += [model.strip() for key, _, model in rows if key == "Model" and model.strip()]
     return found
 
 

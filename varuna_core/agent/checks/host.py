@@ -203,7 +203,7 @@ def check_master(site: Site) -> list[CheckResult]:
         what = f"{master.address} was published by {master.host}, but rank 0 runs on {site.host}"
         advice = "the batch script must run on the first node of the first group"
         return [CheckResult(FAIL, f"{what}: {advice}")]
-    if is_port_free(master.port):
+    if is_port_free(master.port, heeds_names=site.plan.port is None):
         return [CheckResult(OK, f"{master.address}:{master.port} is free here")]
     if site.plan.port is None:
         return [

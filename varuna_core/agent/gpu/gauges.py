@@ -148,12 +148,23 @@ class Cpu:
 
 def read_memory_mb() -> tuple[int, int]:
     """Used and total, as `free` counts them."""
+    fields = _read_meminfo()
+    return fields["MemTotal"] - fields["MemAvailable"], fields["MemTotal"]
+
+
+def read_swap_mb() -> int:
+    """Of the node, what lies in swap."""
+    fields = _read_meminfo()
+    return fields.get("SwapTotal", 0) - fields.get("SwapFree", 0)
+
+
+def _read_meminfo() -> Dict[str, int]:
     fields = {}
     with open("/proc/meminfo", encoding="ascii") as handle:
         for line in handle:
             name, _, rest = line.partition(":")
             fields[name] = int(rest.split()[0]) // 1024
-    return fields["MemTotal"] - fields["MemAvailable"], fields["MemTotal"]
+    return fields
 
 
 def _read_nvml(nvml: Any) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""GPU sampler: a thread that writes text as gpustat prints it, and JSON lines beside.
+"""GPU sampler: a thread that writes JSON lines.
 
 It never disturbs the training: whatever goes wrong is counted and told in the log, not raised.
 """
@@ -10,12 +10,11 @@ import threading
 import time
 from typing import Any, Callable, Dict, List, Set
 
-from varuna_core.agent.gpu.gauges import Cpu, GpuReader, open_gpus, read_memory_mb
+from varuna_core.agent.gpu.gauges import Cpu, GpuReader, open_gpus, read_memory_mb, read_swap_mb
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.proc import sees_machine
 from varuna_core.agent.setup.ranks import map_devices, split_devices
 from varuna_core.agent.setup.site import Site
-from varuna_core.records.logs.gpu_text import CPU, format_line
 from varuna_core.records.plan import GroupPlan
 
 
@@ -30,7 +29,6 @@ class Sampler(threading.Thread):
         self.num_errors = 0
         self._every_s = site.plan.timing.sample_s
         self._wants_gpus = site.node.group.gpus > 0
-        self._text = Sink(site.attempt.node_log(site.host, "gpu"))
         self._lines = Sink(site.attempt.node_log(site.host, "gpu.jsonl"))
         self._cpu = Cpu()
         self._indices = find_indices(site.node.group, site.env.get("CUDA_VISIBLE_DEVICES"))
@@ -44,7 +42,7 @@ class Sampler(threading.Thread):
         if self._wants_gpus:
             gpus, why = open_gpus()
         if gpus is None:
-            self._text.write(f"# no GPU readings ({why}): processors and memory only\n".encode())
+            self._note(f"no GPU readings ({why}): processors and memory only")
         while not self._ended.is_set():
             try:
                 self._sample(gpus)
@@ -63,12 +61,13 @@ class Sampler(threading.Thread):
         sample = {
             "time": round(time.time(), 3),
             "gpus": readings,
+            "num_cpus": self._cpu.count,
             "cpu_percent": self._cpu.read_percent(),
             "memory_used_mb": used,
             "memory_total_mb": total,
+            "swap_used_mb": read_swap_mb(),
             "errors": self.num_errors,
         }
-        self._text.write(render_sample(sample, self._cpu.count).encode())
         self._lines.write(json.dumps(sample).encode() + b"\n")
 
     def _count_foreign(self, readings: List[Dict[str, Any]]) -> None:
@@ -87,8 +86,11 @@ class Sampler(threading.Thread):
     def _count_error(self, error: Exception) -> None:
         self.num_errors += 1
         if self.num_errors in (1, 10, 100, 1000):
-            said = f"# {self.num_errors} readings failed, last: {error}\n"
-            self._text.write(said.encode("utf-8", "replace"))
+            self._note(f"{self.num_errors} readings failed, last: {error}")
+
+    def _note(self, text: str) -> None:
+        line = json.dumps({"time": round(time.time(), 3), "note": text})
+        self._lines.write(line.encode() + b"\n")
 
 
 def find_indices(group: GroupPlan, visible: str | None) -> Set[int] | None:
@@ -98,18 +100,3 @@ def find_indices(group: GroupPlan, visible: str | None) -> Set[int] | None:
     if not names or not all(name.isdigit() for name in names):
         return None
     return {int(name) for name in names}
-
-
-def render_sample(sample: dict[str, Any], num_cpus: int) -> str:
-    """Lines as gpustat prints them; one for the processors where there is no GPU."""
-    if not sample["gpus"]:
-        cpu = {
-            "index": CPU,
-            "name": f"{num_cpus} processors",
-            "temperature": None,
-            "utilization": sample["cpu_percent"],
-            "memory_used_mb": sample["memory_used_mb"],
-            "memory_total_mb": sample["memory_total_mb"],
-        }
-        return format_line(cpu)
-    return "".join(format_line(gpu) for gpu in sample["gpus"])

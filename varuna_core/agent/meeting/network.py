@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import shutil
 import socket
@@ -44,9 +45,10 @@ def list_addresses() -> dict[str, str]:
 
 
 def parse_addresses(text: str) -> dict[str, str]:
-    """From `ip -o -4 addr`."""
-    found = re.finditer(r"^\d+:\s+([^\s@:]+)\S*\s+inet\s+([\d.]+)", text, re.MULTILINE)
-    return {match.group(2): match.group(1) for match in found}
+    """From `ip -o -4 addr`: `2: eth0@if3    inet 10.0.0.1/24 brd ...`."""
+    rows = (line.split() for line in text.splitlines())
+    found = [row for row in rows if len(row) > 3 and row[0].endswith(":") and row[2] == "inet"]
+    return {row[3].partition("/")[0]: re.split("[@:]", row[1])[0] for row in found}
 
 
 def find_route(address: str) -> Route | None:
@@ -95,19 +97,21 @@ def list_interfaces() -> list[str]:
     return [name for _, name in socket.if_nameindex()]
 
 
-def is_port_free(port: int) -> bool:
+def is_port_free(port: int, *, heeds_names: bool = True) -> bool:
     """True if the master could listen there and no other run on this host is about to."""
-    holder = hold_port(port)
+    holder = hold_port(port, heeds_names=heeds_names)
     if holder is not None:
         holder.close()
     return holder is not None
 
 
-def hold_port(port: int) -> socket.socket | None:
+def hold_port(port: int, *, heeds_names: bool = True) -> socket.socket | None:
     """Keeps other runs on this host from a free port until it is closed; None where it is taken.
 
     Seconds pass before rank 0 listens, and others may have begun to look at the same number. What
     is held is a name beside the port, not the port: whatever the program is, it can listen there.
+    Any local user can take such names: without `heeds_names` one that is not held by this user
+    is no obstacle, and whether one can listen there decides alone.
 
     Asked again before a no: a command that another thread starts holds, from its fork to its exec,
     copies of the very sockets that test.
@@ -115,16 +119,35 @@ def hold_port(port: int) -> socket.socket | None:
     for again in range(NUM_PORT_TESTS):
         if again:
             time.sleep(PORT_TEST_PAUSE_S)
-        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            holder.bind(f"\0vjob-port-{port}")  # a name without a file: it goes with its holder
+            holder.bind(_name_port(port))
+            holder.listen(socket.SOMAXCONN)  # for others to see whose it is
         except OSError:
-            holder.close()
-            continue
+            if heeds_names or _is_held_by_us(port):
+                holder.close()
+                continue
         if _can_listen(port):
             return holder
         holder.close()
     return None
+
+
+def _name_port(port: int) -> str:
+    """A name without a file: it goes with its holder."""
+    return f"\0vjob-port-{port}"
+
+
+def _is_held_by_us(port: int) -> bool:
+    """True if a process of this user holds the port's name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as test:
+        test.setblocking(False)
+        try:
+            test.connect(_name_port(port))
+            facts = test.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        except OSError:
+            return False
+    return bool(struct.unpack("3i", facts)[1] == os.geteuid())
 
 
 def _can_listen(port: int) -> bool:

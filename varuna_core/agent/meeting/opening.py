@@ -7,14 +7,13 @@ here is free where the master will listen. The other jobs of a split run only ma
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import socket
 import sys
 import time
 import zlib
-from typing import Iterable, Mapping
+from typing import Mapping
 
 from varuna_core.agent.meeting.network import (
     find_outside_address,
@@ -101,20 +100,26 @@ def advise_hosts_line(host: str, named: list[str], address: str | None) -> str:
     return f"{host} {found} on itself; put the line '{line}' in its /etc/hosts instead"
 
 
+MOST_HEEDED = 50
+"""Ports in a row whose names may be taken."""
+
+
 def pick_port(
     plan: Plan, attempt: int, job_id: str | None, wanted: int | None = None
 ) -> tuple[int, socket.socket]:
     """A port where the master can listen, `wanted` before all others, and what keeps other runs
     from it until it is closed."""
-    ports: Iterable[int] = list_ports(_number_of(plan, job_id), attempt)
+    ports = [*list_ports(_number_of(plan, job_id), attempt)]
     if plan.port is not None:
         ports = [plan.port]
     elif wanted is not None:
-        ports = itertools.chain([wanted], ports)
-    for port in ports:
-        holder = hold_port(port)
-        if holder is not None:
-            return port, holder
+        ports = [wanted, *ports]
+    # Another user may hold the names of all ports: then the ports themselves decide.
+    for heeds_names, few in ((True, ports[:MOST_HEEDED]), (False, ports)):
+        for port in few:
+            holder = hold_port(port, heeds_names=heeds_names)
+            if holder is not None:
+                return port, holder
     if plan.port is not None:
         what = f"port {plan.port} is in use on this host"
         raise Refusal(NOT_READY, f"{what}: set cluster.port to auto, or free it")

@@ -1,24 +1,42 @@
-"""Watch thread of a node: writes beats, reads stops and signals, finds nodes that fell silent.
+"""Watch thread of a node: signs of life, stops and signals, nodes that fell silent.
 
-Each node writes beat/<index>.json. In a split run no srun watches over all groups, so each agent
-watches the beats of the other groups' first nodes by its own monotonic clock; a beat's own time is
-never compared, for clocks differ.
+    node 0   is the hub: looks at the state folder, seldom while all the others are connected,
+             and tells them at once what it finds there
+    others   are members: give it a sign of life now and then, and obey what it tells
+    files    beat/<index>.json and the state folder are for whoever has no connection, and for
+             `vjob`; with a connection a beat is written twice a minute and where it changed
+
+A connection (link.py) that is refused or breaks changes only how often files are written and read.
+In a split run no srun watches over all groups: node 0 watches the first nodes of the others, by
+their connection or their beat, and they watch each other by their beats where they have none. All
+do so by their own monotonic clock; a beat's own time is never compared, for clocks differ.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Callable
 
+from varuna_core.agent.meeting.link import (
+    BEATS_PER_SILENCE,
+    Hub,
+    Member,
+    find_silence_s,
+    publish_place,
+    raise_descriptor_limit,
+    read_place,
+)
 from varuna_core.agent.setup.site import STOPPED
-from varuna_core.records.exits import NODE_LOST
-from varuna_core.records.files import is_listed, read_json, write_json
+from varuna_core.records.exits import NODE_LOST, find_exited
+from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import NodePlan, Plan
-from varuna_core.records.requests import read_signal, read_stop, write_stop
+from varuna_core.records.requests import read_requests, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder
 
 POLL_S = 0.25
@@ -28,15 +46,27 @@ NODES_PER_POLL_S = 200.0
 
 MOST_POLL_S = 1.0
 
+FILE_S = 30.0
+"""Between two beats in a file where a connection tells the same."""
+LOOK_S, NODES_LOOK_S = 2.0, 15.0
+"""Between two looks of the hub while all are connected; fewer nodes share the load of it."""
+FULL_LOOK_S = 60.0
+"""Between two listings of a folder whose own time says that nothing landed in it."""
+
 
 class Peer:
-    """The beats of another group's first node, as seen from here."""
+    """The signs of life of another group's first node, as seen from here."""
 
     def __init__(self, node: NodePlan) -> None:
         self.node = node
         self._seen: tuple[Any, Any] | None = None
         self._changed = 0.0
         self._is_done = False
+        self._was_linked = False
+
+    def note_link(self, now: float) -> None:
+        """A sign of life by its connection: what its file says now is older."""
+        self._changed, self._was_linked = now, True
 
     def is_lost(self, beat: Any, now: float, lost_s: float) -> bool:
         """True if the silence since the last change is too long; `beat` is what the file says."""
@@ -53,14 +83,51 @@ class Peer:
             self._is_done = beat.get("state") == "done"
             mark = (beat.get("count"), beat.get("time"))
             if mark != self._seen:
-                self._seen, self._changed = mark, now
+                self._seen = mark
+                self._changed = self._changed if self._was_linked else now
+            self._was_linked = False
+
+
+class FolderNews:
+    """Tells by a folder's own times whether to list it: an open and an fstat.
+
+    Opening is what makes an NFS client ask the server. Times may be as coarse as a second or two,
+    so that a folder is listed once more when as much has passed.
+    """
+
+    COARSE_S = 2.0
+
+    def __init__(self, path: Path, full_s: float = FULL_LOOK_S) -> None:
+        """`full_s` between two listings that nothing calls for."""
+        self._path, self._full_s = path, full_s
+        self._mark: tuple[int, ...] = ()
+        self._changed = float("-inf")
+        self._is_settled = True
+        self._full_at = 0.0
+
+    def look(self, now: float) -> bool:
+        """OSError where the folder cannot be opened."""
+        fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+        finally:
+            os.close(fd)
+        mark = (found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns)
+        if mark != self._mark:
+            self._mark, self._changed, self._is_settled = mark, now, False
+        elif self._is_settled and now < self._full_at:
+            return False
+        else:
+            self._is_settled = now - self._changed >= self.COARSE_S
+        self._full_at = now + self._full_s
+        return True
 
 
 class AttemptWatch(threading.Thread):
     """Sets `stop` to what stop.json says and wakes the agent.
 
-    A beat says what `describe` tells, and comes at once where that has changed, and what `measure`
-    tells, which changes all the time.
+    A beat says what `describe` tells, and is written at once where that has changed, and what
+    `measure` tells, which changes all the time.
     """
 
     def __init__(
@@ -74,7 +141,11 @@ class AttemptWatch(threading.Thread):
         measure: Callable[[], dict[str, Any]],
         wake: Callable[[], None],
         forward: Callable[[int], None],
+        address: str | None = None,
+        manager: Path | None = None,
     ) -> None:
+        """`address` is node 0's, for a connection; of a run that may morph `manager` is the file
+        in which its manager publishes itself. Without both all goes by files."""
         super().__init__(name="watch", daemon=True)
         self.stop: dict[str, Any] | None = None
         self._plan, self._node, self._attempt = plan, node, attempt
@@ -83,64 +154,238 @@ class AttemptWatch(threading.Thread):
         self._wake, self._forward = wake, forward
         self._heard: set[str] = set()
         """Keys of the signals that the ranks got."""
+        self._signal: tuple[int, str] | None = None
+        """The last of them."""
         self._peers = list_peers(plan, node)
+        timing = plan.timing
+        self._silent_s = find_silence_s(timing.lost_s)
+        self._sign_s = self._silent_s / BEATS_PER_SILENCE
         self._poll_s = min(max(POLL_S, plan.num_nodes / NODES_PER_POLL_S), MOST_POLL_S)
+        self._file_s = max(timing.beat_s, min(FILE_S, timing.lost_s / 3))
+        self._look_s = max(LOOK_S, NODES_LOOK_S / plan.num_nodes)
+        self._address, self._manager = address, manager
+        self._hub: Hub | None = None
+        self._member: Member | None = None
+        self._callers: list[str] = []
+        """Who waits at the hub for our look."""
+        self._done: set[int] = set()
+        """Nodes that left the hub because their ranks have ended."""
+        self._is_linked = False
+        self._news = FolderNews(attempt.master.parent)
+        self._next_look = self._next_sign = self._next_beat = 0.0
+        self._looked = time.monotonic()
+        """When the folder was last there to be looked at."""
+        self._is_asked = False
         self._count = 0
         self._told: dict[str, Any] = {}
         self._gone_since: float | None = None
         self._ended = threading.Event()
+        self._bell, self._ringer = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._ringer, False)
 
     def run(self) -> None:
-        next_beat = 0.0
+        self._open_link()
         while not self._ended.is_set():
             now = time.monotonic()
+            self._exchange(now)
             # What changed is told at once: a rank that just got its handler can be asked to save.
-            if now >= next_beat or self._describe() != self._told:
+            if now >= self._next_beat or self._describe() != self._told:
                 self._beat("running")
-                next_beat = now + self._plan.timing.beat_s
+                self._next_beat = now + self._find_every_s()
             with contextlib.suppress(OSError):  # a file server that does not answer is asked again
                 self._look(now)
-            self._ended.wait(min(self._poll_s, self._plan.timing.beat_s))
+            self._answer(now)
+            self._wait(min(self._poll_s, self._plan.timing.beat_s, self._sign_s))
 
     def end(self) -> None:
         """The last beat says that silence from now on is right."""
         self._ended.set()
-        self.join(5)
+        self.look_now()
+        if self.is_alive():
+            self.join(5)
         self._beat("done")
+        if not self.is_alive():
+            self._close_link()
+
+    def look_now(self) -> None:
+        """Something new lies in the state folder, or may: from any thread."""
+        self._is_asked = True
+        with contextlib.suppress(OSError):
+            os.write(self._ringer, b"\0")
+
+    def _wait(self, seconds: float) -> None:
+        link = self._hub or self._member
+        select.select([self._bell, *([] if link is None else [link])], [], [], seconds)
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._bell, 4096):
+                pass
+
+    # The connection.
+
+    def _open_link(self) -> None:
+        path, name = self._attempt.link, f"node-{self._node.index}"
+        if self._manager is not None:
+            path, name = self._manager, f"attempt-{self._attempt.number}-{self._node.index}"
+        if self._manager is not None or (self._address is not None and self._node.index != 0):
+            self._member = Member(lambda: read_place(path), name, self._silent_s, self._complain)
+        elif self._address is not None:
+            self._listen(self._address)
+
+    def _listen(self, address: str) -> None:
+        try:
+            raise_descriptor_limit(self._plan.num_nodes)
+            others = self._plan.num_nodes - 1
+            self._hub = Hub(address, num_members=others, silent_s=self._silent_s)
+            publish_place(self._attempt.link, self._hub.place)
+        except OSError as error:
+            self._complain(f"no hub at {address} ({error}): files are used instead")
+            self._close_link()
+
+    def _close_link(self) -> None:
+        if self._member is not None:
+            self._member.send({"state": "done"})
+            self._member.close()
+        if self._hub is not None:
+            self._hub.close()
+            with contextlib.suppress(OSError):  # nobody is to call there any more
+                if read_place(self._attempt.link) == self._hub.place:
+                    self._attempt.link.unlink()
+        self._hub = self._member = None
+
+    def _exchange(self, now: float) -> None:
+        was_linked = self._is_linked
+        if self._hub is not None:
+            self._is_linked = self._serve(self._hub, now)
+        elif self._member is not None:
+            self._is_linked = self._follow(self._member, now)
+        if was_linked and not self._is_linked:
+            self._next_beat = self._next_look = now
+
+    def _serve(self, hub: Hub, now: float) -> bool:
+        """As the hub: True while all nodes that have not ended are connected."""
+        for name, line in hub.step(now):
+            kind, _, index = name.partition("-")
+            if line.get("look"):
+                self._is_asked = True
+                self._callers.append(name)
+            if kind == "node" and line.get("state") == "done":
+                self._done.add(int(index))
+        linked = {int(name[5:]) for name in hub.names if name.startswith("node-")}
+        for peer in self._peers:
+            if peer.node.index in linked:
+                peer.note_link(now)
+        return len(linked | self._done) >= self._plan.num_nodes - 1
+
+    def _follow(self, member: Member, now: float) -> bool:
+        """As a member: True while the hub is there, and vouches for what the files say."""
+        for line in member.step(now):
+            if line.get("topic") == "attempt":
+                self._obey(line.get("value"))
+        if not member.is_up:
+            return False
+        for peer in self._peers:
+            if peer.node.index == 0:
+                peer.note_link(now)
+        if self._is_asked:
+            self._is_asked = False
+            member.send({"look": True})
+        if now >= self._next_sign:
+            self._next_sign = now + self._sign_s
+            member.send({"sign": self._count})
+        return member.is_up
+
+    def _answer(self, now: float) -> None:
+        """Tell the members what the folder said."""
+        if self._hub is None:
+            return
+        asked = {"stop": self.stop, "signal": self._signal}
+        self._hub.say("attempt", {"attempt": self._attempt.number, "opened": self._opened, **asked})
+        if self.stop is not None:
+            self._looked = now
+        if now - self._looked <= self._look_s + self._silent_s:
+            self._hub.beat(now)
+        if not self._is_asked or self.stop is not None:
+            callers, self._callers = self._callers, []
+            for name in callers:
+                self._hub.answer(name, {"looked": True})
+
+    def _obey(self, value: Any) -> None:
+        if not isinstance(value, dict) or value.get("attempt") != self._attempt.number:
+            return
+        asked, stop = value.get("signal"), value.get("stop")
+        tries = [value.get("opened"), stop.get("opened") if isinstance(stop, dict) else None]
+        if any(opened not in (None, self._opened) for opened in tries):
+            return  # of another try of this attempt
+        if isinstance(asked, list) and len(asked) == 2:
+            self._pass_on((int(asked[0]), str(asked[1])))
+        if self.stop is None and isinstance(stop, dict) and isinstance(stop.get("code"), int):
+            self.stop = stop
+            self._wake()
+
+    # Files.
+
+    def _find_every_s(self) -> float:
+        """Until the next beat lands in a file."""
+        return self._file_s if self._is_linked else self._plan.timing.beat_s
 
     def _look(self, now: float) -> None:
-        if self.stop is not None:
+        if self.stop is not None or (self._member is not None and self._is_linked):
             return
-        self._miss_folder(now)
-        asked = read_signal(self._attempt)
-        if asked is not None and asked[1] not in self._heard:
-            self._heard.add(asked[1])
-            self._forward(asked[0])
-        self.stop = self.stop or read_stop(self._attempt, self._opened)
+        if now < self._next_look and not self._is_asked:
+            return
+        is_asked, self._is_asked = self._is_asked, False
+        try:
+            is_new = self._news.look(now)
+        except FileNotFoundError:
+            self._miss_folder(now)
+            return
+        except OSError:
+            self._is_asked = is_asked
+            raise
+        self._next_look = now + (self._look_s if self._is_linked else 0.0)
+        self._gone_since, self._looked = None, now
+        if is_new or is_asked or not self._is_linked:
+            self._read_state()
         if self.stop is None:
             for peer in self._peers:
-                path = self._attempt.beat(peer.node.index)
-                if peer.is_lost(read_json(path), now, self._plan.timing.lost_s):
+                if not self._is_peer_linked(peer) and self._is_lost(peer, now):
                     self._say_lost(peer.node)
         if self.stop is not None:
             self._wake()
 
+    def _read_state(self) -> None:
+        asked, stop = read_requests(self._attempt, self._opened)
+        if asked is not None:
+            self._pass_on(asked)
+        self.stop = self.stop or stop
+
+    def _pass_on(self, asked: tuple[int, str]) -> None:
+        self._signal = asked
+        if asked[1] not in self._heard:
+            self._heard.add(asked[1])
+            self._forward(asked[0])
+
+    def _is_peer_linked(self, peer: Peer) -> bool:
+        return self._hub is not None and f"node-{peer.node.index}" in self._hub.names
+
+    def _is_lost(self, peer: Peer, now: float) -> bool:
+        beat = read_json(self._attempt.beat(peer.node.index))
+        return peer.is_lost(beat, now, self._plan.timing.lost_s)
+
     def _miss_folder(self, now: float) -> None:
         """End where the run folder was removed: nobody could tell the run to end any other way."""
-        try:
-            os.stat(self._attempt.path)
-        except FileNotFoundError:
-            self._gone_since = now if self._gone_since is None else self._gone_since
-            if now - self._gone_since > self._plan.timing.lost_s:
-                reason = f"the run folder was removed: {self._attempt.path} is gone"
-                self.stop = {"kind": "cancel", "code": STOPPED, "reason": reason}
-                print(f"{self._host}: {reason}", file=sys.stderr, flush=True)
-        else:
-            self._gone_since = None
+        self._gone_since = now if self._gone_since is None else self._gone_since
+        self._next_look = now
+        if now - self._gone_since > self._plan.timing.lost_s:
+            reason = f"the run folder was removed: {self._attempt.path} is gone"
+            self.stop = {"kind": "cancel", "code": STOPPED, "reason": reason}
+            self._complain(reason)
+            self._wake()
 
     def _say_lost(self, node: NodePlan) -> None:
         # Its last beat may be on its way while its exits are there.
-        if all(is_listed(self._attempt.exit(rank)) for rank in node.ranks):
+        if find_exited(self._attempt, self._plan, node.ranks) == set(node.ranks):
             return
         where = f"node {node.index} of group {node.group.name}"
         silence = f"no sign of life for {self._plan.timing.lost_s:g} s"
@@ -153,8 +398,12 @@ class AttemptWatch(threading.Thread):
     def _beat(self, state: str) -> None:
         self._count += 1
         self._told = self._describe()
-        facts = {**self._told, **self._measure()}
+        facts = {**self._told, **self._measure(), "every_s": self._find_every_s()}
         write_beat(self._attempt, self._node.index, self._host, self._count, state, facts)
+
+    def _complain(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # srun may be gone, and with it our stderr
+            print(f"{self._host}: {text}", file=sys.stderr, flush=True)
 
 
 def write_beat(
@@ -169,7 +418,7 @@ def write_beat(
         "state": state,
     }
     with contextlib.suppress(OSError):  # on a full disk the next beat may land
-        write_json(attempt.beat(index), value)
+        write_json(attempt.beat(index), value, lasts=False)
 
 
 def list_peers(plan: Plan, node: NodePlan) -> list[Peer]:

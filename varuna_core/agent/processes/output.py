@@ -1,11 +1,11 @@
 """Output of the ranks, carried from their pipes into files by one thread.
 
-    rank 3 stdout ─► ranks/3.out (the bytes as they are)
-                  └► <node>.out  (whole lines, each with "3: " before it)
-                     <node>.times (when they were written)
+    rank 3 stdout ─► <node>.out    (whole lines, each with "3: " before it)
+                     <node>.times  (when they were written)
 
 Only this thread writes the node's logs, so lines never interleave; and a slow disk holds up the
-ranks at worst, not the agent's watch over them. Lines out of the pieces that a pipe delivers:
+ranks at worst, not the agent's watch over them. A log that outgrows `cluster.log_limit_mb` is cut
+in its middle. Lines out of the pieces that a pipe delivers:
 
     pieces   "lo" "ss 1\\nlos" "s 2\\n"     ->  "loss 1", "loss 2"
     no end   "Password: " ...1 s...       ->  "Password: "
@@ -15,14 +15,15 @@ ranks at worst, not the agent's watch over them. Lines out of the pieces that a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import threading
 import time
 from pathlib import Path
 
-from varuna_core.records.files import PRIVATE_FILE
-from varuna_core.records.logs.times import MARK_S, format_mark
+from varuna_core.records.files import PRIVATE_FILE, write_atomic
+from varuna_core.records.logs.times import CUT_NOTE, MARK_S, Cut, format_mark, move_marks
 from varuna_core.records.runfolder import AttemptFolder
 
 RETRY_S = 5.0
@@ -45,14 +46,16 @@ class Sink:
         self.trouble = ""
         """Why not."""
         self.size = 0
-        """Bytes that we wrote."""
+        """Of the file, which has one writer at a time."""
+        with contextlib.suppress(OSError):
+            self.size = os.stat(path).st_size
 
     def write(self, data: bytes) -> None:
         left = memoryview(data)
         if time.monotonic() >= self._retry:
             try:
                 if self._fd is None:
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
                     self._fd = os.open(self._path, flags, PRIVATE_FILE)
                 if self._says_loss and self._unsaid:
                     said = f"\nvjob: {self._unsaid} bytes are missing here: {self.trouble}\n"
@@ -75,6 +78,39 @@ class Sink:
 
 
 LONGEST = 64 * 1024
+LINE_BYTES = 2 * LONGEST
+"""In which a line ends, its tag included."""
+_COPY_BYTES = 1024 * 1024
+
+
+def cut_middle(path: Path, size: int, most: int, before: Cut | None) -> Cut | None:
+    """Cut the log down, in place: its first half stays, and of the rest the newest lines.
+
+    None where nothing is to be gained. Killed in between, it leaves some of the newest lines twice.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        place = _find_line(fd, most // 2) if before is None else before.place
+        begin = _find_line(fd, size - most // 4)
+        note_bytes = len(CUT_NOTE % 0)
+        end = place + note_bytes
+        lost = begin - place if before is None else begin - end + before.num_bytes
+        if begin <= end:
+            return None
+        os.pwrite(fd, CUT_NOTE % lost, place)
+        for at in range(begin, size, _COPY_BYTES):  # forward: what is copied over is copied already
+            os.pwrite(fd, os.pread(fd, min(_COPY_BYTES, size - at), at), at - begin + end)
+        os.ftruncate(fd, size - begin + end)
+        return Cut(place, begin, end, lost)
+    finally:
+        os.close(fd)
+
+
+def _find_line(fd: int, at: int) -> int:
+    """Where the next line begins."""
+    return at + os.pread(fd, LINE_BYTES, at).find(b"\n") + 1
+
+
 IDLE_S = 1.0
 """A line without an end is shown after so long a silence."""
 BAR_S = 5.0
@@ -145,10 +181,9 @@ _TICK_S = 0.25
 class _Stream:
     """One pipe of one rank."""
 
-    def __init__(self, rank: int, kind: str, raw: Sink) -> None:
+    def __init__(self, rank: int, kind: str) -> None:
         self.rank = rank
         self.kind = kind
-        self.raw = raw
         self.splitter = LineSplitter()
         self.last = b""
         """Last line with something in it."""
@@ -158,12 +193,16 @@ class _Stream:
 class Pump(threading.Thread):
     """The thread; `add` all pipes before `start`."""
 
-    def __init__(self, attempt: AttemptFolder, host: str) -> None:
+    def __init__(self, attempt: AttemptFolder, host: str, limit_mb: int | None = None) -> None:
+        """`limit_mb` for both logs together."""
         super().__init__(name="pump", daemon=True)
-        self._attempt = attempt
         self._merged = {
             kind: Sink(attempt.node_log(host, kind), says_loss=True) for kind in ("out", "err")
         }
+        self._attempt, self._host = attempt, host
+        self._most = None if limit_mb is None else (limit_mb << 20) // 2
+        self._cuts: dict[str, Cut] = {}
+        self._cut_at = dict.fromkeys(self._merged, self._most)
         self._times = Sink(attempt.node_log(host, "times"))
         self._marked = float("-inf")
         self._selector = selectors.DefaultSelector()
@@ -173,7 +212,7 @@ class Pump(threading.Thread):
     def add(self, rank: int, stdout: int, stderr: int) -> None:
         for kind, pipe in (("out", stdout), ("err", stderr)):
             os.set_blocking(pipe, False)
-            stream = _Stream(rank, kind, Sink(self._attempt.rank_log(rank, kind)))
+            stream = _Stream(rank, kind)
             self._streams.setdefault(rank, []).append(stream)
             self._selector.register(pipe, selectors.EVENT_READ, stream)
 
@@ -198,9 +237,9 @@ class Pump(threading.Thread):
             stream.ended.wait(max(deadline - time.monotonic(), 0))
         last = next(item.last for item in self._streams[rank] if item.kind == "err")
         text = last.decode("utf-8", "replace").strip()[:LAST_ERROR_CHARS]
-        dropped = sum(stream.raw.dropped for stream in self._streams[rank])
-        if dropped:
-            trouble = next(item.raw.trouble for item in self._streams[rank] if item.raw.dropped)
+        lossy = [sink for sink in self._merged.values() if sink.dropped]
+        if lossy:
+            dropped, trouble = sum(sink.dropped for sink in lossy), lossy[0].trouble
             text += f" (vjob could not write {dropped} bytes of its logs: {trouble})"
         return text.strip()
 
@@ -219,7 +258,6 @@ class Pump(threading.Thread):
             if not data:
                 self._end(key.fd, stream)
                 continue
-            stream.raw.write(data)
             self._write_lines(stream, stream.splitter.feed(data, time.monotonic()))
 
     def _end(self, pipe: int, stream: _Stream) -> None:
@@ -227,7 +265,6 @@ class Pump(threading.Thread):
         line = stream.splitter.flush()
         if line is not None:
             self._write_lines(stream, [line])
-        stream.raw.close()
         stream.ended.set()
 
     def _write_lines(self, stream: _Stream, lines: list[bytes]) -> None:
@@ -244,3 +281,26 @@ class Pump(threading.Thread):
             self._times.write(format_mark(time.time(), out, err))
         tag = b"%d: " % stream.rank
         self._merged[stream.kind].write(tag + (b"\n" + tag).join(lines) + b"\n")
+        self._bound(stream.kind)
+
+    def _bound(self, kind: str) -> None:
+        """Cut a log that has outgrown its limit, and move its marks."""
+        sink, most, cut_at = self._merged[kind], self._most, self._cut_at[kind]
+        if most is None or cut_at is None or sink.size <= cut_at:
+            return
+        path = self._attempt.node_log(self._host, kind)
+        self._cut_at[kind] = sink.size + most // 8  # where it cannot be cut now
+        with contextlib.suppress(OSError):
+            cut = cut_middle(path, sink.size, most, self._cuts.get(kind))
+            if cut is None:
+                return
+            self._cuts[kind], self._cut_at[kind] = cut, most
+            sink.size = cut.move(sink.size)
+            self._move_marks(("out", "err").index(kind), cut)
+
+    def _move_marks(self, column: int, cut: Cut) -> None:
+        path = self._attempt.node_log(self._host, "times")
+        data = move_marks(path.read_bytes(), column, cut)
+        write_atomic(path, data.decode("ascii", "replace"))
+        self._times.close()
+        self._times = Sink(path)

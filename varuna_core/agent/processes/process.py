@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, NoReturn, Sequence
 
 from varuna_core.agent.processes.proc import ContainerProcesses, list_below, list_stats
 
@@ -91,11 +91,10 @@ class RankProcess:
     def __init__(
         self, child: subprocess.Popen[bytes], inside: ContainerProcesses | None = None
     ) -> None:
-        assert child.stdout is not None and child.stderr is not None
         self._child, self._inside = child, inside
         self.pid = child.pid
-        self.stdout = child.stdout.fileno()
-        self.stderr = child.stderr.fileno()
+        self.stdout = -1 if child.stdout is None else child.stdout.fileno()
+        self.stderr = -1 if child.stderr is None else child.stderr.fileno()
 
     def poll(self) -> int | None:
         """The return code once it ended. What it left running in its group ends with it."""
@@ -181,10 +180,12 @@ def start_rank(
     inside: ContainerProcesses | None = None,
     *,
     waits: bool = False,
+    log: int | None = None,
 ) -> RankProcess:
     """Start a rank; call it from the main thread, as the rank dies with the thread that did.
 
-    One that `waits` reads from us what it is to do. OSError tells why it could not start.
+    One that `waits` reads from us what it is to do. With `log` it is no rank: it prints there, and
+    its errors are ours. OSError tells why it could not start.
     """
     agent = os.getpid()
 
@@ -201,8 +202,8 @@ def start_rank(
         subprocess.Popen(
             [_encode(word) for word in argv],
             stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE if log is None else log,
+            stderr=subprocess.PIPE if log is None else None,
             bufsize=0,
             env=_encode_environment(env),
             cwd=_encode(cwd),
@@ -211,6 +212,13 @@ def start_rank(
         ),
         inside,
     )
+
+
+def become(argv: Sequence[str], env: Mapping[str, str], cwd: str) -> NoReturn:
+    """Replace this process, with its terminal."""
+    os.chdir(_encode(cwd))
+    words = [_encode(word) for word in argv]
+    os.execvpe(words[0], words, _encode_environment(env))
 
 
 def start_agent(words: Sequence[str], *, waits: bool = False) -> subprocess.Popen[bytes]:
@@ -280,33 +288,33 @@ def adopt_orphans() -> None:
     set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_leftovers(patience_s: float, tidy_s: float = 0) -> list[str]:
-    """End every process below this one: TERM, patience, KILL. Returns who they were.
+def end_leftovers(patience_s: float, tidy_s: float = 0, *, spared: int | None = None) -> list[str]:
+    """End every process below this one but `spared`: TERM, patience, KILL. Returns who they were.
 
-    Nothing that this process still needs may run then. Those that end by themselves within
+    Nothing else that this process still needs may run then. Those that end by themselves within
     `tidy_s` are not spoken of.
     """
     deadline = time.monotonic() + tidy_s
-    while (found := _find_living()) and time.monotonic() < deadline:
+    while (found := _find_living(spared)) and time.monotonic() < deadline:
         time.sleep(_LEFTOVERS_POLL_S)
     if not found:
         return []
     _signal_all(list(found), signal.SIGTERM)
     deadline = time.monotonic() + min(patience_s, _LEFTOVERS_PATIENCE_S)
-    while _find_living() and time.monotonic() < deadline:
+    while _find_living(spared) and time.monotonic() < deadline:
         time.sleep(_LEFTOVERS_POLL_S)
     deadline = time.monotonic() + _LEFTOVERS_PATIENCE_S
-    while (rest := _find_living()) and time.monotonic() < deadline:
+    while (rest := _find_living(spared)) and time.monotonic() < deadline:
         _signal_all(list(rest), signal.SIGKILL)
         time.sleep(_LEFTOVERS_POLL_S)
     return [f"{pid} ({name})" for pid, name in sorted(found.items())]
 
 
-def _find_living() -> dict[int, str]:
+def _find_living(spared: int | None) -> dict[int, str]:
     """Everything below this process, by process id, with names. Reaps what has ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
     living = {pid: stat for pid, stat in list_stats().items() if stat.is_alive}
     names = {pid: living[pid].name for pid in list_below([os.getpid()], living)}
-    return {pid: name for pid, name in names.items() if name not in _SPARED}
+    return {pid: name for pid, name in names.items() if name not in _SPARED and pid != spared}

@@ -12,7 +12,7 @@ import os
 import select
 import signal
 import time
-from typing import Any
+from typing import Any, Sequence
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -48,9 +48,9 @@ class Signals:
         os.set_blocking(tether, False)
         self._tether, self._silence_s, self._heard = tether, silence_s, time.monotonic()
 
-    def wait(self, seconds: float) -> None:
-        """Return at a signal, at a `wake`, or after `seconds`."""
-        inputs = [self._reader] + ([] if self._tether is None else [self._tether])
+    def wait(self, seconds: float, also: Sequence[int] = ()) -> None:
+        """Return at a signal, at a `wake`, when one of `also` can be read, or after `seconds`."""
+        inputs = [self._reader, *also] + ([] if self._tether is None else [self._tether])
         select.select(inputs, [], [], max(seconds, 0))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._reader, 4096):

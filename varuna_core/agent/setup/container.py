@@ -44,6 +44,15 @@ _READ_IMAGE = (
     'done < "$vjob_file"; fi; done; '
     "unset vjob_file vjob_line vjob_name vjob_value; "
 )
+# A folder of that name in the root is no home: enroot's hook makes one that later runs share.
+_FIND_HOME = (
+    "vjob_home=/tmp; [ -r /proc/self/mountinfo ] || vjob_home=$HOME; "
+    "while read -r vjob_x vjob_x vjob_x vjob_x vjob_at vjob_x; do "
+    'case "$HOME/" in "$vjob_at"/*) vjob_home=$HOME ;; esac; '
+    "done 2>/dev/null </proc/self/mountinfo; "
+    '[ -d "$vjob_home" ] || vjob_home=/tmp; '
+    'export HOME="$vjob_home"; unset vjob_home vjob_at vjob_x; '
+)
 # apptainer shows the GPU driver's libraries there, and only images of its own making look.
 _LIBRARIES = (
     "[ ! -d /.singularity.d/libs ] || "
@@ -51,12 +60,20 @@ _LIBRARIES = (
 )
 
 
-def build_entry(env: Mapping[str, str], workdir: str, *, reads_image: bool) -> str:
-    """The code: the image's variables, ours over them, the home folder, the working directory."""
+def build_entry(
+    env: Mapping[str, str], workdir: str, *, reads_image: bool, python_path: str | None = None
+) -> str:
+    """The code: the image's variables, ours over them, the home folder, the working directory.
+
+    `python_path` comes before the PYTHONPATH of both.
+    """
     parts = [_READ_IMAGE] if reads_image else []
     parts.append(f': "${{PATH:={PATH}}}"; export PATH; ')
     parts += [_export(name, env[name]) for name in sorted(env) if _NAME.match(name)]
-    parts.append('[ -d "$HOME" ] || export HOME=/tmp; ')
+    if python_path is not None:
+        parts.append(_set("vjob_path", python_path))
+        parts.append('export PYTHONPATH="$vjob_path${PYTHONPATH:+:$PYTHONPATH}"; unset vjob_path; ')
+    parts.append(_FIND_HOME)
     parts.append(_LIBRARIES)
     parts.append(_set("vjob_folder", workdir))
     parts.append(
@@ -117,7 +134,7 @@ def _probe(site: Site, container: ContainerPlan) -> str | None:
     result = run(container.probe, timeout_s=PROBE_S, env=env, stopping=site.stopping)
     if result.code == 0:
         return None
-    return _last_words(result.err or result.out) or f"{container.probe[0]} ended badly"
+    return find_last_words(result.err or result.out) or f"{container.probe[0]} ended badly"
 
 
 def build_environment(container: ContainerPlan, own: Mapping[str, str]) -> dict[str, str]:
@@ -150,6 +167,7 @@ def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[
         "stage_map": site.plan.stage_map,
         "batch_share": str(_share_batch(site.plan)),
         "user": f"{os.getuid()}:{os.getgid()}",
+        "holder": str(site.facts.holder),
     }
     return tuple(re.sub(r"%\{(\w+)\}", lambda m: known.get(m[1], m[0]), word) for word in words)
 
@@ -196,7 +214,7 @@ def clean_container(site: Site, container: ContainerPlan, timeout_s: float) -> N
 def hold_lease(site: Site, lease: str) -> Iterator[None]:
     """While ranks run, `vjob container clean` leaves what they run in alone."""
     (path,) = fill_in([lease], site)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
         yield
@@ -225,10 +243,11 @@ def _run_step(
     if result.code == 0:
         return None
     how = f"exited {result.code}" if result.code is not None else "was ended, it took too long"
-    said = _last_words(result.err or result.out) or "without a word"
+    said = find_last_words(result.err or result.out) or "without a word"
     return f"{container.runtime} {how}: {said}"
 
 
-def _last_words(text: str) -> str:
+def find_last_words(text: str) -> str:
+    """The last three lines of what a command said, on one."""
     lines = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
     return " | ".join(list(lines)[-3:])

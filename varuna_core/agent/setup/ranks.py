@@ -18,6 +18,8 @@ from varuna_core.records.layout import locate_ranks
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
 
+STARTUP = "agent.pyz/varuna_core/trace/startup"
+"""In the run folder: what the ranks' Python reads first, for a timeline."""
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _STRAY = re.compile(
@@ -25,6 +27,8 @@ _STRAY = re.compile(
     r"PYTHON(HOME|STARTUP|EXECUTABLE)$|__PYVENV_LAUNCHER__$|TORCHELASTIC_|VJOB_"
 )
 _NETWORK = re.compile(r"(NCCL|GLOO|TP)_")
+_OF_HOOKS = re.compile(r"(NVIDIA|MELLANOX)_")
+"""Variables that hooks of container runtimes act on, before anything is inside."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,9 @@ def build_rank(
         **asked,
         **fixed,
     }
+    first = f"{meeting.run}/{STARTUP}" if plan.timeline else None
+    if first is not None and (container is None or container.step):
+        env["PYTHONPATH"] = ":".join(filter(None, (first, env.get("PYTHONPATH"))))
     if container is None:
         return RankStart(command, env, plan.workdir, ())
     network = {name for name in env if _NETWORK.match(name)}
@@ -90,10 +97,12 @@ def build_rank(
     entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
     if container.step:  # we are inside, and over the image's own variables are these
         return RankStart(command, env, container.workdir, tuple(sorted(entering)))
-    entry = build_entry(entering, container.workdir, reads_image=container.reads_image)
+    entry = build_entry(
+        entering, container.workdir, reads_image=container.reads_image, python_path=first
+    )
     runtime = build_environment(container, own)
-    # The runtime's own hooks look for these, such as NVIDIA_VISIBLE_DEVICES.
-    runtime.update({name: entering[name] for name in container.defaults})
+    hooked = {*container.defaults, *filter(_OF_HOOKS.match, asked)}
+    runtime.update({name: entering[name] for name in hooked})
     return RankStart(
         (*container.start, *ENTRY_COMMAND, *command),
         {**runtime, container.enter_as: entry},
@@ -184,4 +193,5 @@ def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, s
         "VJOB_NODE": meeting.host,
         "VJOB_GROUP": node.group.name,
         "VJOB_TRACE": str(meeting.trace / f"{rank}.jsonl"),
+        "VJOB_NODE_TRACE": str(meeting.trace / f"node-{node.index}.jsonl"),
     }

@@ -90,6 +90,8 @@ class Facts:
     interface: str | None = None
     gpus: int | None = None
     clock_offset_s: float | None = None
+    holder: int | None = None
+    """Pid of what holds the node's container open, where ranks enter one."""
 
 
 @dataclass(frozen=True)

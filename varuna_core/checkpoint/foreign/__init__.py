@@ -1,6 +1,7 @@
-"""Others' files: Hugging Face's folders of weights, both ways, and Varuna's checkpoints, read.
+"""Others' files: of Hugging Face, Megatron-LM and DeepSpeed both ways, and Varuna's, read.
 
-`weight_files.open_weights` reads a folder lazily for `Varuna(state_dict=...)`; `huggingface` and
-`varuna` make our checkpoints of theirs, and the former the other way. Imports `checkpoint.store`
-and `format`.
+`weight_files.open_weights` reads a folder lazily for `Varuna(state_dict=...)`; `huggingface`,
+`megatron`, `deepspeed` and `varuna` make our checkpoints of theirs, and all but the last the other
+way. `pickles` and `distcp` read what others pickled, and nothing of it runs. Imports
+`checkpoint.store` and `format`.
 """

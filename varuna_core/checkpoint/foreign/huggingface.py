@@ -10,14 +10,12 @@ that the built-in program would compute otherwise is refused with the reason.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from torch import Tensor
@@ -36,7 +34,7 @@ from varuna_core.checkpoint.foreign.names import (
 )
 from varuna_core.checkpoint.foreign.weight_files import INDEX, SINGLE, StoredWeights, open_weights
 from varuna_core.checkpoint.format.box import Box, whole
-from varuna_core.checkpoint.format.document import sync_folder
+from varuna_core.checkpoint.format.document import make_folder
 from varuna_core.checkpoint.format.entries import DTYPES, Entry, write_file
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import WEIGHT, find_leads
@@ -173,15 +171,16 @@ def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None)
     ):
         if vocab < sizes.vocab:
             raise CheckpointError(f"vocab {vocab}: the folder has {sizes.vocab} words")
-        return _with_rows(entry, vocab)
+        return with_rows(entry, vocab)
     if entry.name == "positions.weight" and sequence not in (None, sizes.sequence):
         if sequence > sizes.sequence:
             raise CheckpointError(f"sequence {sequence}: the folder has {sizes.sequence} positions")
-        return _with_rows(entry, sequence)
+        return with_rows(entry, sequence)
     return entry
 
 
-def _with_rows(entry: Entry, rows: int) -> Entry:
+def with_rows(entry: Entry, rows: int) -> Entry:
+    """The first rows of it, and rows of zeros where it has fewer."""
     shape = (rows, *entry.shape[1:])
 
     def load() -> Tensor:
@@ -212,13 +211,10 @@ def export_folder(
     `config` of the model, a file or a folder. `vocab` leaves out words that were added, `prefix`
     what does not begin so: the model was a part of the one that trained.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise CheckpointError(f"{target} is there already and not empty: name a new folder")
-    if config is not None:
-        read_config(config)  # before anything is written
-    part = target.with_name(f".{target.name}.{uuid4().hex}.part")
-    part.mkdir(parents=True)
-    try:
+    with make_folder(target) as part:
+        if config is not None:
+            read_config(config)  # before anything is written
+        part.mkdir(parents=True)
         with CheckpointReader(folder) as reader:
             entries, made = _take_model(reader, config, heads, vocab, dtype, prefix)
             entries = [_cast(entry, TYPES[dtype]) for entry in entries]
@@ -229,11 +225,6 @@ def export_folder(
             for pattern in BESIDE:
                 for path in config.glob(pattern):
                     shutil.copyfile(path, part / path.name)
-        sync_folder(part)
-        os.rename(part, target)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    sync_folder(target.parent)
     return sorted(path.name for path in target.iterdir())
 
 
@@ -265,7 +256,7 @@ def _take_model(
     if given is not None:
         _refuse_differences(program, given, reader.folder)
         heads = heads or read_sizes(program, given)[1]
-    heads = heads or _find_heads(reader)
+    heads = heads or find_heads(reader)
     if sizes.hidden % heads:
         raise CheckpointError(f"{heads} heads do not divide the model's width of {sizes.hidden}")
     kept = sizes.vocab if vocab is None else vocab
@@ -293,7 +284,7 @@ def _take_named(reader: CheckpointReader, names: Iterable[str], prefix: str) -> 
         raise CheckpointError(f"{reader.folder} has no name that begins with {prefix!r}")
 
 
-def _find_heads(reader: CheckpointReader) -> int:
+def find_heads(reader: CheckpointReader) -> int:
     user = reader.state.user
     model = user.get("model") if isinstance(user, dict) else None
     heads = model.get("heads") if isinstance(model, dict) else None

@@ -10,7 +10,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
+import shutil
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +28,8 @@ from varuna_core.records.files import write_atomic
 VERSION = 1
 MARK = "varuna_checkpoint"
 READABLE = 0o666
-"""Less the user's umask: a checkpoint is for those to read who may read its folder."""
+"""Less the user's umask. Who may read a checkpoint is said by the folder of them all, which is its
+owner's alone (0700) where it is made here."""
 
 
 def crc_text(data: Any) -> str:
@@ -50,8 +55,11 @@ def write_document(path: Path, what: str, content: Any, durable: bool = True) ->
 
 def write_part(path: Path, what: str, content: Any) -> Path:
     """The document under a name beside its own, to be renamed; not yet on the disk."""
-    part = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.part")
-    part.write_text(json.dumps(_seal(what, content)) + "\n")
+    who = f"{os.uname().nodename}.{os.getpid()}.{secrets.token_hex(8)}"
+    part = path.with_name(f".{path.name}.{who}.part")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, READABLE)
+    with os.fdopen(fd, "w", encoding="utf-8") as handle:
+        handle.write(json.dumps(_seal(what, content)) + "\n")
     return part
 
 
@@ -99,3 +107,18 @@ def sync_folder(path: Path) -> None:
             raise
     finally:
         os.close(fd)
+
+
+@contextmanager
+def make_folder(target: Path) -> Iterator[Path]:
+    """A new folder under another name, which gets this one once it is whole."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target} is there already and not empty: name a new folder")
+    part = target.with_name(f".{target.name}.{secrets.token_hex(16)}.part")
+    try:
+        yield part
+        sync_folder(part)
+        os.rename(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    sync_folder(target.parent)

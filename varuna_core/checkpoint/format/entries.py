@@ -181,7 +181,7 @@ def write_file(
     head, laid = lay_out([(key_of(e), e.dtype, e.box.extent) for e in entries], notes)
     pieces = []
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, READABLE)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, READABLE)
     except FileExistsError as error:
         raise CheckpointError(
             f"{path} is there already: two ranks write it (say shared=True in both), or an earlier "

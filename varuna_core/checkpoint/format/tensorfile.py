@@ -1,6 +1,7 @@
 """The safetensors layout: eight bytes of length, a JSON header, the tensors' bytes without holes.
 
-Written by hand because the library writes without fsync and checksums; docs/decisions.md.
+Written by hand because the library writes without fsync and checksums;
+docs/decisions/checkpoints.md.
 Little endian, as every machine that torch trains on.
 """
 

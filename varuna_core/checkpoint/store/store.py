@@ -39,6 +39,7 @@ from varuna_core.checkpoint.format.errors import (
     FolderTaken,
     ForeignCheckpoint,
     NoCheckpoint,
+    NotSaved,
 )
 from varuna_core.checkpoint.format.manifest import (
     HeldFile,
@@ -54,7 +55,7 @@ from varuna_core.checkpoint.format.manifest import (
 )
 from varuna_core.checkpoint.format.tensorfile import read_head
 from varuna_core.records.checkpoints import MANIFEST, NAME, Complete, list_complete, name_of
-from varuna_core.records.files import list_names, write_first
+from varuna_core.records.files import PRIVATE_FOLDER, list_names, write_first
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,12 @@ def compare_sizes(folder: Path, manifest: Manifest) -> list[str]:
     return wrong
 
 
+def make_store(path: Path) -> None:
+    """The folder of checkpoints, its owner's alone where it is not there yet: weights and data are
+    nobody else's, unless a chmod of this folder says so."""
+    path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+
+
 class SaveFolder:
     """One save on its way: the same folder for all ranks, under its partial name."""
 
@@ -151,6 +158,7 @@ class SaveFolder:
 
     def make(self) -> None:
         """Fine if another rank was first."""
+        make_store(self.path.parent)
         self.markers.mkdir(parents=True, exist_ok=True)
         if not (self.path / "save.json").exists():
             write_document(self.path / "save.json", "save", vars(self.save), durable=False)
@@ -219,9 +227,11 @@ class SaveFolder:
         return self._is_ours
 
     def _write_manifest(self) -> None:
-        first, *others = [self._read_marker(name) for name in self._list_markers()]
+        markers = [self._read_marker(name) for name in self._list_markers()]
+        if not markers or len(markers) < markers[0].world_size:  # all were there a moment ago
+            raise NotSaved(f"{self.markers} cannot be listed")
         try:
-            manifest = add_up([first, *others])
+            manifest = add_up(markers)
         except CheckpointError:  # the parts make no whole, whoever adds them up
             shutil.rmtree(self.path, ignore_errors=True)
             raise
@@ -232,7 +242,7 @@ class SaveFolder:
         if self.is_published():
             return True
         if not self.path.exists():
-            raise CheckpointError(
+            raise NotSaved(
                 f"{self.path} was removed before it was complete: another rank failed to write, "
                 f"or another job saves into {self.store}"
             )
@@ -272,7 +282,7 @@ class SaveFolder:
         sync_folder(self.store)
 
     def describe_taken(self, there: Save | None) -> str:
-        whose = f"of job {there.job}" if there else "of which nobody knows whose it is"
+        whose = f"of job {there.job}" if there else "whose owner is not known"
         return (
             f"{self.final} is there already, {whose}, which this training (job {self.save.job}) "
             "does not continue: save into another folder, or move it away"
@@ -341,7 +351,7 @@ class Owner:
 
     def claim(self) -> None:
         """Claim the folder; called by rank 0 before its first save."""
-        self.store.mkdir(parents=True, exist_ok=True)
+        make_store(self.store)
         found = [read_save(complete.path) for complete in list_complete(self.store)]
         others = sorted({save.job for save in found if save and save.line != self.line})
         if others:

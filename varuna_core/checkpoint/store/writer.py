@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import logging
 import os
 import tempfile
@@ -29,11 +30,16 @@ import torch
 from torch import Tensor
 
 from varuna_core.checkpoint.format.entries import DTYPES, CheckpointPart, Entry, write_file
-from varuna_core.checkpoint.format.errors import CheckpointError, FolderTaken
+from varuna_core.checkpoint.format.errors import (
+    CheckpointError,
+    FolderTaken,
+    NotSaved,
+    build_error,
+)
 from varuna_core.checkpoint.format.manifest import Marker, Save
 from varuna_core.checkpoint.format.plain import to_plain
 from varuna_core.checkpoint.store.store import Owner, SaveFolder, read_save
-from varuna_core.records.files import list_names
+from varuna_core.records.files import find_errno, list_names
 
 ALIGN = 64
 
@@ -150,6 +156,9 @@ class CheckpointWriter:
         self._count = 0
         self._claimed = False
         self._last: SaveFolder | None = None
+        self._given_up: list[SaveFolder] = []
+        """Of saves that this rank could not add its part to: they never become complete."""
+
         self._background = background or tempdir is not None
         self._staging = Staging(Path(tempdir) if tempdir is not None else None)
         self._thread: threading.Thread | None = None
@@ -181,7 +190,12 @@ class CheckpointWriter:
         if not self._background:
             self._write(folder, part)
             return folder
-        part = replace(part, segments=self._staging.take(part.segments))
+        try:
+            part = replace(part, segments=self._staging.take(part.segments))
+        except OSError as error:
+            self._give_up(folder)
+            text = f"iteration {part.iteration} was not saved by rank {self.rank}"
+            raise build_error(error, f"{text}: {self._staging.folder}: {error}") from error
         self._thread = threading.Thread(
             target=self._write_beside, args=(folder, part), name="checkpoint"
         )
@@ -202,14 +216,15 @@ class CheckpointWriter:
         self.wait()
         self._settle()
 
-    def wait(self) -> None:
-        """Until this rank's last save is written; raises its error."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    def wait(self) -> bool:
+        """Until this rank's last save is written; raises its error. True if there was one."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
         error, self._error = self._error, None
         if error is not None:
             raise error
+        return thread is not None
 
     def close(self) -> None:
         """As `finish`; no more saves follow."""
@@ -229,22 +244,34 @@ class CheckpointWriter:
             raise
         except CheckpointError as error:
             log.warning("%s", error)  # this one will take its place
-        if self.rank == 0:
-            self._look_around(folder)
+        while self._given_up:  # other ranks may have written into it since
+            self._given_up.pop().take_back()
+        is_begun = False
         try:
+            if self.rank == 0:
+                self._look_around(folder)
+            is_begun = True
             write_rank(folder, part, self.rank, self.world_size)
+        except FolderTaken:
+            raise
         except (OSError, CheckpointError) as error:
             if folder.is_marked:
                 self._last = folder
-            is_taken_back = isinstance(error, FileNotFoundError) and not folder.path.exists()
-            folder.take_back()
-            why = f": {error}"
+            # A third rank that has yet to see it may have made the folder again.
+            is_taken_back = is_begun and find_errno(error) == errno.ENOENT
+            self._give_up(folder)
+            text = f"iteration {part.iteration} was not saved by rank {self.rank}"
             if is_taken_back:
-                why = ", for another rank could not save its part and took all of it back"
-            text = f"iteration {part.iteration} was not saved by rank {self.rank}{why}"
-            raise CheckpointError(text) from error
+                why = "another rank could not save its part and took all of it back"
+                raise NotSaved(f"{text}, for {why}") from error
+            raise build_error(error, f"{text}: {error}") from error
         self._last = folder
         self._complete(folder)
+
+    def _give_up(self, folder: SaveFolder) -> None:
+        folder.take_back()
+        if not folder.is_marked:
+            self._given_up.append(folder)
 
     def _look_around(self, folder: SaveFolder) -> None:
         if self._claimed:
@@ -266,9 +293,10 @@ class CheckpointWriter:
         except (OSError, CheckpointError) as error:
             stay = "; its parts stay, and the next save tries again" * folder.path.exists()
             iteration = folder.save.iteration
-            raise CheckpointError(
-                f"rank {self.rank} could not complete iteration {iteration}: {error}{stay}"
-            ) from error
+            text = f"rank {self.rank} could not complete iteration {iteration}: {error}{stay}"
+            if find_errno(error) == errno.ENOENT:  # taken back, and begun again by a third rank
+                raise NotSaved(text) from error
+            raise build_error(error, text) from error
         try:
             if self.keep is not None:
                 self._owner.keep(self.keep, folder.save)

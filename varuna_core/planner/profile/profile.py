@@ -259,7 +259,7 @@ class Profile:
         if len(sizes) == 1:
             raise MissingData(
                 f"the profile has {kind}, tensor degree {tensor}, at micro-batch {sizes[0]} alone: "
-                f"{micro_batch} cannot be told from it; profile one more size"
+                f"{micro_batch} cannot be derived from it; profile one more size"
             )
         above = next((i for i, size in enumerate(sizes) if size > micro_batch), len(sizes) - 1)
         low, high = sizes[max(0, above - 1)], sizes[max(1, above)]

@@ -1,4 +1,5 @@
-"""Samples of GPUs as gpustat prints them: written by the agent, read by status and the report.
+"""Samples of GPUs as gpustat prints them: of <node>.gpu in folders of before and of others, and as
+status shows the agent's JSON lines.
 
 n061  Thu Jun  1 16:08:12 2023  535.54.03           a heading: gpustat's own alone
 [0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |
@@ -22,7 +23,8 @@ _LINE = re.compile(
     r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB([^\n]*)"
 )
 _HEADING = re.compile(r"\S+ +(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\b")
-_USER = re.compile(r"[\w.-]+\(\d+M\)")
+_USER = re.compile(r"[\w.-]\(\d+M\)")
+"""The end of a user's name, and the memory behind it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,22 @@ def format_line(gpu: Mapping[str, Any]) -> str:
     busy = _format(gpu["utilization"]).rjust(3)
     used, total = (_format(gpu[key]).rjust(5) for key in ("memory_used_mb", "memory_total_mb"))
     return f"[{gpu['index']}] {gpu['name']:<16} | {heat}'C, {busy} % | {used} / {total} MB |\n"
+
+
+def render_sample(sample: Mapping[str, Any]) -> str:
+    """Lines of a sample of the agent as gpustat prints them; one for the processors where there is
+    no GPU."""
+    if not sample["gpus"]:
+        cpu = {
+            "index": CPU,
+            "name": f"{sample.get('num_cpus', '?')} processors",
+            "temperature": None,
+            "utilization": sample["cpu_percent"],
+            "memory_used_mb": sample["memory_used_mb"],
+            "memory_total_mb": sample["memory_total_mb"],
+        }
+        return format_line(cpu)
+    return "".join(format_line(gpu) for gpu in sample["gpus"])
 
 
 def find_lines(text: str) -> Iterator[Match[str]]:

@@ -7,7 +7,7 @@ from typing import Tuple
 
 _TOKEN = re.compile(
     r"\\(?P<escape>.)"
-    r"|\[\^?\]?(?:\\.|[^\]\\])*\]"
+    r"|\[\^?\]?(?:\\.|[^\]\\]){0,200}\]"
     r"|(?P<look>\(\?(?:[=!]|<[=!]))"
     r"|(?P<open>\((?:\?(?::|[aimsx]+:|P<\w+>))?)"
     r"|(?P<close>\))"

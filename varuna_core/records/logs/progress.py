@@ -43,7 +43,7 @@ _NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
 """Behind a bar of tqdm that stands below another one, such as that of an evaluation."""
 _TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default)?(?:rank)?(\d{1,7})\]:? ?)")
 _WORD = r"[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z])"
-_NUMBER = rf"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
+_NUMBER = rf"([-+]?(?:\d[\d,]{{0,30}}(?:\.\d{{0,30}})?|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
 _FRACTION = rf"([-+]?(?:\d*\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)|{_WORD})"
 _STEP = re.compile(
     r"(?<![\w/.-])(?:global[_ ]?step|train(?:ing)?[_ ]step|steps?|iteration|iter|batch)['\"]?"
@@ -65,11 +65,11 @@ _NOT_DONE = re.compile(
 """Before a step that the line mentions and that was not done."""
 _BAR = re.compile(
     r"^(.{0,80}?)[ :]*(\d{1,3})%\|[^|]{0,400}\| *(\d[\d,]{0,14})/(\d[\d,]{0,14}) "
-    r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d+\.?\d*|\?) ?([^\s,\]]{1,20}))?([^\]]*)"
+    r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d{1,30}(?:\.\d{0,30})?|\?) ?([^\s,\]]{1,20}))?([^\]]*)"
 )
 _BAR_WITHOUT_END = re.compile(
     r"^(.{0,80}?)[ :]*\b(\d{1,15}) ?(?:it|steps?) \[[\d:]+, *"
-    r"(\d+\.?\d*|\?) ?([^\s,\]]{1,20})([^\]]*)\]"
+    r"(\d{1,30}(?:\.\d{0,30})?|\?) ?([^\s,\]]{1,20})([^\]]*)\]"
 )
 _UNITS = re.compile(r"it/s|s/it|(?:steps?|iters?|batch(?:es)?|ba)/s|s/(?:step|iter|batch)")
 _BAR_OF_STEPS = re.compile(
@@ -85,10 +85,10 @@ _BAR_OF_OTHERS = re.compile(
 _KERAS = re.compile(
     r"^\W{0,4}(\d{1,9})/(\d{1,9}) (?:[━─=>.\[\] ]{3,80} ?(?:- )?(?:ETA: )?|- )[\d:]{1,9}s?(?= )(.*)"
 )
-_PER_STEP = re.compile(r"(\d+\.?\d*)(us|ms|s)/step")
+_PER_STEP = re.compile(r"(\d{1,30}(?:\.\d{0,30})?)(us|ms|s)/step")
 _RICH = re.compile(
     r"^\W{0,4}Epoch (\d{1,6})/(\d{1,6}) {1,8}[━╺╸ ]{1,200} "
-    r"(\d{1,9})/(\d{1,9}) .{0,40}? (\d+\.?\d*)(it/s)(.*)"
+    r"(\d{1,9})/(\d{1,9}) .{0,40}? (\d{1,30}(?:\.\d{0,30})?)(it/s)(.*)"
 )
 _IN_EPOCH = re.compile(
     r"^\W{0,4}(?:Train: ?)?Epoch:? ?\[(\d{1,6})(?:/(\d{1,6}))?\] {0,4}"
@@ -97,20 +97,20 @@ _IN_EPOCH = re.compile(
 _EPOCH = re.compile(
     r"\bepochs?['\"]?[ :=#]*\[?(\d{1,6})(?: ?(?:/|of) ?(\d{1,6}))?(?![\d.%])", re.IGNORECASE
 )
-_DICT = re.compile(r"\{.*'(?:train_)?loss': ")
+_DICT = re.compile(r"\{[^{]*'(?:train_)?loss': ")
 _AFTER = re.compile(
     r"\b(?:eval|valid|validation|validate|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
 )
 """Of an evaluation, or of all steps once the training is over."""
 _EVALUATED = re.compile(
     r"\b(?:eval|val|valid|validation|test|dev)[_ /-]?(?:\w{1,20}_)?(?:loss|time|ppl)['\"]?"
-    rf"\s*[:=]?\s*['\"]?{_NUMBER}",
+    rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?{_NUMBER}",
     re.IGNORECASE,
 )
 
 # How trainers spell what a step has.
 
-_BETWEEN = r"['\"]?\s*[:=]?\s*\[*['\"]?"
+_BETWEEN = r"['\"]?\s{0,9}[:=]?\s{0,9}\[*['\"]?"
 _LOSS = re.compile(
     r"(?<![\w/])(?:train(?:ing)?[_/ ]|reduced_train_|lm[_ ]|avg_|global_avg_|total_)?loss['\"]?"
     rf"(?: train| value)?(?:\s*[:=]\s*\[?['\"]?{_NUMBER}|\s+\[?{_FRACTION})",
@@ -131,10 +131,10 @@ _SKIPPED = re.compile(r"skipped(?: iterations)?['\"]?\s*[:=]\s*(\d{1,9})", re.IG
 _TIME = re.compile(
     r"(?:elapsed[_ ]time[_ ]per[_ ]iter(?:ation)?|iter(?:ation)?[_ ]time|step[_ ]time|time/step|"
     r"time[_ ]per[_ ]step|train_step_timing|dt|(?<=, )time(?= \d))[_ ]?(?:in |\()?(ms|sec|s)?\)?"
-    rf"\s*[:=]?\s*{_NUMBER} ?(ms|sec|s)?\b",
+    rf"\s{{0,9}}[:=]?\s{{0,9}}{_NUMBER} ?(ms|sec|s)?\b",
     re.IGNORECASE,
 )
-_RATE = re.compile(r"(\d+\.?\d*) ?(it/s|s/it|steps?/s|iters?/s)\b")
+_RATE = re.compile(r"(\d{1,30}(?:\.\d{0,30})?) ?(it/s|s/it|steps?/s|iters?/s)\b")
 _HEAD = re.compile(r"\biteration +\d+/ *\d+ *\|")
 _CLOSED = ("elapsed time per ", "lm loss", *LABELS)
 """Fields that Megatron ends with a bar: where none follows, the number may be cut."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Deque, Dict, Optional, Pattern, Tuple
+from typing import Any, Deque, Dict, Mapping, Optional, Pattern, Tuple
 
 from varuna_core.records.logs.progress import (
     NO_STEP,
@@ -60,6 +60,12 @@ class Told:
     """Steps that the time is the mean of, where it is by the times of writing."""
     strength: int
     """LINE, BAR or UNNAMED."""
+
+
+_STATE = (
+    "strength", "num_steps", "last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
+    "_is_new_epoch", "_anchor",
+)  # fmt: skip
 
 
 class StepReader:
@@ -120,6 +126,20 @@ class StepReader:
             return None
         told = self._place(found, at, slack_s)
         return replace(told, is_anew=True) if told is not None and is_surer else told
+
+    def save(self) -> Dict[str, Any]:
+        """Its state as JSON has it, for `go_on`."""
+        found = {name: getattr(self, name) for name in _STATE}
+        turns = [[rank, count] for rank, count in self._turns.items()]
+        return {**found, "_turns": turns, "_recent": list(self._recent)}
+
+    def go_on(self, saved: Mapping[str, Any]) -> None:
+        """As another one that had read what came before."""
+        for name in _STATE:
+            value = saved[name]
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
+        self._turns = {rank: count for rank, count in saved["_turns"]}
+        self._recent = deque(saved["_recent"], maxlen=RECENT)
 
     def pause(self) -> None:
         """A checkpoint or an evaluation: no step is blamed for the time up to the next line."""

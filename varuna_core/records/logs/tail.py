@@ -5,10 +5,14 @@ Log lines go to a terminal: whatever could move its cursor or set its title is m
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO
+
+from varuna_core.records.files import open_file
 
 TAIL_BYTES = 64 * 1024
 READ_BYTES = 4 * 1024 * 1024
@@ -16,23 +20,44 @@ SKIP_BYTES = 16 * 1024 * 1024
 """As far back as `--lines` looks."""
 LONGEST = 1024 * 1024
 """Bytes of a line without an end; then it counts as one, and its rest as another."""
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+ANCHOR_BYTES = 256
+SAVED_BYTES = 64
+"""Of an anchor that is kept in a file."""
+SMALLEST_CUT = 64 * 1024
+"""A log that was cut is never smaller."""
+MOVED_BYTES = 256 * 1024 * 1024
+"""As far back as a place is looked for in a log that was cut."""
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def clean(text: str) -> str:
-    """Escapes and control characters as `\\x1b`; tabs stay."""
-    return CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
+    """Escapes, control characters and marks that turn text around as `\\x1b`; tabs stay."""
+    return CONTROL.sub(lambda match: _spell(ord(match.group())), text)
+
+
+def clean_name(text: str) -> str:
+    """`clean` for what must stay in its line, such as the name of a file."""
+    return clean(text).replace("\n", "\\n")
+
+
+def _spell(code: int) -> str:
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
 
 
 def last_lines(path: Path, count: int) -> list[str]:
     """The last lines; of a progress bar only its last state. Missing files have none."""
     try:
-        with path.open("rb") as handle:
+        with open_file(path) as handle:
             size = os.fstat(handle.fileno()).st_size
             handle.seek(max(0, size - TAIL_BYTES))
             data = handle.read(TAIL_BYTES)
     except OSError:
         return []
+    return show_lines(data, count)
+
+
+def show_lines(data: bytes, count: int) -> list[str]:
+    """The last lines of some bytes, made harmless; empty ones are left out."""
     lines = [line.rpartition(b"\r")[2] or line for line in data.rstrip(b"\r\n").split(b"\n")]
     shown = [clean(line.decode(errors="replace")) for line in lines if line.strip()]
     return shown[-count:] if count else []
@@ -59,11 +84,15 @@ class Follower:
         self._read_bytes = read_bytes
         self._offset = 0
         self._rest = b""
+        self._first = b""
+        self._last = b""
+        """The last bytes that were read: by them the place is found again in a log that was cut."""
         if start_lines is not None:
             self._skip_to_last(start_lines, within_bytes)
 
     def read(self, *, final: bool = False) -> Iterator[str]:
-        """New lines. A file that shrank was written anew and is read from its start."""
+        """New lines. A small file that shrank was written again and is read from its start; a large
+        one was cut, and is followed where it goes on."""
         return (line for _, line in self.read_placed(final=final))
 
     def read_placed(self, *, final: bool = False) -> Iterator[tuple[int, str]]:
@@ -74,12 +103,23 @@ class Follower:
             rest, self._rest = self._rest, b""
             yield self._offset - len(rest), _decode(rest)
 
+    def save(self) -> list[Any]:
+        """Where the next whole line begins, for `go_on`."""
+        rest = len(self._rest)
+        last = self._last[: max(0, len(self._last) - rest)][-SAVED_BYTES:]
+        return [self._offset - rest, base64.b64encode(last).decode()]
+
+    def go_on(self, saved: Any) -> None:
+        """Begin where another one was, in the same file as it is by now."""
+        offset, last = saved
+        self._offset, self._last = int(offset), base64.b64decode(last)
+
     def _read_some(self) -> list[tuple[int, str]] | None:
         """The whole lines of the next piece; None at the end of the file."""
         try:
-            with self.path.open("rb") as handle:
-                if os.fstat(handle.fileno()).st_size < self._offset:
-                    self._offset, self._rest = 0, b""
+            with open_file(self.path) as handle:
+                if not self._is_in_place(handle):
+                    self._find_again(handle)
                 handle.seek(self._offset)
                 data = handle.read(self._read_bytes)
         except OSError:
@@ -88,6 +128,7 @@ class Follower:
             return None
         place = self._offset - len(self._rest)
         self._offset += len(data)
+        self._last = (self._last + data)[-ANCHOR_BYTES:]
         *lines, self._rest = (self._rest + data).split(b"\n")
         found = []
         for line in lines:
@@ -98,9 +139,36 @@ class Follower:
             self._rest = b""
         return found
 
+    def _is_in_place(self, handle: BinaryIO) -> bool:
+        """False where what was read last does not stand before our place any more."""
+        if not self._first:
+            self._first = handle.read(ANCHOR_BYTES)
+        if os.fstat(handle.fileno()).st_size < self._offset:
+            return False
+        handle.seek(self._offset - len(self._last))
+        return handle.read(len(self._last)) == self._last
+
+    def _find_again(self, handle: BinaryIO) -> None:
+        """Go on in a file that is another, or that was cut (`cluster.log_limit_mb`)."""
+        first = handle.read(ANCHOR_BYTES) if handle.seek(0) == 0 else b""
+        size = handle.seek(0, 2)
+        if not first.startswith(self._first) or size < SMALLEST_CUT:
+            self._offset, self._rest, self._last, self._first = 0, b"", b"", first
+            return
+        end = size
+        while end > 0 and size - end < MOVED_BYTES and self._last:
+            begin = max(0, end - READ_BYTES)
+            handle.seek(begin)
+            at = handle.read(end - begin).rfind(self._last)
+            if at >= 0:
+                self._offset = begin + at + len(self._last)
+                return
+            end = begin + len(self._last) if begin else 0
+        self._offset, self._rest, self._last = size, b"", b""
+
     def _skip_to_last(self, count: int, within_bytes: int) -> None:
         try:
-            with self.path.open("rb") as handle:
+            with open_file(self.path) as handle:
                 size = os.fstat(handle.fileno()).st_size
                 first = max(0, size - within_bytes)
                 handle.seek(first)

@@ -5,8 +5,9 @@
     1700000000.512 0 0          what follows byte 0 of .out and byte 0 of .err came then or later
     1700000001.730 8123 410
 
-Four marks a second at most. Offsets between clocks follow from messages there and back, as NTP
-reckons them; who sends what is the runtime's affair:
+Four marks a second at most; where a log is cut in its middle they move with its lines. Offsets
+between clocks follow from messages there and back, as NTP reckons them; who sends what is the
+runtime's affair:
 
 own clock        asked ──┐                   ┌─► answered
 rank 0's clock           └─► heard ─ replied ┘
@@ -14,10 +15,15 @@ rank 0's clock           └─► heard ─ replied ┘
 
 from __future__ import annotations
 
+import os
+import re
 from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, Iterator, List, Optional, Tuple
+
+from varuna_core.records.files import open_file
 
 MARK_S = 0.25
 BAR_SLACK_S = 0.5
@@ -46,6 +52,36 @@ class LineTimes:
         return self.times[at], 0.0 if self.offsets[at] == offset else MARK_S
 
 
+CUT_NOTE = b"vjob: %15d bytes are left out here (cluster.log_limit_mb)\n"
+_CUT_NOTE = re.compile(rb"^vjob: +(\d{1,15}) bytes are left out here \(", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was left out of the middle of a log, at a moment."""
+
+    place: int
+    """Where the line stands that says so."""
+    begin: int
+    """Where what came after it was before."""
+    end: int
+    """Where it is now."""
+    num_bytes: int
+    """All that is left out so far."""
+
+    def move(self, place: int) -> int:
+        """Where a line is now."""
+        if place >= self.begin:
+            return place - self.begin + self.end
+        return min(place, self.place)
+
+
+def find_left_out(data: bytes) -> int:
+    """Bytes that a log says to lack, by its line in this piece; 0 without one."""
+    found = _CUT_NOTE.search(data) if b"bytes are left out here" in data else None
+    return int(found[1]) if found else 0
+
+
 def format_mark(time: float, out: int, err: int) -> bytes:
     return b"%.3f %d %d\n" % (time, out, err)
 
@@ -71,10 +107,25 @@ def parse_marks(data: bytes) -> Tuple[LineTimes, LineTimes]:
     return LineTimes(tuple(out), tuple(out.values())), LineTimes(tuple(err), tuple(err.values()))
 
 
+def move_marks(data: bytes, column: int, cut: Cut) -> bytes:
+    """The marks of a log out of which a middle part was cut; `column` is 0 for .out, 1 for .err."""
+    found: List[bytes] = []
+    for line in data.split(b"\n")[:-1]:
+        words = line.split()
+        try:
+            words[1 + column] = b"%d" % cut.move(int(words[1 + column]))
+        except (ValueError, IndexError):
+            continue
+        if found and found[-1].split()[1:] == words[1:]:
+            found.pop()  # of marks at one place the last counts
+        found.append(b" ".join(words))
+    return b"".join(line + b"\n" for line in found)
+
+
 def read_times(path: Path) -> Tuple[LineTimes, LineTimes]:
     """Without marks where the file is missing."""
     try:
-        with open(path, "rb") as handle:
+        with open_file(path) as handle:
             return parse_marks(handle.read(MOST_BYTES))
     except OSError:
         return parse_marks(b"")
@@ -101,7 +152,7 @@ def _iterate_marks(path: Path, column: int) -> Iterator[Tuple[int, float]]:
     """Places and times, both rising."""
     latest, last = float("-inf"), 0
     try:
-        with open(path, "rb") as handle:
+        with open_file(path) as handle:
             for line in handle:
                 words = line.split()
                 try:
@@ -113,6 +164,76 @@ def _iterate_marks(path: Path, column: int) -> Iterator[Tuple[int, float]]:
                     yield place, latest
     except OSError:
         return
+
+
+PIECE_BYTES = 64 * 1024
+
+
+class MarkFollower:
+    """As MarkReader, of a file that grows: what was passed is read once, and a piece is held."""
+
+    def __init__(self, path: Path, *, is_err: bool, state: Any = None) -> None:
+        """`state`: of another one, whose place this one takes."""
+        self._path, self._column = path, 2 if is_err else 1
+        self._inode, self._place, self._at, self._latest = 0, 0, 0, float("-inf")
+        self._ahead: Deque[Tuple[int, float, int]] = deque()
+        """Marks that were read and not passed, each with the place of the line after it."""
+        self._is_at_end = False
+        if state is not None:
+            self._inode, self._place, self._at, latest = state
+            self._latest = float("-inf") if latest is None else latest
+        self._next_place = self._place
+
+    def save(self) -> List[Any]:
+        """What `state` takes."""
+        is_none = self._latest == float("-inf")
+        return [self._inode, self._place, self._at, None if is_none else self._latest]
+
+    def look(self) -> None:
+        """There may be more of the file now, or another one in its place."""
+        self._is_at_end = False
+        self._ahead.clear()  # read again: the places of a log that was cut are lower
+        self._next_place = self._place
+
+    def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
+        """As of MarkReader."""
+        while self._ahead or self._read():
+            place, time, line_end = self._ahead[0]
+            if place > offset:
+                break
+            self._ahead.popleft()
+            self._at, self._latest, self._place = place, time, line_end
+        if self._latest == float("-inf"):
+            return None, 0.0
+        return self._latest, 0.0 if self._at == offset else MARK_S
+
+    def _read(self) -> bool:
+        """More marks; False at the end of the file."""
+        while not self._is_at_end and not self._ahead:
+            try:
+                with open_file(self._path) as handle:
+                    found = os.fstat(handle.fileno())
+                    if found.st_ino != self._inode or found.st_size < self._next_place:
+                        # Made again where a log was cut: its marks have moved.
+                        self._inode, self._at, self._latest = found.st_ino, 0, float("-inf")
+                        self._place = self._next_place = 0
+                    handle.seek(self._next_place)
+                    data = handle.read(PIECE_BYTES)
+            except OSError:
+                data = b""
+            end = data.rfind(b"\n") + 1
+            self._is_at_end = end == 0
+            for line in data[:end].splitlines(keepends=True):
+                self._next_place += len(line)
+                words = line.split()
+                try:
+                    time, place = float(words[0]), int(words[self._column])
+                except (ValueError, IndexError):
+                    continue
+                last, latest = self._ahead[-1][:2] if self._ahead else (self._at, self._latest)
+                if abs(time) < float("inf") and place >= last:
+                    self._ahead.append((place, max(latest, time), self._next_place))
+        return bool(self._ahead)
 
 
 KEPT_BYTES = 256 * 1024
@@ -133,7 +254,7 @@ class TimesTail:
     def read(self) -> Tuple[LineTimes, LineTimes]:
         """Of .out and of .err."""
         try:
-            with open(self._path, "rb") as handle:
+            with open_file(self._path) as handle:
                 size = handle.seek(0, 2)
                 if self._place is None or size < self._place:
                     self._place, self._rest, self._held = max(0, size - KEPT_BYTES), b"", []

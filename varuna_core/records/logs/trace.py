@@ -1,9 +1,14 @@
-"""trace/<rank>.jsonl: when a rank did what. One writer a file, one JSON line a thing.
+"""trace/node-<index>.jsonl: when the ranks of a node did what, one JSON line a thing.
 
+{"rank": 3}                                                       a batch of rank 3 begins
 {"trace": 1, "rank": 3, "stages": [1], ..., "columns": [...]}     first, and after a restart again
 ["F", 20, 1, 4, 81200345, 1200, 903411, 65536, ""]                an event; COLUMNS names its places
 {"step": 20, "begin": ..., "took": ..., "sums": {"F": [8, wait, work]}, ...}      after every step
 {"offset": ..., "residual": ..., "at": ...}                       the clock against rank 0's
+{"after": ..., "sums": {...}}                     last: what came after the last step, as a save
+
+Each rank appends a batch in one write, so that those of several ranks never mix: they share a
+kernel. A file of one rank (trace/<rank>.jsonl, of before) has no line `{"rank": 3}`.
 
 Times are whole nanoseconds of a clock that never jumps, counted from the header's `origin` (the
 wall clock when the file was opened). Events are arrays because they are the bulk: a third of the
@@ -21,9 +26,25 @@ import platform
 import re
 import threading
 import time
+from collections import deque
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 from varuna_core.records.files import PRIVATE_FILE
 from varuna_core.records.logs.times import Exchange, choose_offset
@@ -39,7 +60,7 @@ ACTIONS = ("F", "f", "R", "B", "I", "W")
 """Kinds that are actions of a schedule (varuna_core/schedule/actions.py)."""
 COMPUTE = (*ACTIONS, "compute")
 COMMUNICATION = ("send", "all-reduce", "communication")
-OTHERS = ("optimizer", "checkpoint", "data", "memcpy", "idle")
+OTHERS = ("optimizer", "checkpoint", "data", "evaluate", "memcpy", "idle")
 """`idle` has no events: it is what a profile knows of a GPU."""
 OTHER = "other"
 """Spans of a script by names of its own (varuna_core/trace.py); `what` has the name."""
@@ -48,6 +69,8 @@ DETAIL = "detail"
 CONTINUED = "goes on"
 """`what` of the further pieces of an action that others interrupted."""
 
+SHARED = "node-"
+"""Beginning of the name of a file that several ranks write."""
 FLUSH_BYTES = 64 * 1024
 FLUSH_S = 5.0
 """A killed rank loses at most so much of its trace."""
@@ -59,6 +82,47 @@ DETAIL_BYTES = 1 << 27
 _ACTION = re.compile(r"(\d+)([A-Za-z]+)(\d+)")
 _FOREIGN = re.compile(r"[^A-Za-z0-9 ._:/+-]")
 _Event = Tuple[str, int, int, float, float, float, int, str]
+
+
+class Clock(Protocol):
+    """A device's, which does later what the host has called (varuna_core/trace/device.py)."""
+
+    def mark(self, at: float) -> None:
+        """What has been called until now, a `perf_counter`, is to be found by that."""
+
+    def settle(self) -> None:
+        """Learn what the device has done since."""
+
+    def is_settled(self, at: float) -> bool: ...
+
+    def find(self, at: float) -> float:
+        """When the device had done what had been called by then."""
+
+    def forget(self, before: float) -> None: ...
+
+    def close(self) -> None:
+        """Wait a little for the device; `is_settled` of everything afterwards."""
+
+
+class _Ended(NamedTuple):
+    """Something whose events are complete, and that is written once their times are known."""
+
+    step: Optional[int]
+    """None of what came after the last step."""
+    begun: float
+    until: float
+    is_whole: bool
+    wants_details: bool
+    events: List[_Event]
+    aside: List[_Event]
+    sums: Dict[str, List[float]]
+    ends: List[float]
+
+
+def find_trace_file(environ: Mapping[str, str]) -> Path:
+    """Where a rank writes its trace. An agent of before sets VJOB_TRACE alone, a file of the rank;
+    a varuna_core of before in the ranks' Python knows no other."""
+    return Path(environ.get("VJOB_NODE_TRACE") or environ["VJOB_TRACE"])
 
 
 class _Names(Dict[str, str]):
@@ -99,16 +163,28 @@ class TraceWriter:
         log_every: int = 10,
         num_first: int = 0,
         facts: Optional[Dict[str, Any]] = None,
+        find_clock: Callable[[], Optional[Clock]] = lambda: None,
     ) -> None:
         """Details are written of every step that `log_every` divides, 1 for all, and of the first
         `num_first` steps.
 
         `facts` join the header; the report knows `device` (the GPU's name) and `partition`.
+        `find_clock` is asked when a step begins, until it has one: then times are the device's.
         """
         self.path, self.log_every = Path(path), max(1, log_every)
+        # The blank line ends what another rank may have left torn on a full disk.
+        is_shared = self.path.name.startswith(SHARED)
+        self._mark = b'\n{"rank":%d}\n' % rank if is_shared else b""
         self.is_stopped = False
         self._stage = stages[0] if stages else -1
         self._events: List[_Event] = []
+        self._find_clock = find_clock
+        self._clock: Optional[Clock] = None
+        self.threads: Set[int] = set()
+        """Those that give the device its work; the events of others are the host's."""
+        self._aside: List[_Event] = []
+        """Events of others."""
+        self._waiting: Deque[_Ended] = deque()
         self._num_first = num_first
         self._step: Optional[int] = None
         self._begun = 0.0
@@ -143,8 +219,21 @@ class TraceWriter:
 
     # What happens.
 
+    def now(self) -> float:
+        """`perf_counter`. With a device, what it has been given until now is known by it."""
+        now = time.perf_counter()
+        if self._clock is not None:
+            self._mark_time(now)
+        return now
+
+    def _mark_time(self, now: float) -> None:
+        if self._clock is not None and threading.get_ident() in self.threads:
+            self._clock.mark(now)
+
     def __call__(self, action: str, begin: float, ready: float, end: float) -> None:
-        """An action of the engine, in seconds of `time.perf_counter`."""
+        """An action of the engine, in seconds of `time.perf_counter`; it has just ended."""
+        if self._clock is not None:
+            self._mark_time(end)
         found = self._actions.get(action)
         if found is None:
             match = _ACTION.fullmatch(action)
@@ -167,39 +256,44 @@ class TraceWriter:
         """Anything else, of COMMUNICATION or OTHERS; `what` names it further (`gradients`)."""
         stage = self._stage if stage is None else stage
         ready = begin if ready is None else ready
-        self._events.append((kind, stage, microbatch, begin, ready, end, num_bytes, what))
+        event = (kind, stage, microbatch, begin, ready, end, num_bytes, what)
+        if self._clock is not None and threading.get_ident() not in self.threads:
+            if len(self._aside) < MOST_EVENTS:
+                self._aside.append(event)
+            else:
+                self._add_up([event], self._sums, self._ends)
+            return
+        self._events.append(event)
         if len(self._events) >= MOST_EVENTS:
             self._make_room()
 
     @contextmanager
     def span(self, kind: str, **facts: Any) -> Iterator[None]:
         """`add` for the time that the block takes."""
-        begin = time.perf_counter()
+        begin = self.now()
         try:
             yield
         finally:
-            self.add(kind, begin, time.perf_counter(), **facts)
+            self.add(kind, begin, self.now(), **facts)
 
-    def begin_step(self, step: int) -> None:
-        """What came since the last step's end (data, a checkpoint) counts to this step."""
-        now = time.perf_counter()
+    def begin_step(self, step: int, at: Optional[float] = None) -> None:
+        """What came since the last step's end (data, a checkpoint) counts to this step. It begins
+        now, or at a `perf_counter` before."""
+        if self._clock is None:
+            self._clock = self._find_clock()
+            self.threads = {threading.get_ident()}
+        now = self.now() if at is None else at
         self._finish(now)
         self._step, self._begun = step, now
 
     def end_step(self, at: Optional[float] = None) -> None:
         """End the step now, or at a `perf_counter` before; else it goes on to the next begin."""
-        self._finish(time.perf_counter() if at is None else at)
+        self._finish(self.now() if at is None else at)
 
     def drop_step(self) -> None:
         """End a step that was cut short: it keeps its events, but has no sums."""
-        step, self._step = self._step, None
-        events = self._take()
-        self._take_sums()
-        if step is not None and events and not self.is_stopped:
-            try:
-                self._add_details(step, events)
-            except (TypeError, ValueError) as error:
-                self._stop(str(error))
+        if self._step is not None:
+            self._end(self.now(), is_whole=False)
 
     @property
     def is_in_step(self) -> bool:
@@ -236,7 +330,10 @@ class TraceWriter:
         if os.getpid() != self._pid:  # a forked data loader's exit
             return
         atexit.unregister(self.close)
-        self.drop_step()
+        self._end(self.now(), is_whole=not self.is_in_step)
+        if self._clock is not None:
+            self._clock.close()
+            self._settle(self._clock)
         self.flush()
         with self._lock:
             if self._fd is not None:
@@ -246,11 +343,12 @@ class TraceWriter:
 
     def _write(self, data: bytes) -> None:
         if self._fd is None:
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
             self._fd = os.open(self.path, flags, PRIVATE_FILE)
             size = os.fstat(self._fd).st_size
             if size and os.pread(self._fd, 1, size - 1) != b"\n":
                 data = b"\n" + data  # an older writer's last line is torn
+        data = self._mark + data
         written = os.write(self._fd, data)
         if written < len(data):
             self._stop("no space left")
@@ -258,6 +356,7 @@ class TraceWriter:
     def _stop(self, reason: str) -> None:
         self.is_stopped = True
         self._events.clear()
+        self._waiting.clear()
         log.warning("%s ends here, the training goes on: %s", self.path, reason)
 
     def _count_ns(self, seconds: float) -> int:
@@ -268,26 +367,71 @@ class TraceWriter:
         return events
 
     def _finish(self, now: float) -> None:
-        """The lines of the step that ends now."""
-        if self.is_stopped:
+        if self._step is not None:
+            self._end(now, is_whole=True)
+        elif self.is_stopped:
             self._events.clear()
-            return
-        if self._step is None:
-            return
-        step, self._step = self._step, None
-        events = self._take()
-        try:
-            if self._wants_details(step) and not self._is_full:
-                self._add_details(step, events)
-            self._add_up(events)
-            begin = self._count_ns(self._begun)
-            fields = {"step": step, "begin": begin, "took": self._count_ns(now) - begin}
-            self._add_line({**fields, **self._take_sums()})
-            self._num_first = max(0, self._num_first - 1)
-        except (TypeError, ValueError) as error:  # what a caller gave is no number
-            self._stop(str(error))
+        if self._clock is not None:
+            self._settle(self._clock)
         if self._size > FLUSH_BYTES or now - self._flushed > FLUSH_S:
             self.flush()
+
+    def _end(self, now: float, *, is_whole: bool) -> None:
+        """End the step that is open, or what came after the last one."""
+        step, self._step = self._step, None
+        aside, self._aside = self._aside, []
+        wants_details = step is not None and (
+            not is_whole or (self._wants_details(step) and not self._is_full)
+        )
+        ended = _Ended(
+            step, self._begun, now, is_whole, wants_details,
+            self._take(), aside, self._sums, self._ends,
+        )  # fmt: skip
+        self._sums, self._ends, self._is_full = {}, [], False
+        if step is not None and is_whole:
+            self._num_first = max(0, self._num_first - 1)
+        if self._clock is None:
+            self._write_ended(ended)
+            return
+        self._waiting.append(ended)
+
+    def _settle(self, clock: Clock) -> None:
+        """Write what the device is done with."""
+        clock.settle()
+        while self._waiting and clock.is_settled(self._waiting[0].until):
+            ended = self._waiting.popleft()
+            events = self._translate(clock, ended.events)
+            begun, until = clock.find(ended.begun), clock.find(ended.until)
+            self._write_ended(ended._replace(events=events, begun=begun, until=until))
+            clock.forget(ended.begun)
+
+    def _translate(self, clock: Clock, events: List[_Event]) -> List[_Event]:
+        """With the times of the device."""
+        find = clock.find
+        return [
+            (kind, stage, micro, find(begin), find(ready), find(end), size, what)
+            for kind, stage, micro, begin, ready, end, size, what in events
+        ]
+
+    def _write_ended(self, ended: _Ended) -> None:
+        if self.is_stopped:
+            return
+        step, events = ended.step, ended.events + ended.aside
+        try:
+            if step is not None and ended.wants_details:
+                self._add_details(step, events)
+            if not ended.is_whole or (step is None and not events):
+                return
+            self._add_up(events, ended.sums, ended.ends)
+            fields = self._format_sums(ended.sums, ended.ends)
+            if step is None:
+                self._add_line({"after": self._count_ns(ended.until), "sums": fields["sums"]})
+                return
+            begin = self._count_ns(ended.begun)
+            took = self._count_ns(ended.until) - begin
+            self._add_line({"step": step, "begin": begin, "took": took, **fields})
+        except (TypeError, ValueError) as error:  # what a caller gave is no number
+            self._stop(str(error))
 
     def _wants_details(self, step: int) -> bool:
         return step % self.log_every == 0 or self._num_first > 0
@@ -296,6 +440,9 @@ class TraceWriter:
         """Of a step with many events only the first are held."""
         with self._lock:
             events = self._take()
+        if self._clock is not None:  # as far as the device is
+            self._clock.settle()
+            events = self._translate(self._clock, events)
         step = self._step
         try:
             if step is not None and self._wants_details(step) and not self._is_full:
@@ -306,13 +453,14 @@ class TraceWriter:
                 )
                 self._add_details(step, events)
             self._is_full = True
-            self._add_up(events)
+            self._add_up(events, self._sums, self._ends)
         except (TypeError, ValueError) as error:
             self._stop(str(error))
 
-    def _add_up(self, events: List[_Event]) -> None:
+    def _add_up(
+        self, events: List[_Event], sums: Dict[str, List[float]], ends: List[float]
+    ) -> None:
         """[count, wait, work] of each kind, and from when to when the actions ran."""
-        sums, ends = self._sums, self._ends
         for kind, _, _, begin, ready, end, _, what in events:
             if kind == DETAIL:
                 continue
@@ -330,9 +478,7 @@ class TraceWriter:
                 if end > ends[1]:
                     ends[1] = end
 
-    def _take_sums(self) -> Dict[str, Any]:
-        sums, ends = self._sums, self._ends
-        self._sums, self._ends, self._is_full = {}, [], False
+    def _format_sums(self, sums: Dict[str, List[float]], ends: List[float]) -> Dict[str, Any]:
         fields: Dict[str, Any] = {
             "sums": {
                 kind: [count, round(wait * 1e9), round(work * 1e9)]

@@ -24,7 +24,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Dict, Iterable, Mapping, Match, Optional, Sequence, Tuple
 
-TAG = r"(?:\d+: |\[[^\]\n]{1,40}\]:[ ]?)?"
+TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
 """What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
 ITERATION_MARK = b"iteration "
 MEMORY_MARK = b"memory (MB)"
@@ -63,10 +63,10 @@ _VALIDATION = re.compile(r"\bvalidation loss at iteration (\d{1,18}) *\|(.*)", r
 _ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
 _WHOLE_TIME = re.compile(r" *elapsed time per iteration \(ms\): +\d+\.\d\s*")
 """As Megatron prints it, with one digit behind the point."""
-_MEMORY = re.compile(
-    r"(?:\[Rank (\d{1,9})\])?[^|\[]*\(after (\d{1,18}) iterations?\) memory \(MB\)([^\n]*)"
-)
-_MEMORY_FIELD = re.compile(r"\|? *(max )?(allocated|reserved): *([0-9.eE+-]+)")
+_MEMORY = re.compile(r"\(after (\d{1,18}) iterations?\) memory \(MB\)([^\n]*)")
+_MEMORY_RANK = re.compile(r"\[Rank (\d{1,9})\][^|\[]*\Z")
+"""At the end of what stands before."""
+_MEMORY_FIELD = re.compile(r"(max )?(allocated|reserved): *([0-9.eE+-]+)")
 _PHASE = re.compile(r"\[([^\]]{1,200})\] datetime: (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _JOB_INFO = re.compile(rf"{TAG}({'|'.join(JOB_INFO)}): ?(.*)")
 
@@ -219,13 +219,14 @@ def parse_memory(line: str) -> Optional[MemoryLine]:
         return None
     found = {
         (bool(most), name): _read_number(text)
-        for most, name, text in _MEMORY_FIELD.findall(match.group(3))
+        for most, name, text in _MEMORY_FIELD.findall(match.group(2))
     }
     if not found:
         return None
+    rank = _MEMORY_RANK.search(line[: match.start()])
     return MemoryLine(
-        rank=int(match.group(1)) if match.group(1) else None,
-        step=int(match.group(2)),
+        rank=int(rank.group(1)) if rank else None,
+        step=int(match.group(1)),
         allocated=found.get((False, "allocated")),
         max_allocated=found.get((True, "allocated")),
         reserved=found.get((False, "reserved")),
@@ -348,7 +349,7 @@ def parse_mark(line: str) -> Optional[Tuple[str, bool]]:
 
 _SAVING = re.compile(r"\bsaving checkpoint at iteration +(\d{1,18}) to (\S.*)")
 _SAVED = re.compile(r"\bsuccessfully saved checkpoint from iteration +(\d{1,18}) to (\S.*)")
-_SAVE_ENDING = re.compile(r" in \S+ format$| \[ t .*\]$")
+_SAVE_ENDING = re.compile(r" in \S+ format$| \[ t [^\[\]]*\]$")
 """What newer versions write behind the folder."""
 _EVALUATION = re.compile(r"\bEvaluating on (\d{1,18}) samples")
 BEGIN = "before the start of training step"

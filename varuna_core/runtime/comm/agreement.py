@@ -80,6 +80,7 @@ class Agreement:
         """The sums and counts of a TokenMean over all replicas, on ranks of the last stage."""
         if self.holds_last and self.links.replicas is not None:
             dist.all_reduce(summed, group=self.links.replicas)
+            self.links.settle(summed.device)
         return summed
 
     def tell_stages(self, value: float) -> float:
@@ -111,6 +112,7 @@ class Agreement:
                 if self.links.replicas is not None:
                     dist.all_reduce(loss, group=self.links.replicas)
         if self.links.pipeline is None:
+            self.links.settle(loss.device)
             self.told = self.hear() if self.links.replicas is None else self._all_heard
             return loss.to(torch.get_default_dtype()), square
         if self.links.stage_map.tensor_rank:  # the first one's are told
@@ -118,7 +120,7 @@ class Agreement:
         words = torch.tensor([self.hear(), self._all_heard], dtype=loss.dtype, device=loss.device)
         agreed = torch.cat([torch.stack([loss, square]), words])
         dist.all_reduce(agreed, group=self.links.pipeline)
-        # That sum was on the host: to read it waits for nothing.
+        self.links.settle(agreed.device)
         self._replica_heard, told = (int(word) for word in agreed[2:].tolist())
         self.told = self._replica_heard if self.links.replicas is None else told
         return agreed[0].to(torch.get_default_dtype()), agreed[1]

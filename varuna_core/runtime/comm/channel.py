@@ -12,8 +12,12 @@ numbers, tuples and dicts cross, and a message like the last one is its tensors 
 
 The receiver waits for the first tensor of a message like the last one, and looks then whether a
 head has come for it (one may be there for a later message, hence its number): heads have a gloo tag
-and a standing receive of their own, and a gloo pair moves what it is given in order. Where tensors
-go by another way (`wire.in_order` is False), or the last message had none, every message has one.
+and a standing receive of their own, and a gloo pair moves what it is given in order. Where the last
+message had none, the next one has a head.
+
+Where tensors go by another way (`wire.in_order` is False) every message has a head, and a second
+thread reads them. It stands in gloo while the first waits for tensors, and so learns at once that
+the sender has gone, which the other way does not tell.
 
 gloo's `isend` is a rendezvous: it moves nothing before the other side has posted its `irecv`, and
 `is_completed` of a receive tells nothing before `wait` (torch 2.13), hence the thread. A sender
@@ -45,10 +49,14 @@ from varuna_core.runtime.comm.words import HOLE, read, spell
 
 log = logging.getLogger(__name__)
 
+LAST_WAY_S = 30.0
+"""For tensors that a rank sent before it left."""
+
 # A head: the message's number, a word (the length of the description, or one of these), the mark.
 POISON = -2
 BYE = -1
 SAME = 0  # described as the last one
+LEFT = {BYE: "it has ended", POISON: "it has failed"}
 MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part has it not
 
 
@@ -182,7 +190,7 @@ class Sender:
         try:
             self._post_head(self._last_words, word)
         except (RuntimeError, ValueError) as error:  # the neighbour, or the group, went first
-            log.debug("rank %d not told: %s", self.peer, error)
+            log.debug("rank %d not notified: %s", self.peer, error)
 
 
 class Receiver:
@@ -238,22 +246,30 @@ class Receiver:
             self._changed.notify_all()
 
     def _stand(self) -> None:
+        heads: Heads | None = None
         try:
-            self._read_on()
+            self.wire.enter_thread()
+            if self.wire.in_order:
+                self._read_in_order()
+            else:
+                heads = Heads(self.wire, self.back, f"heads from rank {self.peer}")
+                self._read_apart(heads)
         except BaseException as error:  # whatever ends the thread, `take` must not wait for ever
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
         finally:
+            if heads is not None:
+                heads.thread.join()
             self.wire.release()
 
-    def _read_on(self) -> None:
+    def _read_in_order(self) -> None:
         layout = MessageLayout(specs=[], structure=None)
-        head, coming = self._await_head()
+        head, coming = _await_head(self.wire)
         for number in itertools.count():
             tensors = self.wire.make(layout.specs)
             places = [i for i, t in enumerate(tensors) if t is not None and t.numel()]
-            if self.wire.in_order and places:
+            if places:
                 self.wire.receive([tensors[places[0]]])
                 if not _is_head_of(number, head):
                     self.wire.receive([tensors[i] for i in places[1:]])
@@ -263,20 +279,29 @@ class Receiver:
             word = int(head[1])
             if word in (BYE, POISON):
                 self.back.close(BYE)
-                raise ChannelClosed("it has ended" if word == BYE else "it has failed")
+                raise ChannelClosed(LEFT[word])
             # Ready for the next head before what follows this one, so that it overtakes nothing.
-            head, coming = self._await_head()
+            head, coming = _await_head(self.wire)
             if word != SAME:
-                text = torch.empty(word, dtype=torch.uint8)
-                self.wire.receive_text(text)
-                layout = read_layout(text)
+                layout = _receive_layout(self.wire, word)
                 tensors = self.wire.make(layout.specs)
             self.wire.receive([t for t in tensors if t is not None and t.numel()])
             self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
 
-    def _await_head(self) -> tuple[Tensor, Any]:
-        head = torch.tensor([-1, SAME, 0])
-        return head, self.wire.await_head(head)
+    def _read_apart(self, heads: Heads) -> None:
+        def look(waited_s: float) -> None:
+            if self._discarding:
+                raise ChannelClosed("this rank has failed")
+            heads.look(waited_s)
+            patience_s = self.arrivals.patience_s
+            if patience_s is not None and waited_s > patience_s:
+                raise describe_hanging([self.peer], patience_s)
+
+        while True:
+            layout = heads.take()
+            tensors = self.wire.make(layout.specs)
+            self.wire.receive([t for t in tensors if t is not None and t.numel()], look)
+            self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
 
     def _put(self, message: Crossing) -> None:
         with self._changed:
@@ -285,6 +310,66 @@ class Receiver:
             if not self._discarding:
                 self._messages.append(message)
             self._changed.notify_all()
+
+
+class Heads:
+    """Heads and descriptions of messages whose tensors come another way, with the thread that reads
+    them."""
+
+    def __init__(self, wire: Wire, back: Sender, name: str) -> None:
+        self._wire, self._back = wire, back
+        self._changed = threading.Condition()
+        self._layouts: deque[MessageLayout] = deque()
+        self._error: BaseException | None = None
+        self._is_bye = False
+        self.thread = threading.Thread(target=self._stand, daemon=True, name=name)
+        self.thread.start()
+
+    def take(self) -> MessageLayout:
+        """Of the next message; the error that ended them once all are taken."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._layouts or self._error is not None)
+            if self._layouts:
+                return self._layouts.popleft()
+        assert self._error is not None
+        raise self._error
+
+    def look(self, waited_s: float) -> None:
+        """Raise where the sender is gone, and what it sent with it; not at once after a BYE, which
+        overtakes tensors that are on their way."""
+        if self._error is not None and (not self._is_bye or waited_s > LAST_WAY_S):
+            raise self._error
+
+    def _stand(self) -> None:
+        try:
+            layout = MessageLayout(specs=[], structure=None)
+            while True:
+                head, coming = _await_head(self._wire)
+                coming.wait()
+                word = int(head[1])
+                if word in (BYE, POISON):
+                    self._back.close(BYE)
+                    self._is_bye = word == BYE
+                    raise ChannelClosed(LEFT[word])
+                layout = layout if word == SAME else _receive_layout(self._wire, word)
+                with self._changed:
+                    self._layouts.append(layout)
+                    self._changed.notify_all()
+        except BaseException as error:  # whatever it is, nobody must wait for ever
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+
+def _await_head(wire: Wire) -> tuple[Tensor, Any]:
+    head = torch.tensor([-1, SAME, 0])
+    return head, wire.await_head(head)
+
+
+def _receive_layout(wire: Wire, size: int) -> MessageLayout:
+    text = torch.empty(size, dtype=torch.uint8)
+    wire.receive_text(text)
+    return read_layout(text)
 
 
 def _is_head_of(number: int, head: Tensor) -> bool:

@@ -8,9 +8,11 @@ theirs. A rank that is killed writes nothing: the first that misses it does.
 from __future__ import annotations
 
 import logging
-import re
+import threading
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,10 @@ class FailureBoard:
 def describe_error(error: BaseException) -> str:
     """Type and message, the first line, without gloo's source file and advice."""
     line = (str(error).strip().splitlines() or [""])[0]
-    line = re.sub(r"^\[[^\]]*/gloo/[^\]]*\] ", "", line).partition(". This is typically")[0]
+    source, _, rest = line.partition("] ")
+    if line.startswith("[") and "/gloo/" in source:
+        line = rest
+    line = line.partition(". This is typically")[0]
     return f"{type(error).__name__}: {line}".rstrip(": ")
 
 
@@ -62,9 +67,52 @@ def is_connection_error(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "gloo" in str(error)
 
 
-def close_group(group: Any) -> None:
-    """Destroy the group; a rank that waits for this one in it gets an error at once."""
+ABORT_S = 30.0
+"""For NCCL to let go of its work; in some versions it hangs there."""
+
+
+def find_nccl(group: Any) -> Any:
+    """NCCL's part of a group; None where it has none."""
     try:
-        dist.destroy_process_group(group)
+        backend = group._get_backend(torch.device("cuda"))
+    except RuntimeError:
+        return None
+    return backend if backend.name() == "nccl" else None
+
+
+def abort_work(backends: Sequence[Any]) -> None:
+    """End what these parts of NCCL have under way, whoever is gone: to destroy them would wait.
+
+    All of them as one group, or each might wait for another one's; in a thread, so that a rank that
+    failed ends even so.
+    """
+    if not backends:
+        return
+
+    def abort() -> None:
+        try:
+            backends[0]._group_start()
+            try:
+                for backend in backends:
+                    backend.abort()
+            finally:
+                backends[0]._group_end()
+        except RuntimeError as error:
+            log.debug("not aborted: %s", error)
+
+    thread = threading.Thread(target=abort, daemon=True, name="abort")
+    thread.start()
+    thread.join(ABORT_S)
+    if thread.is_alive():
+        log.warning("NCCL has not let go of its work for %g s", ABORT_S)
+
+
+def close_group(group: Any) -> None:
+    """Let go of the group; a rank that waits for this one in it gets an error at once."""
+    try:
+        if find_nccl(group) is None:
+            dist.destroy_process_group(group)
+        else:  # shutdown, which destroying begins with, waits for what is under way
+            dist.distributed_c10d._abort_process_group(group)
     except (RuntimeError, ValueError, AssertionError) as error:  # gone already
         log.debug("group not closed: %s", error)

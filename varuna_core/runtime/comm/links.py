@@ -10,15 +10,28 @@ ranks that share a place's layers have one more (`connect_sharing`).
 
 With several stages a rank two places may have both kinds of channel in both directions; what
 crosses between two stages of one rank is the engine's matter.
+
+With NCCL all ranks stand in a ring too, each watched by the one before it: NCCL does not tell of a
+rank that is gone, and replicas need have no channel. Communicators are made by the first message,
+so `connect` sends one through each group, in the order of `plan_groups`. A rank goes on when its
+message has come. That cannot lock up: of all messages yet to come, the first in that order has none
+before it, so both its ranks, or all of its group's, are at it.
+
+Every rank calls `new_group` for all groups, as torch asks of it, for a group's name is their count.
+Who is not of a group asks the store nothing (torch 2.9 to 2.13; TORCH_DIST_INIT_BARRIER=1 would
+make each a barrier of all). `use_local_synchronization` names a group by the number of those that
+this rank has, which two neighbours in a pipeline do not have in common.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -26,12 +39,23 @@ from torch import Tensor
 
 from varuna_core.records.layout import StageMap
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
-from varuna_core.runtime.comm.failure import FailureBoard, close_group
-from varuna_core.runtime.comm.wire import Transport, choose_transport
+from varuna_core.runtime.comm.devices import GLOO
+from varuna_core.runtime.comm.failure import (
+    ChannelClosed,
+    FailureBoard,
+    abort_work,
+    close_group,
+    find_nccl,
+)
+from varuna_core.runtime.comm.wire import Transport, Wire, choose_transport, poll
+
+log = logging.getLogger(__name__)
 
 # A standing receive may wait through the user's longest pause; what has failed closes its groups.
 NO_TIMEOUT = timedelta(days=365)
 JOIN_TIMEOUT_S = 2.0
+BOARD_S = 1.0
+"""The store is asked so often, at most, while a rank waits for its GPU."""
 
 _numbers = itertools.count()
 
@@ -66,6 +90,16 @@ class Links:
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
     """By the places that share weights."""
 
+    watching: list[Receiver] = field(default_factory=list)
+    """With NCCL: of the ranks before and after this one, of which each watches the other. Nothing
+    comes but that they have gone."""
+
+    watchers: list[Sender] = field(default_factory=list)
+    """To these two."""
+
+    on_gpu: list[Any] = field(default_factory=list)
+    """NCCL's parts of all groups."""
+
     on_abort: Callable[[], None] = lambda: None
     """Lets go of groups that are held elsewhere: a group closes when nobody holds it."""
 
@@ -77,15 +111,18 @@ class Links:
 
     @property
     def senders(self) -> Iterator[Sender]:
-        return itertools.chain(self.activations_out.values(), self.gradients_out.values())
+        channels = self.activations_out.values(), self.gradients_out.values()
+        return itertools.chain(*channels, self.watchers)
 
     @property
     def receivers(self) -> Iterator[Receiver]:
-        return itertools.chain(self.activations_in.values(), self.gradients_in.values())
+        channels = self.activations_in.values(), self.gradients_in.values()
+        return itertools.chain(*channels, self.watching)
 
     def find_lost_peer(self) -> str:
         """The first neighbour that has gone, and how; empty while all are there."""
-        return next(filter(None, (receiver.find_lost_peer() for receiver in self.receivers)), "")
+        channels = self.activations_in.values(), self.gradients_in.values()
+        return _find_lost(itertools.chain(*channels))
 
     def hold(self, capacity: int) -> None:
         """Let so many messages a channel be sent and not yet taken."""
@@ -125,11 +162,44 @@ class Links:
         for receiver in self.receivers:
             receiver.discard()
         self.on_abort()
+        abort_work(self.on_gpu)
+        self.on_gpu.clear()
         for group in (self.pipeline, self.replicas, self.tensor, *self.sharing.values()):
             if group is not None:
                 close_group(group)
         self.pipeline = self.replicas = self.tensor = None
         self.sharing.clear()
+
+    def settle(self, device: torch.device) -> None:
+        """Wait for what this rank's GPU has been given, before the host reads any of it.
+
+        Sums with other ranks are in it, which do not end where one is gone: then ChannelClosed.
+        """
+        if not self.on_gpu:
+            return
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch: untyped
+        event.record(torch.cuda.current_stream(device))
+        read_s = 0.0
+
+        def look(waited_s: float) -> None:
+            nonlocal read_s
+            self.look(waited_s, asks_board=waited_s - read_s >= BOARD_S)
+            read_s = waited_s if waited_s - read_s >= BOARD_S else read_s
+
+        poll(event.query, look)
+
+    def look(self, waited_s: float, asks_board: bool) -> None:
+        """ChannelClosed where a rank is known to be gone, or has been waited for long enough."""
+        lost, patience_s = _find_lost(self.receivers), self.arrivals.patience_s
+        if not lost and asks_board:
+            lost = self.board.read()
+        if lost:
+            raise ChannelClosed(lost)
+        if patience_s is not None and waited_s > patience_s:
+            raise ChannelClosed(
+                f"what this rank's GPU has to do has not ended for {patience_s:g} s "
+                "(hang_timeout_s): a rank that it sums with hangs, or one action takes longer"
+            )
 
     def expect_open(self) -> None:
         """RuntimeError after `close`, or after a failure of any rank."""
@@ -145,6 +215,56 @@ class Links:
         return True
 
 
+def _find_lost(receivers: Iterable[Receiver]) -> str:
+    return next(filter(None, (receiver.find_lost_peer() for receiver in receivers)), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedGroup:
+    """A group, or the two groups of the channels between two ranks."""
+
+    kind: Literal["channels", "sharing", "pipeline", "replicas", "mesh", "watch"]
+    ranks: tuple[int, ...]
+    places: tuple[int, ...] = ()
+
+
+def plan_groups(
+    stage_map: StageMap,
+    sharing: Sequence[tuple[int, ...]],
+    has_mesh: bool = False,
+    has_watch: bool = False,
+) -> Iterator[PlannedGroup]:
+    """All groups of all ranks, in the order in which they are made and tried."""
+    slices = [stage_map.slice(tensor_rank) for tensor_rank in range(stage_map.tensor)]
+    for number in range(stage_map.num_replicas):
+        everyone: list[int] = []
+        for held in slices:
+            ranks = [held.ranks[p][number] for p in range(held.depth)]
+            everyone += ranks
+            for pair in held.neighbours:
+                yield _plan("channels", ranks, pair)
+            for places in sharing:
+                yield _plan("sharing", ranks, places)
+        if len(everyone) > 1:
+            yield PlannedGroup(kind="pipeline", ranks=tuple(everyone))
+    if stage_map.num_replicas > 1:
+        for held in slices:
+            for ranks_of_place in held.ranks:
+                yield PlannedGroup(kind="replicas", ranks=tuple(ranks_of_place))
+                if has_mesh:
+                    yield PlannedGroup(kind="mesh", ranks=tuple(ranks_of_place))
+    if has_watch:
+        world = stage_map.world_size
+        for rank in range(world if world > 2 else 1):
+            yield PlannedGroup(kind="watch", ranks=(rank, (rank + 1) % world))
+
+
+def _plan(
+    kind: Literal["channels", "sharing"], ranks: Sequence[int], places: tuple[int, ...]
+) -> PlannedGroup:
+    return PlannedGroup(kind=kind, ranks=tuple(ranks[p] for p in places), places=places)
+
+
 def connect(
     stage_map: StageMap,
     rank: int,
@@ -154,11 +274,12 @@ def connect(
     has_mesh: bool = False,
     tensor: Any = None,
     on_abort: Callable[[], None] = lambda: None,
+    may_share: bool = False,
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels.
 
     `tensor` is the group of the ranks that share this place's layers, if there is one, and
-    `on_abort` lets go of groups that are held elsewhere.
+    `on_abort` lets go of groups that are held elsewhere. `may_share` was said of this rank's GPU.
     """
     place, replica = stage_map.find(rank)
     if stage_map.world_size == 1:
@@ -166,7 +287,11 @@ def connect(
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
     board = FailureBoard(store, f"{key}/failure")
-    transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
+    transport = choose_transport(
+        device, store, f"{key}/gpu", rank, dist.get_world_size(), may_share=may_share
+    )
+    if transport.shared and rank == 0:
+        log.warning("%s: messages and sums go through host memory", transport.shared)
     links = Links(
         stage_map=stage_map,
         place=place,
@@ -176,68 +301,103 @@ def connect(
         tensor=tensor,
         on_abort=on_abort,
     )
-    wiring = _Wiring(links, rank, transport)
-    slices = [stage_map.slice(tensor_rank) for tensor_rank in range(stage_map.tensor)]
-    for number in range(stage_map.num_replicas):
-        everyone: list[int] = []
-        for held in slices:
-            ranks = [held.ranks[p][number] for p in range(held.depth)]
-            everyone += ranks
-            wiring.connect_neighbours(ranks, held.neighbours)
-            wiring.join_sharing(ranks, sharing)
-        if len(everyone) > 1:
-            links.pipeline = wiring.make_group(everyone) or links.pipeline
-    if stage_map.num_replicas > 1:
-        for held in slices:
-            for ranks_of_place in held.ranks:
-                links.replicas = wiring.make_group(ranks_of_place) or links.replicas
-                if has_mesh:
-                    links.mesh = wiring.make_group(ranks_of_place) or links.mesh
+    if tensor is not None and (nccl := find_nccl(tensor)) is not None:
+        links.on_gpu.append(nccl)
+    wiring = Wiring(links, rank, transport)
+    with unsplit():
+        for planned in plan_groups(stage_map, sharing, has_mesh, transport.has_nccl):
+            wiring.make(planned)
     return links
 
 
-class _Wiring:
+class Wiring:
     """Makes groups and channels of one rank. Every rank makes the same calls, in the same order."""
 
     def __init__(self, links: Links, rank: int, transport: Transport) -> None:
         self.links, self.rank, self.transport = links, rank, transport
         self.timeout = to_timeout(links.arrivals.patience_s)
 
-    def make_group(self, ranks: Sequence[int]) -> Any:
+    def make(self, planned: PlannedGroup) -> None:
+        if planned.kind in ("channels", "watch"):
+            self._connect(planned)
+            return
+        group = self._make_group(planned.ranks, self.transport.backend, self.timeout)
+        if group is None:
+            return
+        self._warm(group)
+        if planned.kind == "sharing":
+            self.links.sharing[planned.places] = group
+        else:
+            setattr(self.links, planned.kind, group)
+
+    def _make_group(self, ranks: Sequence[int], backend: str, timeout: timedelta) -> Any:
         """A group of these ranks; None where this one is not among them."""
-        return self._make_group(ranks, self.timeout)
+        group = dist.new_group(list(ranks), backend=backend, timeout=timeout)
+        if self.rank not in ranks:
+            return None
+        if (nccl := find_nccl(group)) is not None:
+            self.links.on_gpu.append(nccl)
+        return group
 
-    def _make_group(self, ranks: Sequence[int], timeout: timedelta) -> Any:
-        group = dist.new_group(list(ranks), backend=self.transport.backend, timeout=timeout)
-        return group if self.rank in ranks else None
-
-    def connect_neighbours(
-        self, ranks: Sequence[int], neighbours: Iterable[tuple[int, int]]
-    ) -> None:
-        """Channels both ways for each two places, of those that `ranks` hold in one replica."""
+    def _connect(self, planned: PlannedGroup) -> None:
+        """Channels both ways between two ranks."""
+        is_watch = planned.kind == "watch"
+        backend = GLOO if is_watch else self.transport.backend
+        there, back = (self._make_group(planned.ranks, backend, NO_TIMEOUT) for _ in range(2))
+        if self.rank not in planned.ranks:
+            return
+        is_first = self.rank == planned.ranks[0]
+        peer = planned.ranks[is_first]
+        if not is_first:
+            there, back = back, there
+        make = self.transport.make_text_wire if is_watch else self.transport.make_wire
+        out, into = make(there, peer), make(back, peer)
+        if not is_watch:
+            for wire, sends in ((out, True), (into, False))[:: 1 if is_first else -1]:
+                self._try(wire, sends)
         links = self.links
-        for a, b in neighbours:
-            first, second = ranks[a], ranks[b]
-            forward, backward = (self._make_group((first, second), NO_TIMEOUT) for _ in range(2))
-            if self.rank == first:
-                links.activations_out[b] = sender = self._send_to(forward, second)
-                links.gradients_in[b] = self._receive_from(backward, second, sender)
-            if self.rank == second:
-                links.gradients_out[a] = sender = self._send_to(backward, first)
-                links.activations_in[a] = self._receive_from(forward, first, sender)
+        sender = Sender(out, peer, links.arrivals)
+        receiver = Receiver(into, peer, sender, links.arrivals)
+        if is_watch:
+            links.watchers.append(sender)
+            links.watching.append(receiver)
+        elif is_first:
+            links.activations_out[planned.places[1]] = sender
+            links.gradients_in[planned.places[1]] = receiver
+        else:
+            links.gradients_out[planned.places[0]] = sender
+            links.activations_in[planned.places[0]] = receiver
 
-    def join_sharing(self, ranks: Sequence[int], sharing: Sequence[tuple[int, ...]]) -> None:
-        """A group for each set of places that hold copies of a weight."""
-        for places in sharing:
-            group = self.make_group([ranks[p] for p in places])
-            if group is not None:
-                self.links.sharing[places] = group
+    def _try(self, wire: Wire, sends: bool) -> None:
+        """Move one number as a stage's tensors will, so that step 1 finds its communicator."""
+        if self.transport.has_nccl:
+            number = torch.ones(1, device=self.transport.device)
+            work = wire.group.send if sends else wire.group.recv
+            work([number], wire.place, 0).wait()
+            self.links.settle(self.transport.device)
 
-    def _send_to(self, group: Any, peer: int) -> Sender:
-        return Sender(self.transport.make_wire(group, peer), peer, self.links.arrivals)
+    def _warm(self, group: Any) -> None:
+        if self.transport.has_nccl:
+            warm(group, self.transport.device)
+            self.links.settle(self.transport.device)
 
-    def _receive_from(self, group: Any, peer: int, back: Sender) -> Receiver:
-        return Receiver(self.transport.make_wire(group, peer), peer, back, self.links.arrivals)
+
+def warm(group: Any, device: torch.device) -> None:
+    """Add up a number over a group, so that step 1 finds its communicator."""
+    dist.all_reduce(torch.ones(1, device=device), group=group)
+
+
+@contextmanager
+def unsplit() -> Iterator[None]:
+    """Groups made here are no splits of the user's NCCL communicator, which torch would make of a
+    group that knows its GPU: all ranks of the world would have to be at each one."""
+    world = dist.distributed_c10d._get_default_group()
+    bound = world.bound_device_id
+    world.bound_device_id = None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
 
 
 def to_timeout(patience_s: float | None) -> timedelta:
@@ -253,17 +413,25 @@ def join_ranks() -> None:
 
 
 def connect_sharing(
-    stage_map: StageMap, rank: int, device: torch.device, hang_timeout_s: float | None = None
+    stage_map: StageMap,
+    rank: int,
+    device: torch.device,
+    hang_timeout_s: float | None = None,
+    may_share: bool = False,
 ) -> Any:
     """The group of the ranks that share this rank's layers; every rank calls it."""
     store = dist.distributed_c10d._get_default_store()
     key = f"varuna/{next(_numbers)}"
-    transport = choose_transport(device, store, f"{key}/gpu", rank, dist.get_world_size())
+    size = dist.get_world_size()
+    transport = choose_transport(device, store, f"{key}/gpu", rank, size, may_share=may_share)
     timeout = to_timeout(hang_timeout_s)
     mine = None
-    for place in range(stage_map.depth):
-        for replica in range(stage_map.num_replicas):
-            ranks = stage_map.sharing(place, replica)
-            group = dist.new_group(ranks, backend=transport.backend, timeout=timeout)
-            mine = group if rank in ranks else mine
+    with unsplit():
+        for place in range(stage_map.depth):
+            for replica in range(stage_map.num_replicas):
+                ranks = stage_map.sharing(place, replica)
+                group = dist.new_group(ranks, backend=transport.backend, timeout=timeout)
+                mine = group if rank in ranks else mine
+    if transport.has_nccl:
+        warm(mine, device)
     return mine

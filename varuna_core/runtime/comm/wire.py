@@ -6,39 +6,25 @@
     cuda        a GPU each    NCCL                    no: heads are no part of its stream
 
 Heads and descriptions always go by gloo; with NCCL a group has both. On a GPU a receiver's thread
-works on a stream of its own and waits there, so that a message that is there has really come.
+works on a stream of its own and waits there, so that a message that is there has really come: it
+asks an event again and again, and meanwhile whether the sender still lives, for CUDA's own waits
+end with the GPU's work alone, and a receive from a rank that is gone does not end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-GLOO = "gloo"
-BOTH = "cpu:gloo,cuda:nccl"
-
-
-def name_gpu(device: torch.device) -> str:
-    """The same name for the same GPU on every rank; empty where NCCL cannot be used."""
-    if device.type != "cuda" or not dist.is_nccl_available():
-        return ""
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-def choose_backend(store: Any, key: str, rank: int, world_size: int, gpu: str) -> str:
-    """The same on every rank: NCCL, but where a rank has no GPU or two share one, which it refuses.
-
-    Tensors of the host go through gloo in either case.
-    """
-    store.set(f"{key}/{rank}", gpu)
-    gpus = [bytes(store.get(f"{key}/{r}")) for r in range(world_size)]
-    return BOTH if all(gpus) and len(set(gpus)) == world_size else GLOO
-
+from varuna_core.runtime.comm.devices import GLOO, choose_backend, describe_gpu
 
 HEAD_TAG = 1
 
@@ -76,6 +62,14 @@ def make_room(spec: Any, **options: Any) -> Tensor:
     return torch.empty_strided(shape, strides, dtype=dtype, **options)
 
 
+Look = Callable[[float], None]
+"""Given the seconds waited so far; raises where what is waited for can come no more."""
+
+
+def see_nothing(waited_s: float) -> None:
+    """For gloo, whose waits end with an error by themselves."""
+
+
 class Wire:
     """One direction between two ranks, through CPU memory."""
 
@@ -83,14 +77,14 @@ class Wire:
 
     def __init__(self, group: Any, place: int) -> None:
         self.group = group
-        self._place = place
+        self.place = place
         """The other side's rank in the group."""
 
     # The sender's side.
 
     def post(self, tensor: Tensor, tag: int = 0) -> tuple[Any, Tensor]:
         """Begin to send what lies in CPU memory; the tensor must live as long as the work."""
-        return self.group.send([tensor], self._place, tag), tensor
+        return self.group.send([tensor], self.place, tag), tensor
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
         """Begin to send a stage's tensor."""
@@ -98,18 +92,22 @@ class Wire:
 
     # The receiver's side, in its thread.
 
+    def enter_thread(self) -> None:
+        """Called first; CUDA's current device is each thread's own."""
+
     def await_head(self, head: Tensor) -> Any:
-        return self.group.recv([head], self._place, HEAD_TAG)
+        return self.group.recv([head], self.place, HEAD_TAG)
 
     def receive_text(self, text: Tensor) -> None:
-        self.group.recv([text], self._place, 0).wait()
+        self.group.recv([text], self.place, 0).wait()
 
     def make(self, specs: Sequence[Any]) -> list[Any]:
         """Allocate room for a message; None where there is no tensor."""
         return [None if s is None else make_room(s) for s in specs]
 
-    def receive(self, tensors: Sequence[Tensor]) -> None:
-        works = [self.group.recv([lay_flat(tensor)], self._place, 0) for tensor in tensors]
+    def receive(self, tensors: Sequence[Tensor], look: Look = see_nothing) -> None:
+        """Wait for what is sent next."""
+        works = [self.group.recv([lay_flat(tensor)], self.place, 0) for tensor in tensors]
         for work in works:
             work.wait()
 
@@ -134,6 +132,9 @@ class PinnedWire(Wire):
         super().__init__(group, place)
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
+
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self.device)
 
     def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
         flat = lay_flat(tensor.detach())
@@ -165,17 +166,57 @@ class NcclWire(Wire):
         self.device = device
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
 
+    def enter_thread(self) -> None:
+        torch.cuda.set_device(self.device)
+
+    def send(self, tensor: Tensor) -> tuple[Any, Tensor]:
+        work, flat = super().send(tensor)
+        return StreamWork(work), flat
+
     def make(self, specs: Sequence[Any]) -> list[Any]:
         with torch.cuda.stream(self.stream):
             return [None if s is None else make_room(s, device=self.device) for s in specs]
 
-    def receive(self, tensors: Sequence[Tensor]) -> None:
+    def receive(self, tensors: Sequence[Tensor], look: Look = see_nothing) -> None:
         with torch.cuda.stream(self.stream):
-            super().receive(tensors)
-        self.stream.synchronize()
+            super().receive(tensors)  # the stream waits, not the thread
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch: untyped
+            event.record(self.stream)
+        poll(event.query, look)
 
     def enter(self, tensors: Sequence[Any]) -> None:
         record_use(tensors, self.device)
+
+
+class StreamWork:
+    """A send by NCCL. The current stream waits for it, and the host only where it is given a limit
+    (torch 2.13): so it is given none, and `Links.settle` has one."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def wait(self, limit: timedelta | None = None) -> None:
+        self.work.wait()
+
+
+LEAST_PAUSE_S, MOST_PAUSE_S = 2e-5, 1e-3
+LOOK_S = 0.1
+
+
+def poll(
+    is_done: Callable[[], bool],
+    look: Look,
+    clock: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until it is done, asking often at first; every tenth of a second `look` may raise."""
+    began = looked = clock()
+    while not is_done():
+        now = clock()
+        if now - looked >= LOOK_S:
+            look(now - began)
+            looked = now
+        pause(min(MOST_PAUSE_S, max(LEAST_PAUSE_S, (now - began) / 8)))
 
 
 def record_use(tensors: Sequence[Any], device: torch.device) -> None:
@@ -191,15 +232,31 @@ class Transport:
 
     device: torch.device
     backend: str
+    shared: str = ""
+    """Which ranks share GPUs, in words."""
+
+    @property
+    def has_nccl(self) -> bool:
+        return self.backend != GLOO
+
+    def make_text_wire(self, group: Any, peer: int) -> Wire:
+        """For words alone."""
+        return Wire(group, dist.get_group_rank(group, peer))
 
     def make_wire(self, group: Any, peer: int) -> Wire:
         place = dist.get_group_rank(group, peer)
         if self.device.type != "cuda":
             return Wire(group, place)
-        make = PinnedWire if self.backend == GLOO else NcclWire
+        make = NcclWire if self.has_nccl else PinnedWire
         return make(group, place, self.device)
 
 
-def choose_transport(device: torch.device, store: Any, key: str, rank: int, size: int) -> Transport:
-    backend = choose_backend(store, key, rank, size, name_gpu(device))
-    return Transport(device=device, backend=backend)
+def choose_transport(
+    device: torch.device, store: Any, key: str, rank: int, size: int, *, may_share: bool = False
+) -> Transport:
+    """The same for all ranks, which all call it; `may_share` was said of this rank's GPU."""
+    gpu = describe_gpu(device, may_share)
+    backend, shared = choose_backend(store, key, rank, size, gpu)
+    if backend != GLOO:  # torch's own way with a lost rank is to kill this one, without a word
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    return Transport(device=device, backend=backend, shared=shared)

@@ -129,6 +129,10 @@ class Engine:
         self._weigh: Callable[[], Sequence[float]] | None = None
         self._keep: Keep | None = None
         self._ready = 0.0
+        self._now: Callable[[], float] = getattr(trace, "now", time.perf_counter)
+        """A writer's, which tells what the device does until then too."""
+        self.done_s = 0.0
+        """When the last action of a step was done, by `time.perf_counter`."""
 
     def find_last(self) -> nn.Module | None:
         """The module of the last stage, if this rank holds it."""
@@ -179,6 +183,7 @@ class Engine:
             run[action.kind](connected, number, microbatches[number])
             if self.trace is not None:
                 self.trace(str(action), begin, self._ready, time.perf_counter())
+        self.done_s = time.perf_counter()
         self.links.flush()
         return self._loss
 
@@ -313,7 +318,7 @@ class Engine:
         if channel is None:
             return self._handed.pop(key)
         received = channel.take()
-        self._ready = time.perf_counter()
+        self._ready = self._now()
         return received
 
     def _send(self, channel: Sender | None, key: tuple[bool, int, int], crossing: Crossing) -> None:

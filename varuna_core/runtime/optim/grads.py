@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.records.layout import StageMap
+from varuna_core.runtime.comm.devices import GLOO
 from varuna_core.runtime.comm.links import Links
-from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.engine.weight_grads import PutOffProduct
 from varuna_core.runtime.optim.hooks import ParameterHooks
 from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
@@ -70,9 +70,12 @@ class Bucket:
         else:
             self._work = dist.reduce(self._flat, self.owner, group=group, async_op=True)
 
-    def finish(self) -> None:
+    def finish(self, settle: Callable[[], None]) -> None:
+        """`settle` is called where the host must read what was summed."""
         assert self._flat is not None and self._work is not None
         self._work.wait()
+        if not all(self._had):
+            settle()
         if self.owner not in (None, dist.get_rank()):
             self.forget()
             return
@@ -100,12 +103,12 @@ def make_buckets(parameters: Sequence[nn.Parameter], owners: Mapping[int, int]) 
         yield Bucket(held, owner)
 
 
-def sum_up(parameters: Sequence[nn.Parameter], group: Any) -> None:
+def sum_up(parameters: Sequence[nn.Parameter], group: Any, settle: Callable[[], None]) -> None:
     buckets = list(make_buckets(parameters, {}))
     for bucket in buckets:
         bucket.start(group)
     for bucket in buckets:
-        bucket.finish()
+        bucket.finish(settle)
 
 
 def list_shared(
@@ -311,7 +314,7 @@ class Gradients:
         while self._started < len(self._buckets):
             self._start_next()
         for bucket in self._buckets:
-            bucket.finish()
+            bucket.finish(self._settle)
         self._reset()
 
     def reduce(self, find_factor: Callable[[], float] | None = None) -> None:
@@ -330,13 +333,13 @@ class Gradients:
             place.grad = self._summed.pop(id(place), place.grad)
             if not master.requires_grad:  # its owner has frozen it for now
                 place.grad = None
-        sum_up(self.whole, self.links.tensor)
+        sum_up(self.whole, self.links.tensor, self._settle)
         if self._compare is not None:
             grads = {self._names[id(p)]: p.grad for p in self.parameters if p.grad is not None}
             if self._compare(grads):
                 self._compare = None
         for stages, copies in self.shared.items():
-            sum_up(copies, self.links.sharing[stages])
+            sum_up(copies, self.links.sharing[stages], self._settle)
         if find_factor is not None:
             self.scale(torch.tensor(find_factor(), dtype=torch.float64, device=self.device))
         self.hooks.wake()
@@ -349,6 +352,9 @@ class Gradients:
             place.grad = grad
         self._carried = []
         self.hooks.run_after(fresh)
+
+    def _settle(self) -> None:
+        self.links.settle(self.device)
 
     def forget(self) -> None:
         """After a failure: what is under way would keep its group open."""

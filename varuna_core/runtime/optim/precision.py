@@ -264,7 +264,7 @@ class Masters:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Make the weights of the masters that are here, whoever changed these."""
+        """Make the weights of the masters that are here."""
         if not self._copies:
             return
         for parameter, master in self._copies:

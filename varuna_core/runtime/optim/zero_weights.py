@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from varuna_core.checkpoint.format.box import Box
+from varuna_core.runtime.comm.devices import GLOO
 from varuna_core.runtime.comm.links import Links
-from varuna_core.runtime.comm.wire import GLOO
 from varuna_core.runtime.optim.precision import MicroBatchWeight
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.split.stage import Stage

@@ -15,7 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from varuna_core.checkpoint.format import errors
-from varuna_core.checkpoint.format.errors import CheckpointError
+from varuna_core.checkpoint.format.errors import CheckpointError, build_error
 from varuna_core.runtime.comm.failure import FailureBoard, RankFailed
 
 GLANCE = timedelta(seconds=2)
@@ -119,7 +119,8 @@ class Consensus:
 def _format_error(error: Exception, who: str = "") -> str:
     if isinstance(error, CheckpointError):
         return json.dumps([type(error).__name__, f"{who}{error}"])
-    return json.dumps(["CheckpointError", f"{who}{type(error).__name__}: {error}"])
+    made = build_error(error, f"{who}{type(error).__name__}: {error}")
+    return json.dumps([type(made).__name__, str(made)])
 
 
 def _parse_error(said: str) -> CheckpointError:

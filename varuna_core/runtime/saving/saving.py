@@ -9,8 +9,9 @@ docs/checkpoints.md has the files. What is small and the same everywhere is rank
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -19,14 +20,14 @@ from torch import Tensor
 
 from varuna_core.checkpoint.format.document import READABLE
 from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, deal
-from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
+from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint, NotSaved
 from varuna_core.checkpoint.format.manifest import TrainingState
 from varuna_core.checkpoint.store.aside import Choice
 from varuna_core.checkpoint.store.reader import CheckpointReader
 from varuna_core.checkpoint.store.torch_state import put_random_state, take_random_state
 from varuna_core.checkpoint.store.writer import CheckpointWriter
 from varuna_core.records.checkpoints import list_complete
-from varuna_core.records.files import write_json
+from varuna_core.records.files import describe_room, write_json
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.optim.precision import Masters
@@ -39,6 +40,7 @@ from varuna_core.runtime.saving.progress import (
     SaveNews,
     TrainingProgress,
 )
+from varuna_core.runtime.saving.skipping import SkippedSaves
 from varuna_core.runtime.saving.tensors import (
     drop_state,
     find_part,
@@ -55,6 +57,14 @@ from varuna_core.runtime.tensor_parallel.shares import Shares
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
 
+log = logging.getLogger(__name__)
+
+SEEN_S = 90.0
+"""Until another node's files show in a folder's listing: NFS keeps one for up to a minute."""
+SEEN_POLL_S = 0.5
+WAIT_S = 600.0
+"""For room, of the last save of a training; whoever asked for that save may end it sooner."""
+RETRY_S = 5.0
 LEFT = "left.json"
 """In the folder of checkpoints: the training has saved because of a signal, and left."""
 
@@ -78,6 +88,13 @@ class Saving:
         self.scheduler: Any = None
         self.consensus = Consensus(links.board, links.name, links.find_lost_peer)
         self.news = SaveNews()
+        self.skipped = SkippedSaves()
+        self.is_told_to_end: Callable[[], bool] = lambda: False
+        """True once this rank got SIGTERM: no save waits for room then."""
+
+        self._number = -1
+        """Of the last save that began."""
+
         self._writers: dict[Path, CheckpointWriter] = {}
         self._line: str | None = None
         self._loaded: PendingRestore | None = None
@@ -98,16 +115,26 @@ class Saving:
         """This rank's part; with `tempdir` written beside training, and what to ask after it.
 
         Where waits have a limit all ranks return together, and the same error is raised on all:
-        the next step's waits are to be for steps, and not for a slow disk.
+        the next step's waits are to be for steps, and not for a slow disk. A save that the folder
+        cannot take is skipped (skipping.py).
         """
         options: dict[str, Any] = {"shard": shard, "tempdir": tempdir, "keep": keep}
-        if self.links.arrivals.patience_s is None:
-            return self._save_part(progress, store, number, **options)
-        made: list[PendingSave | None] = []
-        self.consensus.run_on_all(
-            lambda: made.append(self._save_part(progress, store, number, **options))
-        )
-        return made[0]
+        made: list[PendingSave | None] = [None]
+
+        def write() -> None:
+            made.append(self._save_part(progress, store, number, **options))
+
+        together = self.links.arrivals.patience_s is not None
+        try:
+            if together:
+                self.consensus.run_on_all(write)
+            else:
+                write()
+        except NotSaved as error:
+            tells = not together or self.consensus.rank == 0
+            self.skipped.skip(error, store, number, tells=tells)
+        self.skipped.expect_few()
+        return made[-1]
 
     def _save_part(
         self,
@@ -120,11 +147,23 @@ class Saving:
         keep: int | None = None,
     ) -> PendingSave | None:
         writer = self._find_writer(store)
+        self._await_last(writer)
         writer.keep = keep
         writer.set_background(tempdir)
         self.news.report_begun(number, store)
+        self._number = number
         self.news.expect(number, writer.save(self.take_part(progress, number, shard)))
+        if tempdir is None:
+            self.skipped.note_saved()
         return PendingSave(writer) if tempdir is not None else None
+
+    def _await_last(self, writer: CheckpointWriter) -> None:
+        """The last save, beside training, is written now, or was skipped."""
+        try:
+            if writer.wait():
+                self.skipped.note_saved()
+        except NotSaved as error:
+            self.skipped.skip(error, writer.store, self._number)
 
     def save_whole(
         self,
@@ -136,23 +175,65 @@ class Saving:
     ) -> None:
         """Return when the checkpoint is complete; any rank's error is raised on all.
 
-        With a `note`, say in LEFT that the training has left after it.
+        Where the folder cannot take it, try again for WAIT_S: nothing saves after it. With a
+        `note`, say in LEFT that the training has left after it.
         """
 
         def write() -> None:
             self._save_part(progress, store, number, **options)
             self._writers[store].finish()
 
+        def finish() -> None:
+            if store in self._writers:
+                self._writers[store].finish()
+
+        def find() -> str:
+            return "yes" if number in [one.iteration for one in list_complete(store)] else ""
+
         def check() -> None:
+            until = time.monotonic() + SEEN_S
             self._writers[store].finish()  # for listings that came too late to whoever was last
-            if number not in [found.iteration for found in list_complete(store)]:
-                raise CheckpointError(f"iteration {number} is not complete in {store}")
+            while not find():
+                if time.monotonic() > until:
+                    raise CheckpointError(f"iteration {number} is not complete in {store}")
+                time.sleep(SEEN_POLL_S)
+                self._writers[store].finish()
             if note is not None:
                 told = {**note, "iteration": number, "time": round(time.time(), 3)}
                 write_json(store / LEFT, told, READABLE)
 
-        self.consensus.run_on_all(write, check)
+        deadline = time.monotonic() + WAIT_S
+        work = write
+        while True:
+            try:
+                self.consensus.run_on_all(work, check)
+                break
+            except NotSaved as error:
+                self._wait_for_room(error, store, number, deadline)
+            with contextlib.suppress(NotSaved):
+                self.consensus.run_on_all(finish)  # all parts may be there
+            work = finish if self.consensus.decide(find) else write
         self.news.poll()
+
+    def _wait_for_room(self, error: NotSaved, store: Path, number: int, deadline: float) -> None:
+        """A moment, on all ranks; raises the error where the time is up, or a rank is to end."""
+
+        def wait() -> str:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return "late"
+            room = describe_room(store)
+            self.skipped.note(error, store, number, waits=True)
+            log.warning(
+                "iteration %d is not saved yet: %s%s; tried again every %g s, for %.0f s more",
+                number, error, f" ({room})" if room else "", RETRY_S, left_s,
+            )  # fmt: skip
+            time.sleep(min(RETRY_S, left_s))
+            return ""
+
+        is_late = self.consensus.decide(wait)
+        if is_late or self.consensus.any_rank(self.is_told_to_end()):
+            raise error
 
     def close(self) -> None:
         """Wait for saves that are on their way."""

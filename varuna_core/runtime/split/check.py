@@ -118,7 +118,8 @@ class PoisonCheck:
         if any(type(tensor).__name__ == "FakeTensor" for tensor in tensors):
             raise SplitError(
                 f"stage {stage.index} meets a tensor without values, which the dry run left in a "
-                "cache outside the model: have the model make it anew, or keep it in a module"
+                "cache outside the model: have the model make it in each forward, or keep it in a "
+                "module"
             )
         return tensors
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.command import ROOT
+from tests.command import ROOT, read_rank
 from tests.varuna_core.agent.local_run import is_running
 from tests.varuna_core.launch.sshd import Sshd
 from varuna_core.records.runfolder import RunFolder
 
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 SECRET = "hush-7f3a"
 
 WAITING = """
@@ -137,8 +137,7 @@ class User:
 
         def look() -> list[int] | None:
             assert self.launcher is not None and self.launcher.poll() is None, self.said
-            logs = [(run or self.run).attempt(0).rank_log(rank, "out") for rank in range(2)]
-            texts = [log.read_text() if log.exists() else "" for log in logs]
+            texts = [read_rank(run or self.run, rank) for rank in range(2)]
             found = [re.search(r"ready (\d+)", text) for text in texts]
             return [int(item[1]) for item in found if item] if all(found) else None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.command import read_rank
 from tests.jobs.commands.launcher.launcher_user import SECRET, WAITING, User, wait_until
 from tests.varuna_core.launch.sshd import SSHD, Sshd, find_step
 from varuna_core.agent.processes.signals import GONE
@@ -77,7 +78,7 @@ def test_no_secret_shows_and_nothing_of_the_shell_reaches_a_rank(user: User) -> 
     (user.folder / "leak.py").write_text("import os\nprint(os.environ.get('LEAK'))\n" + WAITING)
     user.start("leak.py")
     assert user.wait() == 0, user.said
-    outs = [user.run.attempt(0).rank_log(rank, "out").read_text() for rank in range(2)]
+    outs = [read_rank(user.run, rank) for rank in range(2)]
     for out in outs:
         assert re.search(rf"None\nready \d+ {len(SECRET)} \[\]", out), out
     for path in user.run.path.rglob("*"):
@@ -165,8 +166,9 @@ def test_sigusr1_reaches_every_rank_and_ctrl_c_twice_leaves_nothing(user: User) 
     user.start("wait.py")
     user.wait_for_ranks()
     user.signal(signal.SIGUSR1)
-    logs = [user.run.attempt(0).rank_log(rank, "out") for rank in range(2)]
-    wait_until(lambda: all("caught 10" in log.read_text() for log in logs), "the signal")
+    wait_until(
+        lambda: all("caught 10" in read_rank(user.run, rank) for rank in range(2)), "the signal"
+    )
     user.signal(signal.SIGINT)
     user.wait_for_word("again to end it at once")
     user.signal(signal.SIGINT)
@@ -239,14 +241,14 @@ def test_without_no_morphing_a_machine_may_leave_and_the_batch_stays(user: User)
     user.wait_for_word("step 5/100")
     (user.folder / "machines").write_text("127.0.0.1\n")
     wait_until(lambda: len(user.run.attempts()) > 1, "another attempt")
-    first = user.run.attempt(0).rank_log(0, "out").read_text()
-    second = user.run.attempt(1).rank_log(0, "out")
-    wait_until(lambda: second.exists() and "step" in second.read_text(), "its steps")
+    first = read_rank(user.run, 0)
+    wait_until(lambda: "step" in read_rank(user.run, 0, attempt=1), "its steps")
     (user.folder / "last").write_text("0")
     assert user.wait() == 0, user.said
     assert first.startswith("0,1; 8 from 0\n")
-    found = re.match(r"0; 8 from (\d+)\n", second.read_text())
-    assert found and int(found[1]) >= 5, second.read_text()
+    second = read_rank(user.run, 0, attempt=1)
+    found = re.match(r"0; 8 from (\d+)\n", second)
+    assert found and int(found[1]) >= 5, second
     user.check_nothing_is_left()
 
 

@@ -11,6 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.command import Vjob
+from tests.jobs.conf.foreign.shell_conf_tree import SCRIPTS
 from vjob.jobs.conf.foreign.launchers import sort_commands
 from vjob.jobs.conf.foreign.megatron_options import KEYS
 from vjob.jobs.conf.foreign.shell import parse_shell_conf
@@ -227,6 +228,7 @@ FILES = {
         "_03_submit.sh": SUBMIT,
         "pretrain_gpt.py": "",
     },
+    "texts": {**SCRIPTS, "_00_pretrain_gpt.py": ""},
 }
 """By example: the files of its folder. What is converted is the x.sh, else the folder."""
 ENVIRON = {"HOME": "/home/kim", "USER": "kim"}
@@ -365,6 +367,7 @@ def test_a_folder_of_master_and_slave_scripts_is_two_groups(tmp_path: Path) -> N
     assert conf["container"] == {
         "reuse": True,
         "image": "~/images/torch.sqsh",
+        "scratch": "/scratch/kim",
         "runtime": "enroot",
         "remap_root": True,
         "writable": True,
@@ -380,6 +383,71 @@ def test_a_folder_of_master_and_slave_scripts_is_two_groups(tmp_path: Path) -> N
     told = "\n".join(notes)
     assert "a pasted job script is not used: --nodes=5, --partition=q0" in told
     assert "CONTAINER_PATH" in told and "CONTAINER_NAME" in told
+
+
+def test_scripts_within_texts_are_followed_to_the_launch_and_its_container(tmp_path: Path) -> None:
+    conf, notes, text = convert(tmp_path, "texts")
+    assert conf["program"] == {
+        "megatron": "_00_pretrain_gpt.py",
+        "args": [
+            *("--vocab-file", "words/vocab.json", "--merge-file", "words/merges.txt"),
+            *("--timing-log-level", "2", "--timing-log-option", "all", "--DDP-impl", "local"),
+        ],
+    }
+    assert conf["name"] == "pretrain_gpt"
+    assert conf["model"] == {"layers": 4, "hidden": 64, "heads": 4, "sequence": 32}
+    assert conf["data"] == {"prefix": "/root/indexes/my-gpt2_text_document", "split": "100,0,0"}
+    assert conf["parallel"] == {"tensor": 1, "pipeline": 2, "partition": "3-1", "data": 2}
+    train = conf["train"]
+    assert isinstance(train, dict)
+    assert train["optimizer"] == {"lr": 0.0002, "betas": [0.9, 0.999]}, "of Megatron-LM, not ours"
+    assert conf["cluster"] == {
+        "port": 6787,
+        "nodes": [
+            {
+                "group": "master",
+                "count": 1,
+                "queue": "gpu1",
+                "gpus": "a100:2",
+                "cpus": 2,
+                "ranks": 2,
+            },
+            {"group": "slave", "count": 1, "queue": "gpu2", "gpus": "a10:2", "cpus": 2, "ranks": 2},
+        ],
+    }
+    assert conf["container"] == {
+        "reuse": True,
+        "image": "~/cluster/image/pytorch-23.04.sqsh",
+        "scratch": "/scratch/enroot/kim/data",
+        "runtime": "enroot",
+        "remap_root": True,
+        "writable": True,
+        "mounts": [
+            "~/cluster/trainer:/root/checkout",
+            "~/cluster/log2:/root/log2",
+            "~/cluster/small:/root/indexes",
+        ],
+    }
+    assert "profile" not in conf and "-> decides $PROFILE" in text
+    told = "\n".join(notes)
+    assert "cp /root/indexes/* /root/trainer: nothing is copied; data.prefix is" in told
+    assert "train_under_nsys is called nowhere" in told
+    assert "as $PROFILE is so: PROFILE_ARGS" in told
+
+
+def test_a_list_of_options_is_known_but_for_its_unknown_words() -> None:
+    rendered, _ = translate_scripts(
+        {"x.sh": 'A="--lr 0.1 --name $1 --steps 3"\npython train.py $A\n'}, environ=ENVIRON
+    )
+    conf = yaml.safe_load(rendered)
+    assert conf["program"]["args"] == ["--lr", "0.1", "--steps", "3"]
+
+
+def test_a_function_is_read_where_it_is_called() -> None:
+    text = "go() { python train.py --lr $LR; }\nfunction other {\npython other.py\n}\nLR=3\ngo\n"
+    rendered, notes = translate_scripts({"x.sh": text}, environ=ENVIRON)
+    assert yaml.safe_load(rendered)["program"] == {"script": "train.py", "args": ["--lr", "3"]}
+    assert "line 2: other is called nowhere; left out: python other.py" in notes
 
 
 def test_a_het_job_with_pyxis_and_nsys_is_groups_a_container_and_a_profile(tmp_path: Path) -> None:
@@ -467,6 +535,9 @@ def test_a_dry_run_warns_of_files_that_only_the_cluster_may_have(tmp_path: Path)
         "A=${A:-$A}\nB=${A}${B}\ntorchrun t.py $A $B",
         "run='deepspeed $run'",
         "if [ a = a ]; then\n" * 50,
+        "f() {\nf\nf\n}\nf\ntorchrun train.py",
+        'A=$(cat <<EOF\ntrue\nbash -c "\\$A"; bash -c "\\$A"\nEOF\n)\nbash -c "$A"\n',
+        "f() {\n" * 60 + "}\n" * 30,
         "A=" + "$(dirname " * 40 + "x" + ")" * 40,
         "A=" + "${A:-" * 400 + "x" + "}" * 400,
         "cat <<EOF\nNNODES=3\n",
@@ -484,15 +555,17 @@ WORDS = st.sampled_from(
         "if", "[", "]", "=", ";", "then", "else", "fi", "&&", "|", "\\\n", "\n", "$(date)", "<x>",
         "--nnodes", "--include", "a:1,2@b:3", "--hostfile", "A=1", "export", "cd", "eval", "'", '"',
         "--container-image=a.sqsh", "--container-mounts=/a", "for", "done", "<<E", ">", "~/x", "`",
-        "#SBATCH --nodes=2\n", "#SBATCH hetjob\n", "${", "$(", "((", "{", "}", "0", "-1", "é",
+        "#SBATCH --nodes=2\n", "#SBATCH hetjob\n", "\nf() {\n", "\n}\n", "f", "bash -c \"$A\"",
+        "A=$(cat <<E\n", "\nE\n)\n", "for (( i = 0; i < 3; i++ )); do\n", "${",
+        "$(", "((", "{", "}", "0", "-1", "é",
     ]
 )  # fmt: skip
 OPTIONS = st.sampled_from(sorted(KEYS)) | st.sampled_from(["--load", "--warmup", "--adam-beta1"])
-SCRIPTS = st.lists(WORDS | OPTIONS | st.text(max_size=6), max_size=40).map(" ".join)
+TEXTS = st.lists(WORDS | OPTIONS | st.text(max_size=6), max_size=40).map(" ".join)
 
 
 @settings(max_examples=300, deadline=None)
-@given(SCRIPTS)
+@given(TEXTS)
 @example("deepspeed 0")
 @example("deepspeed ' \x1f '")
 @example("deepspeed '' --deepspeed_config '\x1f'")

@@ -70,7 +70,7 @@ node_1=(
 attempt=$(agent attempt --run "$run" --requeues "${SLURM_RESTART_COUNT:-0}")
 
 # `called`: signals that told this job to end, or its ranks to save and leave. Then nothing is started
-# anew. srun passes the end on to every agent, and agents to every rank.
+# again. srun passes the end on to every agent, and agents to every rank.
 called=
 ending=
 step_pid=
@@ -120,7 +120,7 @@ while true; do
   step_pid=
 
   # srun's status hides the culprit (143 for a rank's 9): close reads the ranks' own exit files. It
-  # prints the exit code, and for an attempt that is started anew the next one and how long to wait.
+  # prints the exit code, and for an attempt that is started again the next one and how long to wait.
   read -r code next wait_s <<<"$(agent close --run "$run" --attempt "$attempt" --group "$group" \
     --status "$status" --called "$called" | tail -n 1)" || true
   [ -n "${next:-}" ] || exit "${code:-1}"

@@ -28,7 +28,7 @@ trap - EXIT
 find_python
 # exec: the agent must be the task itself, or signals end at this shell.
 # Slurm keeps a job without its first node, where batch script and manager were (--no-kill). Nodes
-# that miss the manager for good give the job back; one of them is enough, and the first ends all.
+# that miss the manager for good give the job back, one of them at a time, or end it.
 job=${VJOB_SESSION%.*}
 exec "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz morph stay --run "$run" --session "$VJOB_SESSION" \
-  --orphaned "for try in 1 2 3 4 5 6 7 8 9 10; do scontrol requeue $job && break; sleep 30; done"
+  --orphaned "scontrol requeue $job" --at-last "scancel $job"

@@ -54,7 +54,7 @@ step_pids=()
 srun "${step[@]}" "${node_0[@]}" &
 step_pids+=($!)
 
-# One manager owns the run: it starts the ranks anew on the nodes that are there. Where it is killed
+# One manager owns the run: it starts the ranks again on the nodes that are there. Where it is killed
 # it goes on from its state in the run folder; `calls` are the signals that it may not have heard.
 manager=
 calls=
@@ -80,13 +80,25 @@ while [ "$failures" -lt 10 ]; do
   status=0
   wait "$manager" || status=$?
   [ "$status" -ne 0 ] || break
-  # Ten in a row end the job, not ten in its life.
+  # Failures in a row end the job, not those of its whole life.
   [ $((SECONDS - begun)) -lt 60 ] || failures=0
   failures=$((failures + 1))
-  echo "vjob: manager ended with $status ($failures in a row)" >&2
+  echo "vjob: manager ended with $status ($failures in a row)" >&2 || true # a full disk
   sleep "$failures"
 done
 
+# A later start of the job owns the run, and its nodes and jobs are none of ours. Its step has the
+# number of ours: srun would cancel that one if it were asked to end, and so would its own child
+# once srun is gone (seen with 22.05). So both are killed, the child first.
+answer=$(agent morph answer --run "$run" --session "$session" | tail -n 1)
+if [ "$answer" = replaced ]; then
+  for pid in "${step_pids[@]}"; do
+    children=$(cat "/proc/$pid/task/$pid/children" 2>/dev/null) || continue
+    # shellcheck disable=SC2086 # they are several
+    kill -KILL $children "$pid" 2>/dev/null || true
+  done
+  exit 0
+fi
 # Nodes that did not go home by themselves; then what the manager said.
 # srun may wait for a node that is gone: not we for srun.
 kill -TERM "${step_pids[@]}" 2>/dev/null || true
@@ -96,6 +108,7 @@ for second in $(seq 50); do
   sleep 1
 done
 answer=$(agent morph answer --run "$run" --session "$session" | tail -n 1)
+[ "$answer" != replaced ] || exit 0
 if [ "$answer" = requeue ]; then
   scontrol requeue "$SLURM_JOB_ID" || exit 113
   exit 0

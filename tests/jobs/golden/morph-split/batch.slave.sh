@@ -72,6 +72,9 @@ done
 status=0
 wait "${step_pids[@]}" || status=$?
 if [ "$(agent morph answer --run "$run" --session "$session" | tail -n 1)" = requeue ]; then
+  shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || shown=
+  # This node was cut off, and a later start of the job runs: it is not ours to requeue.
+  [ -z "$shown" ] || [[ $shown == *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]] || exit 0
   scontrol requeue "$SLURM_JOB_ID" || exit 113
   exit 0
 fi

@@ -51,16 +51,17 @@ agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 # saved on the warning and left with 0.
 warned=
 come_again() { # what close said; the signal that ended us, if any
-  local shown=
+  local shown
   case $1 in
     requeue) [ -z "$2" ] || exit 143 ;;
-    143 | 0)
-      [ "$1" = 143 ] || [ -n "$warned" ] || return 0
-      shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || return 0
-      [[ $shown == *JobState=RUNNING* && $shown =~ [[:space:]]PreemptTime=[0-9] ]] || return 0
-      ;;
+    143 | 0) [ "$1" = 143 ] || [ -n "$warned" ] || return 0 ;;
     *) return 0 ;;
   esac
+  shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || shown=
+  [ "$1" = requeue ] || [[ $shown == *JobState=RUNNING* ]] || return 0
+  [ "$1" = requeue ] || [[ $shown =~ [[:space:]]PreemptTime=[0-9] ]] || return 0
+  # This node was cut off, and a later start of the job runs: it is not ours to requeue.
+  [ -z "$shown" ] || [[ $shown == *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]] || exit 0
   scontrol requeue "$SLURM_JOB_ID" || exit 113
   exit 0
 }
@@ -91,7 +92,7 @@ node_1=(
 attempt=$(agent attempt --run "$run" --requeues "${SLURM_RESTART_COUNT:-0}")
 
 # `called`: signals that told this job to end, or its ranks to save and leave. Then nothing is started
-# anew. srun passes the end on to every agent, and agents to every rank.
+# again. srun passes the end on to every agent, and agents to every rank.
 called=
 ending=
 step_pid=
@@ -146,7 +147,7 @@ while true; do
   step_pid=
 
   # srun's status hides the culprit (143 for a rank's 9): close reads the ranks' own exit files. It
-  # prints the exit code, and for an attempt that is started anew the next one and how long to wait.
+  # prints the exit code, and for an attempt that is started again the next one and how long to wait.
   read -r code next wait_s <<<"$(agent close --run "$run" --attempt "$attempt" --group "$group" \
     --status "$status" --called "$called" --left $((7200 - SECONDS)) | tail -n 1)" || true
   come_again "$code" "$ending"

@@ -76,6 +76,10 @@ ROOTS = {
         "Exception: Current loss scale already at minimum - cannot decrease scale anymore. "
         "Exiting run."
     ),
+    "schedule of a checkpoint": (
+        "[rank0]: AssertionError: OptimizerParamScheduler: class input value 40 and "
+        "checkpointvalue 16 for total number of iterations do not match"
+    ),
     "shared memory": (
         "RuntimeError: DataLoader worker (pid 2193) is killed by signal: Bus error. It is possible "
         "that dataloader's workers are out of shared memory."

@@ -111,6 +111,16 @@ def test_a_verdict_stands_above_with_its_evidence_and_what_to_do() -> None:
     assert found["verdict"]["exit_code"] == 15
 
 
+def test_evidence_that_the_reason_has_already_is_shown_once() -> None:
+    reason = "rank 5 on n1 exited 1: ValueError: x"
+    ends = replace(LINE, text=f"stopping the attempt: {reason}", node="", file="scheduler.out")
+    known = Verdict(
+        health=Health.DEAD, reason=reason, rule="x", evidence=(LINE, ends, replace(LINE, text="y"))
+    )
+    lines = render(make(), known, all_nodes=False).splitlines()
+    assert lines[1:3] == [f"  {reason}", "    n1 rank 5 | y"]
+
+
 def test_a_silent_scheduler_is_told_with_the_age_of_its_word() -> None:
     jobs = (JobRow(id="77", state="UNKNOWN", word="TELEPORTING"),)
     silent = Scheduler(name="slurm", jobs=jobs, age_s=300.0, problem="squeue hangs")

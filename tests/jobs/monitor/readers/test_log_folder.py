@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.command import ROOT, Vjob
 from vjob.jobs.errors import VjobError
-from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.model.snapshot import Health, Snapshot
 from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.log_folder import is_bare_folder
+from vjob.jobs.monitor.rules.judge import judge
 
 INFO = """\
 NODE_RANK: {rank}
@@ -100,6 +102,32 @@ def test_the_command_prints_the_seeds_folder(tmp_path: Path) -> None:
     found = json.loads(vjob("status", "log2/10932251", "--json", code=None).stdout)
     assert found["format"] == 2 and found["progress"]["step"] == 50
     assert found["nodes"][7]["gpus"][3]["utilization"] == 3
+
+
+FATAL = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+
+
+@pytest.mark.parametrize("name", ["n067.out", "n067.err", "n061.err"])
+def test_a_fatal_line_after_the_last_step_is_no_good_end(tmp_path: Path, name: str) -> None:
+    folder = write_seed(tmp_path / "logs")
+    assert judge(read(folder)).health is Health.DONE
+    with (folder / name).open("a") as handle:
+        handle.write(f"3: {FATAL}")
+    verdict = judge(read(folder))
+    assert (verdict.health, verdict.exit_code) == (Health.DEAD, 10)
+    assert "illegal memory access" in verdict.reason and "step 50 of 50" in verdict.reason
+    assert (verdict.node, verdict.rank) == (name.partition(".")[0], 3)
+    assert "vjob logs" in verdict.advice and "vjob report" not in verdict.advice
+
+
+@pytest.mark.parametrize("name", ["n067.out", "n067.err"])
+def test_a_fatal_line_of_an_earlier_start_is_no_bad_end(tmp_path: Path, name: str) -> None:
+    """The job came again, in the same files, and did all its steps."""
+    folder = write_seed(tmp_path / "logs")
+    path = folder / name
+    path.write_text(f"3: {FATAL}{path.read_text()}")
+    os.utime(folder / "n067.err", (time.time() - 3600,) * 2)
+    assert judge(read(folder)).health is Health.DONE
 
 
 def test_a_run_folder_or_an_empty_one_is_no_bare_folder(tmp_path: Path) -> None:

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from varuna_core.records.checkpoints import find_newest
 from varuna_core.records.files import write_json
+from varuna_core.records.layout import format_blocks
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.file_systems import Skew, probe
 from vjob.jobs.monitor.readers.gpu_logs import GpuSamples
-from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceEnd
-from vjob.jobs.monitor.readers.settings import format_layers, parse_walltime, read_asked
+from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceFile
+from vjob.jobs.monitor.readers.settings import parse_walltime, read_asked
 
 
 def write_steps(path: Path, first: int, last: int, log_every: int = 10) -> None:
@@ -38,15 +39,16 @@ def test_the_end_of_a_trace_tells_steps_with_their_times(tmp_path: Path) -> None
     path = tmp_path / "3.jsonl"
     write_steps(path, 1, 100, log_every=1)
     assert path.stat().st_size > 100_000
-    trace = TraceEnd(path)
-    assert trace.poll() and not trace.poll()
+    file = TraceFile(path)
+    assert file.poll() == {3} and not file.poll()
+    trace = file.ranks[3]
     assert trace.last is not None and trace.last.step == 100 and trace.device == "A100"
     assert trace.medians()[1] == pytest.approx(0.9, abs=0.01)
     assert trace.last.end_at == pytest.approx(path.stat().st_mtime, abs=30)
     points = trace.points(offset_s=1000.0)
     assert points[-1].at == pytest.approx(path.stat().st_mtime + 1000, abs=30)
     write_steps(path, 101, 103)
-    assert trace.poll() and trace.last.step == 103
+    assert file.poll() == {3} and trace.last.step == 103
 
 
 def test_a_step_whose_details_fill_the_end_is_found_behind_them(tmp_path: Path) -> None:
@@ -54,9 +56,42 @@ def test_a_step_whose_details_fill_the_end_is_found_behind_them(tmp_path: Path) 
     write_steps(path, 1, 5)
     with path.open("a") as handle:
         handle.write('["F",6,1,4,81200345,1200,903411,65536,""]\n' * 2000)
-    trace = TraceEnd(path)
-    trace.poll()
-    assert trace.last is not None and trace.last.step == 5
+    file = TraceFile(path)
+    file.poll()
+    last = file.ranks[3].last
+    assert last is not None and last.step == 5
+
+
+def test_the_traces_of_a_nodes_ranks_lie_in_one_file(tmp_path: Path) -> None:
+    """Also where a look begins in the midst of a batch, and with another rank's torn one."""
+    path = tmp_path / "node-0.jsonl"
+    writers = [TraceWriter(path, rank, stages=[rank], log_every=1) for rank in range(8)]
+    for step in range(1, 201):
+        for rank, writer in enumerate(writers):
+            writer.begin_step(step + rank)
+            begin = writer._begun
+            for _ in range(20):
+                writer(f"{rank}F0", begin, begin, begin + 0.1 * (rank + 1))
+            writer.end_step()
+            if step % 10 == 0:
+                writer.flush()
+    with path.open("a") as handle:
+        handle.write('{"rank":5}\n{"step": 99')
+    assert path.stat().st_size > 1_000_000
+    file = TraceFile(path)
+    assert file.poll() == set(range(8))
+    for rank, writer in enumerate(writers):
+        end = file.ranks[rank]
+        assert end.last is not None and end.last.step == 200 + rank
+        assert end.stages == (rank,) and end.last.work_s == pytest.approx(2.0 * (rank + 1))
+        writer.close()
+    late = TraceWriter(path, 3, stages=[3], log_every=1)
+    late.begin_step(400)
+    late.end_step()
+    late.close()
+    assert 3 in file.poll()
+    end = file.ranks[3]
+    assert end.last is not None and end.last.step == 400
 
 
 @given(st.binary(max_size=300))
@@ -65,9 +100,10 @@ def test_a_foreign_trace_is_no_trouble(
 ) -> None:
     path = tmp_path_factory.mktemp("trace") / "0.jsonl"
     path.write_bytes(b'{"step": 1, "begin": 1e400, "took": "x", "sums": [1]}\n' + data + b"\n")
-    trace = TraceEnd(path)
-    trace.poll()
-    trace.medians()
+    file = TraceFile(path)
+    file.poll()
+    for trace in file.ranks.values():
+        trace.medians()
 
 
 def test_beats_tell_how_busy_a_rank_is_once_there_are_two() -> None:
@@ -212,10 +248,9 @@ def test_a_folder_of_small_files_tells_what_is_new_and_forgets_what_is_gone(tmp_
         ("1-8-1", 8, "0-8-0"),
         ("4-2-2-2", None, "4-2-2-2"),
         ("auto", 8, "auto"),
-        (None, 8, None),
     ],
 )
 def test_a_partition_that_counts_both_ends_is_the_one_that_runs_print(
-    asked: str | None, layers: int | None, printed: str | None
+    asked: str, layers: int | None, printed: str
 ) -> None:
-    assert format_layers(asked, layers) == printed
+    assert format_blocks(asked, layers) == printed

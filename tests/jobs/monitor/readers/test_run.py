@@ -10,10 +10,10 @@ import pytest
 
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import write_json
-from varuna_core.records.morphing import GATHERING, RUNNING, ManagerState
+from varuna_core.records.morphing import ENDED, GATHERING, RUNNING, ManagerState
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.job_reader import open_reader
-from vjob.jobs.monitor.readers.run import RunReader, list_spare
+from vjob.jobs.monitor.readers.run import RunReader, format_going, list_spare
 
 FATE = """
 name: fate
@@ -167,6 +167,18 @@ def test_a_torn_file_is_no_trouble(vjob: Vjob) -> None:
             path.write_bytes(path.read_bytes()[:20] + b"\xff\x00")
     found = RunReader(RunFolder(run.path)).read()
     assert found.world is None and {node.name for node in found.nodes} == {"local0", "local1"}
+
+
+def test_a_run_that_is_requeued_goes_on() -> None:
+    """Its last attempt may have ended well, as one that was warned does; that is not its end."""
+    ended = ManagerState(phase=ENDED, attempt=13, members=("0/a",), requeue=True)
+    assert format_going(ended, is_ending=True).endswith("of its next start")
+    gathers = ManagerState(phase=GATHERING, attempt=13, earlier=13)
+    assert format_going(gathers, is_ending=True).endswith("of its next start")
+    assert format_going(replace(ended, requeue=False), is_ending=True) == ""
+    assert format_going(ManagerState(phase=GATHERING), is_ending=False) == ""
+    goes = replace(ended, phase=GATHERING, nodes=("0/a", "1/b"))
+    assert format_going(goes, is_ending=True) == "1 nodes to 2"
 
 
 def test_nodes_that_are_here_without_a_place_are_spare() -> None:

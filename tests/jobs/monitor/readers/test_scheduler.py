@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -17,10 +20,12 @@ from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.model.text import render, render_json
 from vjob.jobs.monitor.readers import scheduler as scheduling
 from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.runs.find import RunView
+from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.slurm_commands import (
     JobInfo,
     JobState,
@@ -64,19 +69,47 @@ def view_of(run: RunFolder, *infos: JobInfo, problem: str = "") -> RunView:
     return RunView(run=run, record=make_record(run), infos=infos, problem=problem)
 
 
-def test_one_question_a_look_however_many_components(run: RunFolder, tools: StubPrograms) -> None:
+def age_record(run: RunFolder) -> None:
+    """As if the run had been submitted an hour ago: nothing about it has changed since."""
+    hour_ago = time.time() - 3600
+    os.utime(run.record, (hour_ago, hour_ago))
+
+
+def test_one_question_for_many_looks_however_many_components(
+    run: RunFolder, tools: StubPrograms
+) -> None:
+    age_record(run)
     rows = [ROW.format(id=77 + at, offset=at, word="RUNNING", reason="None") for at in range(16)]
     say(tools, *rows)
     for name in ("scontrol", "sacct", "sinfo"):
         tools.add(name)
     reader = open_reader(str(run.path), run.path)
-    for looks in (1, 2, 3):
+    for _ in range(3):
         found = reader.read()
         assert len(found.scheduler.jobs) == 16 and found.state == "RUNNING"
-        assert len(tools.calls("squeue")) == looks
+        assert len(tools.calls("squeue")) == 1
     assert not any(tools.calls(name) for name in ("scontrol", "sacct", "sinfo"))
     assert found.scheduler.jobs[3].id == "77+3" and found.scheduler.jobs[0].restarts == 2
-    assert (found.scheduler.age_s, found.scheduler.problem) == (0.0, "")
+    assert 0 <= found.scheduler.age_s < 60 and found.scheduler.problem == ""
+
+
+def test_a_shared_answer_is_shown_with_its_age(run: RunFolder, tools: StubPrograms) -> None:
+    age_record(run)
+    say(
+        tools, ROW.format(id=77, offset="N/A", word="RUNNING", reason="None").replace("|77|", "|0|")
+    )
+    reader = open_reader(str(run.path), run.path)
+    reader.read()
+    (cache,) = (tools.folder.parent / "state/vjob/scheduler").glob("*.squeue.json")
+    entries = json.loads(cache.read_text())
+    for entry in entries.values():
+        entry["asked"] -= 12
+    cache.write_text(json.dumps(entries))
+    broker._memory.clear()
+    found = open_reader(str(run.path), run.path).read()
+    assert 12 <= found.scheduler.age_s < 25 and len(tools.calls("squeue")) == 1
+    assert re.search(r"\n  job 77 .*\n  queue 1\d s ago\n", render(found, None, all_nodes=True))
+    assert json.loads(render_json(found, None))["scheduler"]["age_s"] == found.scheduler.age_s
 
 
 def test_a_pending_job_has_its_reason_and_start_and_a_running_one_neither(

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from tests.jobs.monitor.builders import NOW, healthy
 from varuna_core.records.logs.times import MarkReader, TimesTail, format_mark
+from varuna_core.records.runfolder import OPENED
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Health, Progress
 from vjob.jobs.monitor.readers.node_files import NodeFiles, find_progress
+from vjob.jobs.monitor.readers.node_logs import LogFile
 from vjob.jobs.monitor.rules.judge import judge
 
 
@@ -92,3 +94,17 @@ def test_marks_of_a_whole_file_are_read_as_offsets_rise(tmp_path: Path) -> None:
     found = [marks.find_exact(offset) for offset in (0, 7, 50, 80)]
     assert found == [(101.0, 0.0), (101.0, 0.25), (101.0, 0.0), (101.0, 0.25)]
     assert MarkReader(path, is_err=True).find_exact(9)[0] == 101.0
+
+
+def test_what_an_earlier_attempt_left_in_the_batch_log_is_no_known_line(tmp_path: Path) -> None:
+    """A requeued job goes on in the same file."""
+    path = tmp_path / "scheduler.out"
+    lost = "slurmstepd: error: *** STEP 5.0 ON b1 CANCELLED AT 2024-05-01T12:00:00 ***"
+    path.write_text(f"attempt 0: {OPENED} b1:20000\n{lost}\nattempt 1: {OPENED} b1:20001\n")
+    log = LogFile(path, "", path.name, Classifier(), begin=OPENED.encode())
+    log.poll()
+    assert log.known == []
+    with path.open("a") as handle:
+        handle.write(f"{lost}\n")
+    log.poll()
+    assert len(log.known) == 1

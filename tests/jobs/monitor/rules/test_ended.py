@@ -39,6 +39,15 @@ def test_a_job_whose_ranks_exited_0_is_done() -> None:
     assert "vjob report 4711" in verdict.advice
 
 
+def test_a_last_step_is_no_end_while_nodes_live_and_the_scheduler_is_away() -> None:
+    """It saved its last checkpoint as the controller was restarted, and was called DONE."""
+    away = replace(healthy().scheduler, jobs=(), problem="squeue: timed out")
+    last = with_points(healthy(scheduler=away), make_points([STEP_S] * 30), num_steps=30)
+    assert judge(last).health is Health.HEALTHY
+    gone = replace(last, now=last.now + 3600)
+    assert judge(gone).health is Health.DONE, "nobody beats any more"
+
+
 def test_a_script_that_counts_from_0_did_not_stop_before_its_last_step() -> None:
     ended = over(healthy(), "COMPLETED", outcome=make_outcome(0, "all ranks exited 0"))
     points = make_points([STEP_S] * 29)
@@ -46,6 +55,39 @@ def test_a_script_that_counts_from_0_did_not_stop_before_its_last_step() -> None
     assert said.facts == ("it stopped before its last step",)
     asked = judge(with_points(ended, points, num_steps=30, is_asked=True))
     assert (asked.health, asked.facts) == (Health.DONE, ()), "the conf's number of steps"
+
+
+def test_a_table_that_reads_no_logs_does_not_say_that_there_was_no_step() -> None:
+    """A run's line in the table of all runs, and its own page."""
+    ended = over(healthy(), "CANCELLED", outcome=None)
+    ended = replace(ended, record_state="ended", record_verdict="CANCELLED", message="cancelled")
+    own, line = judge(ended), judge(replace(ended, progress=None, attempt=None, nodes=(), ranks=()))
+    assert "at step" in own.reason and own.reason.startswith(line.reason)
+    assert line.reason == "cancelled" and line.health is own.health is Health.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("step", "words"), [(None, "submit again;"), (40, "checkpoint of step 40")]
+)
+def test_only_who_has_a_checkpoint_hears_that_it_goes_on(step: int | None, words: str) -> None:
+    ended = replace(over(healthy(), "CANCELLED", outcome=None), checkpoint_step=step)
+    assert words in judge(ended).advice and "train.checkpoint" not in judge(ended).advice
+
+
+def test_a_rank_that_a_dying_node_killed_is_no_kill_by_somebody() -> None:
+    """Its exit came to the files before the node was gone."""
+    ended = replace(killed(), record_state="ended", record_verdict="NODE_FAIL")
+    verdict = judge(ended)
+    assert verdict.reason == "node n001 was lost" and verdict.node == "n001"
+    assert "kill -9" in judge(killed()).reason
+
+
+def test_what_srun_prints_as_it_ends_a_step_explains_nothing() -> None:
+    """A split run that was preempted: Slurm calls its jobs FAILED."""
+    line = make_line("slurmstepd: error: *** STEP 14.0 ON b1 CANCELLED AT 2024-05-01T12:00:00 ***")
+    outcome = make_outcome(143, "SIGTERM from the scheduler (cancel, preemption), first on b1")
+    verdict = judge(over(healthy(), outcome=outcome, errors=(line,)))
+    assert verdict.reason == outcome.reason and line in verdict.evidence
 
 
 def test_a_job_finished_yesterday_is_done_by_its_record() -> None:
@@ -115,8 +157,17 @@ def test_ranks_that_the_scheduler_ended_are_no_cause() -> None:
 def test_the_schedulers_word_is_a_cause(state: str, said: str) -> None:
     outcome = make_outcome(143, "SIGTERM from the scheduler")
     verdict = judge(over(healthy(), state, outcome=outcome))
-    assert verdict.health is Health.DEAD
+    is_cancel = state == "CANCELLED"
+    assert verdict.health is (Health.CANCELLED if is_cancel else Health.DEAD)
+    assert verdict.exit_code == (16 if is_cancel else 10)
     assert said in verdict.reason
+
+
+def test_a_rank_that_failed_before_a_cancel_is_what_ended_it() -> None:
+    said = "rank 3 on n000 was ended by SIGSEGV"
+    outcome = make_outcome(139, said, 3, "n000", culprit_signal="SIGSEGV")
+    verdict = judge(over(healthy(), "CANCELLED", outcome=outcome))
+    assert (verdict.health, verdict.rank) == (Health.DEAD, 3)
 
 
 def test_a_lost_node_is_a_cause() -> None:

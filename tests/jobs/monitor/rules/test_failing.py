@@ -18,7 +18,7 @@ from tests.jobs.monitor.builders import (
     starting,
     with_points,
 )
-from varuna_core.records.checkpoints import Damaged
+from varuna_core.records.checkpoints import Damaged, Skipped
 from vjob.jobs.monitor.model.snapshot import Disk, Echo, Health
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -117,6 +117,22 @@ def test_a_full_disk_fails_once_a_rank_says_so() -> None:
     assert any("0.0 GB" in remark for remark in verdict.remarks)
     line = make_line("OSError: [Errno 28] No space left on device", node="n001", rank=4)
     assert judge(healthy(disks=(disk,), errors=(line,))).rule == "disk full"
+
+
+def test_skipped_saves_fail_until_one_is_complete() -> None:
+    """Training goes on meanwhile: it is the checkpoints that do not."""
+    disk = Disk(path="/ckpt", what="checkpoints", free_bytes=2_000_000, total_bytes=10**9)
+    skipped = Skipped(400, 3, NOW - 600, "/ckpt", "iteration 400 was not saved: No space", True)
+    found = healthy(skipped=skipped, disks=(disk,), checkpoint_step=100)
+    verdict = judge(found)
+    assert (verdict.health, verdict.rule) == (Health.FAILING, "saves skipped")
+    assert "the last 3 saves were skipped, for 10 min" in verdict.reason
+    assert "no room in /ckpt (2.0 MB free)" in verdict.reason
+    assert judge(replace(found, checkpoint_step=500)).health is Health.HEALTHY
+    assert found.skipped is not None
+    verdict = judge(replace(found, skipped=replace(found.skipped, waits=True)))
+    assert "a save waits, for 10 min: no room in /ckpt (2.0 MB free)" in verdict.reason
+    assert "training goes on" not in verdict.reason
 
 
 def test_a_checkpoint_that_was_set_aside_is_told_of() -> None:

@@ -31,9 +31,10 @@ def waiting(reason: str, **facts: object) -> Snapshot:
     )
 
 
-def test_a_refused_job_is_dead_with_the_schedulers_message() -> None:
+def test_a_refused_job_is_refused_with_the_schedulers_message() -> None:
     verdict = judge(healthy(record_state="refused", message="invalid account"))
-    assert (verdict.health, verdict.rule) == (Health.DEAD, "refused")
+    assert (verdict.health, verdict.rule) == (Health.REFUSED, "refused")
+    assert verdict.exit_code == 17
     assert "invalid account" in verdict.reason
 
 
@@ -48,6 +49,27 @@ def test_a_job_that_cannot_run_says_so_and_what_to_do() -> None:
     assert (verdict.health, verdict.never_starts, verdict.exit_code) == (Health.PENDING, True, 12)
     assert "lower count" in verdict.reason
     assert verdict.advice.startswith("vjob cancel 4711")
+
+
+def test_a_sentence_of_the_scheduler_is_shown_whole_and_known_for_good() -> None:
+    said = "Job's account not permitted to use this partition (big allows a not b)"
+    verdict = judge(waiting(said, start="2024-05-01T15:13:39"))
+    assert (verdict.never_starts, verdict.exit_code) == (True, 12)
+    assert said in verdict.reason and "cluster.account" in verdict.reason
+    assert "15:13" not in verdict.reason and "wait" not in verdict.advice
+
+
+def test_a_begin_time_speaks_of_a_requeue_only_after_one() -> None:
+    assert "requeue" not in judge(waiting("BeginTime")).reason
+    assert "two minutes after a requeue" in judge(waiting("BeginTime", restarts=1)).reason
+
+
+def test_nodes_that_are_drained_are_no_wait_for_others_alone() -> None:
+    for said in (
+        "ReqNodeNotAvail, UnavailableNodes:a1",
+        "Nodes required for job are DOWN, DRAINED or",
+    ):
+        assert "sinfo -R" in judge(waiting(said)).reason
 
 
 def test_one_pending_job_of_a_split_run_holds_the_others() -> None:
@@ -92,6 +114,15 @@ def test_a_suspended_job_waits() -> None:
 def test_a_morph_is_no_end() -> None:
     snapshot = healthy(morph="8 x 4 to 6 x 4", outcome=make_outcome(113, "n001 was lost"))
     assert judge(snapshot).health is Health.MORPHING
+
+
+def test_a_run_that_comes_back_is_not_done() -> None:
+    """vjob watch said DONE between the end of its manager and the next start, and went home."""
+    back = "its last nodes to those of its next start"
+    snapshot = healthy(morph=back, outcome=make_outcome(0, "all 2 ranks exited 0"))
+    assert judge(snapshot).health is Health.MORPHING
+    assert judge(with_state(snapshot, "PENDING")).health is not Health.MORPHING
+    assert judge(with_state(snapshot, "COMPLETED")).health is Health.DONE
 
 
 def test_a_submit_that_was_cut_off_is_unknown_after_a_while() -> None:

@@ -161,7 +161,8 @@ def make_slow(num_nodes: int = 8) -> tuple[Snapshot, Verdict]:
     )
     verdict = Verdict(
         health=Health.SLOW,
-        reason=f"rank {rank} on {hot.name} works 3.9 s a step, its peers of stage 4 1.8 s "
+        reason=f"rank {rank} on {hot.name} works 3.9 s a step, its peers of stage "
+        f"{num_nodes // 2} 1.8 s "
         "(score 0.46)",
         rule="straggler",
         evidence=(line,),

@@ -14,7 +14,7 @@ from vjob.jobs.monitor.screen.live import Actions, SnapshotSource
 from vjob.jobs.monitor.screen.pane import Pane
 from vjob.jobs.monitor.screen.theme import UNICODE, Marks
 
-DEADLINE_S = 60.0
+DEADLINE_S = 180.0
 
 
 class DrivenScreen:

@@ -23,17 +23,13 @@ from vjob.jobs.monitor.model.snapshot import (
     Scheduler,
     Verdict,
 )
+from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.heading import format_jobs, render_heading
 from vjob.jobs.monitor.screen.live import PANES, arrange_panes, find_most_heading
 from vjob.jobs.monitor.screen.log_pane import LogBuffer, find_spans
-from vjob.jobs.monitor.screen.node_pane import (
-    COLUMNS,
-    NodeColumn,
-    place_columns,
-    render_row,
-    sort_rows,
-)
+from vjob.jobs.monitor.screen.node_pane import COLUMNS
 from vjob.jobs.monitor.screen.pages import KEYS
+from vjob.jobs.monitor.screen.table_pane import Column, Order, place_columns, render_row
 from vjob.jobs.monitor.screen.theme import (
     ASCII,
     UNICODE,
@@ -44,7 +40,7 @@ from vjob.jobs.monitor.screen.theme import (
     format_loss,
     format_seconds,
 )
-from vjob.jobs.monitor.screen.view import View
+from vjob.jobs.monitor.screen.view import NodeRow, View
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 MARKS = st.sampled_from([UNICODE, ASCII])
@@ -165,17 +161,19 @@ def test_columns_give_way_in_their_order_and_rows_never_outgrow_the_screen() -> 
     rows = View.make(snapshot, verdict).rows
     before: set[str] = set()
     for width in range(4, 200):
-        placed = place_columns(rows, width, UNICODE)
+        placed = place_columns(COLUMNS, rows, width, UNICODE)
         titles = {item.column.title for item in placed}
         assert before <= titles
         before = titles
-        line = render_row(rows[4], placed, is_here=True, marks=UNICODE)
+        line = render_row(
+            rows[4], placed, is_here=True, flag=(UNICODE.culprit, theme.BAD), marks=UNICODE
+        )
         assert len(line.plain.rstrip()) <= width
     assert before == {column.title for column in COLUMNS} - {"CPU"}
 
 
 @pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.title)
-def test_every_column_sorts_with_what_is_unknown_last(column: NodeColumn) -> None:
+def test_every_column_sorts_with_what_is_unknown_last(column: Column[NodeRow]) -> None:
     title = column.title
     snapshot, verdict = make_slow()
     blank = replace(snapshot.nodes[2], name="blank", ranks=(), gpus=(), group="", phase="")
@@ -183,7 +181,7 @@ def test_every_column_sorts_with_what_is_unknown_last(column: NodeColumn) -> Non
     nodes = (*snapshot.nodes[:2], blank, *snapshot.nodes[2:])
     rows = View.make(replace(snapshot, nodes=nodes), verdict).rows
     for is_down in (False, True):
-        ordered = sort_rows(rows, title, is_down)
+        ordered = Order[NodeRow]().sort(COLUMNS, rows, title, is_down)
         assert sorted(row.index for row in ordered) == list(range(9))
         assert ordered[-1].node.name == "blank" or title in ("node", "error", "CPU")
 
@@ -296,7 +294,7 @@ def test_odd_numbers_in_progress_are_shown_and_break_nothing() -> None:
 
 def test_the_document_has_every_key_of_the_help() -> None:
     text = (ROOT / "docs/status.md").read_text()
-    table = text[text.index("## The screen") : text.index("## The parts")]
+    table = text[text.index("## The screen") : text.index("## All runs")]
     for keys, _ in KEYS:
         for key in keys.replace(",", " ").split():
             assert f"`{key}`" in table or key in ("arrows", "mouse"), key
@@ -309,5 +307,27 @@ def test_a_node_without_gpus_shows_its_processors_as_such() -> None:
     for node in (bare, sampled):
         rows = View.make(replace(snapshot, nodes=(node,)), HEALTHY).rows
         assert (rows[0].utilization, rows[0].cpu_percent) == (None, 73.0)
-        titles = {item.column.title for item in place_columns(rows, 120, UNICODE)}
+        titles = {item.column.title for item in place_columns(COLUMNS, rows, 120, UNICODE)}
         assert "CPU" in titles and "GPU" not in titles
+
+
+def test_rows_that_did_not_move_are_not_compared_again() -> None:
+    """The list of runs sorted all of them at each look."""
+    compared = 0
+
+    class Weighed(float):
+        def __lt__(self, other: float) -> bool:
+            nonlocal compared
+            compared += 1
+            return float(self) < float(other)
+
+    columns = (Column[float](title="n", width=3, place=0, show=lambda x, _: ("", theme.PLAIN),
+                             key=Weighed),)  # fmt: skip
+    order: Order[float] = Order()
+    assert order.sort(columns, [2.0, 3.0, 1.0], "n", True) == [3.0, 2.0, 1.0]
+    assert compared
+    compared = 0
+    assert order.sort(columns, [2.0, 3.0, 1.0], "n", True) == [3.0, 2.0, 1.0]
+    assert not compared
+    assert order.sort(columns, [2.0, 3.0, 1.0], "n", False) == [1.0, 2.0, 3.0]
+    assert order.sort(columns, [2.0, 3.0, 4.0, 1.0], "n", False) == [1.0, 2.0, 3.0, 4.0]

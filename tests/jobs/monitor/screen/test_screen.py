@@ -20,6 +20,7 @@ from tests.jobs.monitor.screen.sample_job import (
 )
 from tests.jobs.monitor.screen.screen_driver import DrivenScreen, drive, shown
 from vjob.jobs.monitor.model.snapshot import Gpu, Health, Line, Node, Snapshot, Verdict
+from vjob.jobs.monitor.screen import theme
 from vjob.jobs.monitor.screen.theme import ASCII, UNICODE
 
 HERE = UNICODE.here
@@ -143,6 +144,22 @@ def test_without_colour_the_words_say_it_all(monkeypatch: pytest.MonkeyPatch) ->
     drive(Player(make_slow()), script)
 
 
+@pytest.mark.parametrize("light", [True, False])
+def test_a_light_terminal_gets_light_colours(light: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLORFGBG", "0;15" if light else "15;0")
+    drawn = []
+
+    async def script(screen: DrivenScreen) -> None:
+        await screen.until_shown(" SLOW  rank 17")
+        drawn.append(screen.app.export_screenshot())
+
+    drive(Player(make_slow()), script)
+    dark = [colour for colour in theme.ON_LIGHT if colour not in theme.ON_LIGHT.values()]
+    assert any(colour in drawn[0] for colour in dark) is not light
+    assert (theme.ON_LIGHT[theme.PANEL] in drawn[0]) is light
+
+
 def test_text_of_logs_is_never_markup_and_never_steers_the_terminal() -> None:
     evil = (
         "[red]no[/] [/] [0] NVIDIA A10 [@click=app.quit]x[/] \x1b]0;title\x07 \x9b31m a\nb :smile:"
@@ -239,6 +256,10 @@ def test_an_ended_job_stays_on_the_screen_with_its_last_verdict() -> None:
     async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("DEAD  rank 5 on n061 was killed")
         assert " to go" not in screen.text() and screen.app.is_running
+        assert screen.live._looked_at is not None
+        screen.live._looked_at -= 20  # it is looked at every 30 s
+        screen.live.poll_age()
+        assert "old" not in screen.text()
         await screen.press("q")
 
     app = drive(Player((make_snapshot(3), HEALTHY), (ended, dead)), script)

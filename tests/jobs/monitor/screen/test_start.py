@@ -24,6 +24,9 @@ class Source:
     def find_folder(self) -> Path | None:
         return self.folder
 
+    def find_files(self) -> dict[str, dict[str, str]]:
+        return {}
+
 
 def make_actions(last: Snapshot | None, folder: Path | None = None) -> JobActions:
     source: Any = Source(last, folder)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from varuna_core.records.record import JobRecord, RunRecord, append_event, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import ENDED, Health, JobRow, Scheduler, Snapshot, Verdict
 from vjob.jobs.monitor.watch.desk import ALLOWED, act, check_actions, parse_action
-from vjob.jobs.monitor.watch.watch import FINE, HOLD, OVER, Notice, news_of, watch_job
+from vjob.jobs.monitor.watch.watch import FINE, HOLD, Notice, news_of, watch_job
 
 BAD = (Health.SLOW, Health.STALLED, Health.FAILING, Health.UNKNOWN)
 
@@ -64,7 +64,7 @@ def play(healths: Sequence[Health], told: str = FINE) -> tuple[Recorded, int]:
     return around, code
 
 
-LIVING = st.sampled_from([health for health in Health if health not in OVER])
+LIVING = st.sampled_from([health for health in Health if health not in ENDED])
 
 
 @given(st.lists(LIVING, min_size=1, max_size=40))
@@ -103,12 +103,12 @@ def test_a_stall_is_told_once_and_its_end_once(other: Health, stalled: int, afte
     assert around.notices == (["STALLED"] if news == "STALLED" else ["STALLED", news])
 
 
-@pytest.mark.parametrize("health", OVER)
+@pytest.mark.parametrize("health", ENDED)
 def test_the_end_is_confirmed_told_and_ends_the_watch(health: Health) -> None:
     around, code = play([Health.HEALTHY, health, health, Health.HEALTHY])
     assert around.notices == [health.value]
     assert around.waits == [30, 5], "the second look comes soon"
-    assert code == (10 if health is Health.DEAD else 0)
+    assert code == make_verdict(health).exit_code
 
 
 def test_what_an_earlier_watch_told_is_not_told_again() -> None:

@@ -43,7 +43,7 @@ def test_the_folder_of_a_try_that_could_not_be_ended_is_kept(
     try:
         wait_for(lambda: list(vjob.folder.glob("log/77/record.json")), 60)
         process.send_signal(number)
-        assert process.wait(60) == 130
+        assert process.wait(200) == 130
     finally:
         process.kill()
         process.wait()

@@ -16,12 +16,19 @@ from tests.command import Vjob
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 BUILT_IN = ("tiny-gpt", "gpt2-small", "gpt2-xl", "gpt2-xl-mixed", "bert-large")
+LONG = ("foreign", "gpt2-small", "gpt2-xl", "gpt2-xl-mixed", "bert-large")
 OTHERS = ("quickstart", "foreign")
 LIMIT = "15m"
 TIMEOUT_S = 1100
 
 
-@pytest.mark.parametrize("name", [*OTHERS, *BUILT_IN])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in LONG))
+        for name in (*OTHERS, *BUILT_IN)
+    ],
+)
 def test_an_example_is_not_blamed(tmp_path: Path, name: str) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     if name == "foreign":

@@ -7,26 +7,12 @@ import pytest
 from vjob.jobs.conf.schema import Checkpoint, JobConf, Program, Train
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Stacks, Thread, group_stacks
 from vjob.jobs.schedulers.slurm import explain_refusal
-from vjob.jobs.submit.trial.outlook import format_bytes, parse_start, split_refusal
+from vjob.jobs.submit.trial.outlook import format_bytes, split_refusal
 from vjob.jobs.submit.trial.result import Finding, Result, Row, render
 from vjob.jobs.submit.trial.saving import count_checkpoints
 from vjob.jobs.submit.trial.watching import judge_stacks
 
-# slurm 22.05
-STARTS = (
-    "sbatch: Job 7 to start at 2026-11-23T01:12:00 using 4 processors on nodes a[1-2] in "
-    "partition gpu1"
-)
 REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified"
-
-
-def test_slurms_estimate_is_a_time_and_nodes() -> None:
-    assert parse_start(STARTS) == ("2026-11-23T01:12:00", "a[1-2]")
-    assert parse_start("sbatch: Job 7 to start at 2026-11-23T01:12:00") == (
-        "2026-11-23T01:12:00",
-        "",
-    )
-    assert parse_start("allocation failure: Requested node configuration") is None
 
 
 def test_a_refusal_is_a_cause_and_a_remedy() -> None:
@@ -58,6 +44,14 @@ def test_ranks_that_all_wait_hang_where_their_own_code_called() -> None:
         frozenset(),
     )
     assert (hang, at) == ("ranks 0-1 are in barrier, called at train.py:14", "")
+
+
+def test_a_method_is_known_by_its_own_name() -> None:
+    hang, at = judge_stacks(
+        stacks(("socket.accept", "main"), ("SocketIO.readinto", "main")), frozenset()
+    )
+    assert at == "" and "rank 0 is in accept, called at train.py:14" in hang
+    assert "rank 1 is in readinto, called" in hang
 
 
 def test_one_rank_at_work_is_no_hang() -> None:

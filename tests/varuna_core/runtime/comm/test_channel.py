@@ -30,24 +30,30 @@ VALUES = st.lists(
 )
 
 
+def make_gloo_pairs(names: str) -> dict[tuple[str, int], Any]:
+    """Groups of two ranks of one process, by name and rank."""
+    store = dist.HashStore()
+    groups: dict[tuple[str, int], Any] = {}
+
+    def make(name: str, rank: int) -> None:
+        own = dist.PrefixStore(name, store)
+        groups[name, rank] = dist.ProcessGroupGloo(own, rank, 2, timedelta(days=1))
+
+    threads = [
+        threading.Thread(target=make, args=(name, rank)) for name in names for rank in (0, 1)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return groups
+
+
 class Ends:
     """Both ends of two directions between two ranks of one process."""
 
     def __init__(self) -> None:
-        store = dist.HashStore()
-        groups: dict[tuple[str, int], Any] = {}
-
-        def make(name: str, rank: int) -> None:
-            own = dist.PrefixStore(name, store)
-            groups[name, rank] = dist.ProcessGroupGloo(own, rank, 2, timedelta(days=1))
-
-        threads = [
-            threading.Thread(target=make, args=(name, rank)) for name in "fb" for rank in (0, 1)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        groups = make_gloo_pairs("fb")
         self.forward = Sender(Wire(groups["f", 0], 1), 1, Arrivals())
         self.backward = Sender(Wire(groups["b", 1], 0), 0, Arrivals())
         self.here = Receiver(Wire(groups["b", 0], 1), 1, self.forward, Arrivals())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.models.small import CutInBlockGpt, Gpt, SharedBlockGpt, TiedGpt, make_inputs
 from tests.ranks.precision_rank import Case, build_model
-from tests.ranks.start import collect, start_ranks
+from tests.ranks.start import find_problems, start_ranks
 from tests.ranks.train_rank import write_cases
 from tests.varuna_core.test_varuna_precision import ByHand, differs
 from varuna_core import Varuna
@@ -23,7 +23,7 @@ from varuna_core.runtime.split.split import split_model
 
 pytestmark = pytest.mark.slow
 
-TEN = [8, 7, 8, 8, 5, 8, 8, 8, 6, 8]
+UNEVEN = [8, 7, 8, 5, 8, 6]
 LAYOUTS = {"1x2": (2, "0,1;"), "2x2": (4, "0,2;1,3;"), "1x3": (3, "0,1,2;")}
 PLACES = {"stages_per_rank": 2}
 PRECISIONS = ["fp32", "bf16", "fp16"]
@@ -45,9 +45,9 @@ def grid(name: str, layout: str, *precisions: str, **options: Any) -> list[Case]
 
 def list_cases(layout: str) -> list[Case]:
     cases = [
-        *grid("adamw", layout, optimizer="groups", schedule_rate="after", batches=TEN),
-        *grid("sgd", layout, batches=TEN),
-        *grid("lamb", layout, optimizer="lamb", clip=None, batches=TEN),
+        *grid("adamw", layout, optimizer="groups", schedule_rate="after", batches=UNEVEN),
+        *grid("sgd", layout, batches=UNEVEN),
+        *grid("lamb", layout, optimizer="lamb", clip=None, batches=UNEVEN),
         *grid("offload", layout, "fp32", "fp16", optimizer="groups", offload="optimizer"),
         *grid("padded", layout, "fp32", model="PaddedGpt", batches=[8, 8, 5]),
         *grid("at once padded", layout, "bf16", model="PaddedGpt", zero=2, every=2, batches=[8, 8]),
@@ -68,14 +68,14 @@ def list_cases(layout: str) -> list[Case]:
         even: dict[str, Any] = {"zero": 3, "batches": [8, 7, 8, 8]}
         poison = {"model": "PoisonGpt", "poison": {"1": ["backward", float("inf")]}}
         cases += [
-            *grid("tied", layout, model="TiedGpt", batches=TEN),
+            *grid("tied", layout, model="TiedGpt", batches=UNEVEN),
             *grid("tied lamb", layout, "fp32", model="TiedGpt", optimizer="lamb", clip=None),
             *grid("at once tied", layout, "bf16", model="TiedGpt", zero=2, schedule="zero_bubble"),
             *grid("places", layout, "fp16", model="TiedGpt", schedule="interleaved", **PLACES),
             *grid("zbv", layout, "fp32", schedule="zbv", zero=2),
             *grid("overflow", layout, "fp16", **poison),
             *grid("overflow sliced", layout, "fp16", **even, **poison),
-            *grid("sliced", layout, optimizer="groups", zero=3, batches=[8] * 10),
+            *grid("sliced", layout, optimizer="groups", zero=3, batches=[8] * 6),
             *grid("sliced padded", layout, "fp32", "fp16", **even | {"model": "PaddedGpt"}),
             *grid("sliced varuna", layout, "fp32", "bf16", schedule="varuna", **even),
             *grid("sliced put off", layout, "bf16", schedule="zero_bubble", **even),
@@ -99,8 +99,7 @@ def _train(folder: Path, layout: str) -> str:
     write_cases(folder, list(CASES[layout]))
     size = LAYOUTS[layout][0]
     with start_ranks("tests.ranks.precision_rank", size, str(folder)) as ranks:
-        done = collect(ranks, 240)
-    return "\n".join(f"rank {r} exit {code}\n{out}" for r, (code, out) in enumerate(done) if code)
+        return find_problems(ranks)
 
 
 @pytest.fixture(scope="module")
@@ -123,13 +122,19 @@ def by_hand(name: str) -> tuple[dict[str, Any], ByHand]:
 
 @pytest.mark.parametrize(("layout", "case"), ALL, ids=NAMES)
 def test_it_trains_as_one_process_does(folders: Folders, layout: str, case: Case) -> None:
-    plain, hand = by_hand(case.name)
+    assert_sliced_trained(case, load(folders, layout, case), *by_hand(case.name))
+
+
+def assert_sliced_trained(
+    case: Case, ranks: list[dict[str, Any]], plain: dict[str, Any], hand: ByHand
+) -> None:
+    """The ranks' results are those of one process."""
     exact = case.precision == "fp32"
     buffers = dict(hand.model.named_buffers())
     tied = dict(hand.model.named_parameters(remove_duplicate=False))
     first = {id(p): name for name, p in hand.model.named_parameters()}
     seen: set[str] = set()
-    for ours in load(folders, layout, case):
+    for ours in ranks:
         assert ours["overflows"] == plain["overflows"]
         if case.precision == "fp16":
             assert ours["scales"] == plain["scales"]

@@ -132,6 +132,15 @@ def test_it_goes_on_as_the_uninterrupted_run(
     if source != target:
         half = KINDS[kind].precision != "fp32"
         close = {"rtol": 2e-3, "atol": 2e-4} if half else {"rtol": 2e-5, "atol": 2e-6}
+    assert_goes_on(kind, saved, loaded, close)
+    if source == target:
+        assert [rank["drawn"] for rank in loaded] == [rank["drawn"] for rank in saved]
+
+
+def assert_goes_on(
+    kind: str, saved: list[dict[str, Any]], loaded: list[dict[str, Any]], close: dict[str, float]
+) -> None:
+    """What loaded took the steps that were left as what saved did."""
     expected = {name: tensor for rank in saved for name, tensor in rank["state"].items()}
     # Each replica has averages of its own; those of the first one are kept.
     buffers = {n: b for rank in saved if not rank["replica"] for n, b in rank["buffers"].items()}
@@ -151,8 +160,6 @@ def test_it_goes_on_as_the_uninterrupted_run(
                 torch.testing.assert_close(tensor, expected[name], **close)
         seen |= rank["state"].keys()
     assert seen == expected.keys() == build_model(KINDS[kind], 0).state_dict().keys()
-    if source == target:
-        assert [rank["drawn"] for rank in loaded] == [rank["drawn"] for rank in saved]
 
 
 @pytest.mark.parametrize("kind", KINDS)

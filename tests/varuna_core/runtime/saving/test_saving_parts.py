@@ -12,6 +12,8 @@ from tests.models.small import Gpt, TiedGpt, make_inputs
 from tests.ranks.precision_rank import Foreign
 from varuna_core import Varuna
 from varuna_core.checkpoint.format.errors import CheckpointError, NoCheckpoint
+from varuna_core.records.checkpoints import Complete, list_complete
+from varuna_core.runtime.saving import saving
 from varuna_core.runtime.saving.saving import LEFT
 from varuna_core.runtime.saving.tensors import fit_rates, list_options, put_optimizer
 
@@ -102,6 +104,25 @@ def test_going_back_forgets_the_optimizer_of_the_future(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("num_stale", [2, 1000])
+def test_a_listing_of_a_file_server_that_comes_late_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_stale: int
+) -> None:
+    """NFS shows a folder as it was, for up to a minute: who leaves then has saved all the same."""
+    stale: list[list[Complete]] = [[] for _ in range(num_stale)]
+    monkeypatch.setattr(
+        saving, "list_complete", lambda store: stale.pop() if stale else list_complete(store)
+    )
+    monkeypatch.setattr(saving, "SEEN_POLL_S", 0.01)
+    monkeypatch.setattr(saving, "SEEN_S", 60.0 if num_stale == 2 else 0.1)
+    varuna = build()
+    if num_stale == 2:
+        varuna.checkpoint(tmp_path, on_demand=True)
+        return
+    with pytest.raises(CheckpointError, match="iteration 0 is not complete"):
+        varuna.checkpoint(tmp_path, on_demand=True)
+
+
 def test_a_note_that_the_training_left_goes_when_it_comes_back(tmp_path: Path) -> None:
     varuna = build()
     varuna.checkpoint(tmp_path)
@@ -115,7 +136,7 @@ def test_a_run_that_saved_before_does_not_begin_anew_where_its_store_is_gone(
 ) -> None:
     varuna = build()
     monkeypatch.setenv("VJOB_SAVED", "40")
-    with pytest.raises(NoCheckpoint, match="saved iteration 40, and it is there no more"):
+    with pytest.raises(NoCheckpoint, match="saved iteration 40, and it is missing now"):
         varuna.load_checkpoint(tmp_path, missing_ok=True)
 
 

@@ -1,0 +1,157 @@
+"""JSON Schema (draft 2020-12) of conf.yaml, for editors: made from jobs/conf/schema.py.
+
+It takes what `vjob submit` takes: a time or a size with its unit, `1e-5` (text for many readers of
+YAML), `args` as one text, and a reference in place of any value. Rules between keys are not in it;
+those `vjob submit --dry-run` checks. A conf that includes others need not be whole.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from vjob.jobs.conf.document import get_default, get_doc, list_sections
+from vjob.jobs.conf.parse import (
+    PROGRAM_KEYS,
+    find_bounds,
+    find_unit,
+    get_annotations,
+    get_hints,
+    get_members,
+    strip_bounds,
+)
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, MODELS, JobConf, Model, Program
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+LIMITS: Mapping[str, str] = {
+    ">=": "minimum",
+    ">": "exclusiveMinimum",
+    "<=": "maximum",
+    "<": "exclusiveMaximum",
+}
+_TEXT: Mapping[str, Any] = {"type": ["string", "number", "boolean"]}
+"""YAML's 12:30 and 3 are text where text is wanted."""
+_DEFS: Mapping[str, Any] = {
+    "reference": {"type": "string", "pattern": r"\$\{[^}]+\}"},
+    "time": {
+        "type": "string",
+        "pattern": r"^(\d+-)?\d+:\d+:\d+$|^(\d+(\.\d+)? ?(d|h|m|min|s) ?)+$",
+        "description": "Such as 90s, 30m, 2h, 1d12h or 1:30:00.",
+    },
+    "size": {
+        "type": "string",
+        "pattern": r"^\d+(\.\d+)? ?[KMGTkmgt]([iI]?[bB])?$",
+        "description": "Such as 512M, 64G or 1T.",
+    },
+    "number": {"type": "string", "pattern": r"^[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?$"},
+    "switch": {"enum": ["yes", "no", "on", "off"]},
+}
+
+
+def build_schema() -> dict[str, Any]:
+    """The whole schema."""
+    found = _build_record(JobConf)
+    needed = found.pop("required")
+    names = {"type": "string"}
+    found["properties"]["include"] = {
+        "anyOf": [names, {"type": "array", "items": names}],
+        "description": "Confs that are read first; this one is merged over them.",
+    }
+    defs = {section.cls.__name__: _build_section(section.cls) for section in list_sections()}
+    del defs[JobConf.__name__]
+    return {
+        "$schema": DIALECT,
+        "title": "conf.yaml of vjob",
+        **found,
+        "if": {"required": ["include"]},
+        "else": {"required": needed},
+        "$defs": {**_DEFS, **defs},
+    }
+
+
+def _build_section(cls: type) -> dict[str, Any]:
+    if cls is Program:
+        return _build_program()
+    found = _build_record(cls)
+    return {"anyOf": [{"enum": [*MODELS]}, found]} if cls is Model else found
+
+
+def _build_record(cls: type) -> dict[str, Any]:
+    hints = get_annotations(cls)
+    properties, required = {}, []
+    for field in fields(cls):
+        default = get_default(field)
+        one = {**_build_value(hints[field.name]), "description": get_doc(cls, field.name)}
+        if default is MISSING:
+            required.append(field.name)
+        elif default is not None and not is_dataclass(default):
+            one["default"] = list(default) if isinstance(default, tuple) else default
+        properties[field.name] = one
+    found: dict[str, Any] = {
+        "type": "object",
+        "description": inspect.getdoc(cls) or "",
+        "properties": properties,
+        "additionalProperties": False,
+    }
+    return {**found, "required": required} if required else found
+
+
+def _build_program() -> dict[str, Any]:
+    """A built-in name, or a mapping in which one key names the file."""
+    hints = get_hints(Program)
+    docs = {name: {"description": get_doc(Program, name)} for name in hints}
+    forms: list[dict[str, Any]] = [{"enum": [*BUILT_IN]}]
+    for kind, names in PROGRAM_KEYS.items():
+        keys = {name: {**_build_value(hints[name]), **docs[name]} for name in names}
+        keys["args"] = {"anyOf": [{"type": "string"}, _build_value(hints["args"])], **docs["args"]}
+        forms.append(
+            {
+                "type": "object",
+                "properties": {kind: {**_TEXT, **docs["path"]}, **keys},
+                "additionalProperties": False,
+                "required": [kind],
+            }
+        )
+    assert FUNCTION not in PROGRAM_KEYS, "no conf of a user's names a function"
+    return {"anyOf": forms}
+
+
+def _build_value(hint: Any) -> dict[str, Any]:
+    """Schema of one value: a reference may stand in place of any."""
+    forms: list[dict[str, Any]] = []
+    for member in get_members(hint):
+        forms += _build_member(member)
+    if any("$ref" in form or form.get("type") in ("array", "object") for form in forms):
+        forms.append({"type": "null"})  # an empty one
+    forms.append({"$ref": "#/$defs/reference"})
+    unique = [form for at, form in enumerate(forms) if form not in forms[:at]]
+    return {"anyOf": unique}
+
+
+def _build_member(member: Any) -> list[dict[str, Any]]:
+    plain, origin, unit = strip_bounds(member), get_origin(strip_bounds(member)), find_unit(member)
+    limits = {LIMITS[bound.relation]: bound.limit for bound in find_bounds(member)}
+    if member is types.NoneType:
+        return [{"type": "null"}]
+    if is_dataclass(plain) and isinstance(plain, type):
+        return [{"$ref": f"#/$defs/{plain.__name__}"}]
+    if origin is Literal:
+        return [{"enum": [*get_args(plain)]}]
+    if origin is tuple:
+        args = get_args(plain)
+        found = {"type": "array", "items": _build_value(args[0])}
+        exact = {} if args[-1] is ... else {"minItems": len(args), "maxItems": len(args)}
+        return [{**found, **exact}]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return [{"type": "object", "additionalProperties": _build_value(get_args(plain)[1])}]
+    if plain is bool:
+        return [{"type": "boolean"}, {"$ref": "#/$defs/switch"}]
+    if plain is int:
+        more = [{"$ref": f"#/$defs/{'time' if unit.kind == 'time' else 'size'}"}] if unit else []
+        return [{"type": "integer", **limits}, *more]
+    if plain is float:
+        return [{"type": "number", **limits}, {"$ref": "#/$defs/number"}]
+    return [dict(_TEXT)] if plain is str else [{**_TEXT}, {"type": "null"}]

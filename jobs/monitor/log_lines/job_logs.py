@@ -1,0 +1,108 @@
+"""`vjob logs` of a Slurm job that vjob did not submit: its output files, once or as they come."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+
+from varuna_core.records.files import open_file
+from vjob.jobs.errors import InputError, UncertainError
+from vjob.jobs.monitor.log_lines.print_logs import (
+    LOOK_S,
+    POLL_S,
+    LineFilter,
+    Say,
+    describe_error,
+    find_first_error,
+    render,
+)
+from vjob.jobs.monitor.log_lines.stream import Log, merge_lines
+from vjob.jobs.runs.slurm_job import SlurmJob, ask_slurm_job
+from vjob.jobs.schedulers.slurm_commands import JobState
+
+
+def find_job_logs(job: SlurmJob, wanted: LineFilter, num_lines: int | None = None) -> list[Log]:
+    """The files that are asked for; `--node` names a part, such as 12_3, here."""
+    if wanted.ranks:
+        raise InputError(f"vjob did not submit {job.word}: its output does not say who wrote it")
+    return [
+        Log(Path(path), name, num_lines=num_lines, is_err=kind == "err")
+        for name, files in job.files.items()
+        for kind, path in files.items()
+        if kind in wanted.kinds and wanted.nodes in ((), (name,))
+    ]
+
+
+def explain_no_logs(job: SlurmJob) -> str:
+    """Why there is nothing to print."""
+    if all(part.started is None for part in job.parts):
+        part = job.parts[0]
+        why = f" ({part.info.reason})" if part.info.reason else ""
+        return f"job {job.word} is {part.info.word}{why} and has printed nothing yet"
+    if job.notes:
+        return f"{job.notes[0]}; look in {job.parts[0].work_dir or 'the folder of its sbatch'}"
+    return f"Slurm names no file of job {job.word}'s output: an interactive job, or /dev/null"
+
+
+def print_job_logs(job: SlurmJob, say: Say, wanted: LineFilter, *, num_lines: int | None) -> None:
+    """Every line there is now."""
+    logs = find_job_logs(job, wanted, num_lines)
+    if not logs:
+        say(explain_no_logs(job))
+    for log in logs:
+        _check_readable(log.path)
+    for line in merge_lines(wanted.choose(log.read(final=True)) for log in logs):
+        say(wanted.render(line))
+
+
+def print_job_errors(job: SlurmJob, say: Say, wanted: LineFilter) -> None:
+    """The first root error with what stands around it."""
+    found = find_first_error(*(find_job_logs(job, wanted) for _ in range(2)))
+    if wanted.as_json:
+        say(json.dumps(describe_error(found), indent=1))
+        return
+    if found is None:
+        say(f"no line of job {job.word} is known as an error; `vjob status` says how it is")
+        return
+    for text in render(found):
+        say(text)
+
+
+def follow_job(job: SlurmJob, say: Say, wanted: LineFilter) -> int:
+    """Lines as they come, to the job's end; returns 0 where it completed, else 1."""
+    logs: dict[tuple[str, bool], Log] = {}
+    state, looked = "", -math.inf
+    while True:
+        if time.monotonic() - looked > LOOK_S:
+            try:
+                job = ask_slurm_job(job.word) or job
+            except UncertainError as error:
+                say(f"-- {error}")
+            looked = time.monotonic()
+            now = ", ".join(dict.fromkeys(part.info.word for part in job.parts))
+            if now != state:
+                state = now
+                say(f"-- job {job.word} is {state}")
+        is_over = job.is_over
+        for log in find_job_logs(job, wanted):
+            logs.setdefault((str(log.path), log.is_err), log)
+        for line in merge_lines(wanted.choose(log.read(final=is_over)) for log in logs.values()):
+            say(wanted.render(line))
+        if is_over:
+            if not logs:
+                say(explain_no_logs(job))
+            return 0 if all(x.info.state is JobState.COMPLETED for x in job.parts) else 1
+        time.sleep(POLL_S)
+
+
+def _check_readable(path: Path) -> None:
+    """InputError where the file is there and may not be read: silence would look like none."""
+    try:
+        with open_file(path):
+            return
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None

@@ -1,0 +1,94 @@
+"""One run in the list of all runs, and the list as text: for a pipe, or a terminal without keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from varuna_core.records.formatting import format_duration, wrap_columns
+from varuna_core.records.logs.tail import clean, clean_name
+from vjob.jobs.monitor.model.snapshot import Verdict
+
+HEAD = ("JOB", "STATE", "STEP", "A STEP", "LEFT", "AGE", "RUN", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """One run; None where nothing tells."""
+
+    run: str
+    name: str
+    """Of its conf."""
+    folder: str
+    """Empty where it was removed and the job goes on."""
+    jobs: tuple[str, ...]
+    state: str
+    """The scheduler's word, or how it ended."""
+    is_over: bool
+    submitted: float | None
+    age_s: float | None
+    verdict: Verdict | None
+    """None until it was judged."""
+    message: str
+    """The verdict's reason, or what the record says."""
+    step: int | None = None
+    num_steps: int | None = None
+    step_s: float | None = None
+    left_s: float | None = None
+    loss: float | None = None
+    attempt: int | None = None
+
+    @property
+    def target(self) -> str:
+        """What names it in a command."""
+        return self.folder or ",".join(self.jobs[:1])
+
+    @property
+    def health(self) -> str:
+        """The word of the verdict; before there is one, the state."""
+        return self.verdict.health.value if self.verdict is not None else self.state
+
+    def as_json(self) -> dict[str, Any]:
+        """`state` is the verdict's word, `job_state` the scheduler's."""
+        verdict = self.verdict
+        return {
+            "run": self.run,
+            "name": self.name,
+            "jobs": list(self.jobs),
+            "state": self.health,
+            "job_state": self.state,
+            "submitted": self.submitted,
+            "step": self.step,
+            "num_steps": self.num_steps,
+            "step_s": self.step_s,
+            "left_s": self.left_s,
+            "message": self.message,
+            "advice": verdict.advice if verdict is not None else "",
+            "exit_code": verdict.exit_code if verdict is not None else 0,
+            "folder": self.folder,
+        }
+
+
+def format_step(row: RunRow) -> str:
+    """`120/1000`, `120`, or a dash."""
+    if row.step is None:
+        return "-"
+    return f"{row.step}/{row.num_steps}" if row.num_steps else str(row.step)
+
+
+def _format_time(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)
+
+
+def render_rows(rows: Sequence[RunRow], width: int) -> str:
+    """A table of this width, each reason whole: beside its run, or below where that is narrow."""
+    if not rows:
+        return "no runs yet; `vjob submit conf.yaml` makes one"
+    cells: list[tuple[str, ...]] = [HEAD]
+    for row in rows:
+        jobs = ",".join(row.jobs) or "-"
+        times = map(_format_time, (row.step_s, row.left_s, row.age_s))
+        message = clean(" ".join(row.message.split()))
+        cells.append((jobs, row.health, format_step(row), *times, clean_name(row.run), message))
+    return "\n".join(wrap_columns(cells, width))

@@ -1,0 +1,305 @@
+"""Reader of a Slurm job that vjob did not submit: the same snapshot, as far as anything tells.
+
+    scontrol ─► parts ─► a row a part; a node a part with output of its own ─► Snapshot ─► judge
+                  └─► running, ours, with GPUs: nvidia-smi beside it, once a minute at most
+
+There is no agent, so nobody noted when lines were written. Between two looks the file's size says
+so (`SeenTimes`); at a first look the pace is the mean since the job started, which is said.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from varuna_core.records.logs.progress import NO_STEP, parse_line
+from varuna_core.records.logs.times import LineTimes
+from vjob.jobs.errors import UncertainError
+from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Node, Progress, Scheduler, Snapshot
+from vjob.jobs.monitor.readers.node_files import (
+    NodeFiles,
+    choose_tail,
+    count_lines,
+    find_last_end,
+    find_longest,
+    find_phase,
+    find_progress,
+    merge_errors,
+)
+from vjob.jobs.monitor.readers.scheduler import make_row
+from vjob.jobs.monitor.rules.pace import find_pace_s
+from vjob.jobs.runs.slurm_job import JobPart, SlurmJob, ask_slurm_job
+from vjob.jobs.schedulers import broker
+from vjob.jobs.schedulers import slurm_commands as slurm
+
+GPU_EVERY_S = 60.0
+"""A step beside the job costs the controller a few requests."""
+GPU_FIELDS = "index,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw"
+GPU_SCRIPT = (
+    f'nvidia-smi --query-gpu={GPU_FIELDS} --format=csv,noheader,nounits | sed "s/^/$(uname -n)|/"'
+)
+MEAN = "no line tells when it was written: the pace is the mean since the job started"
+
+
+class SeenTimes:
+    """When lines of a file were written, by its size at each look."""
+
+    def __init__(self) -> None:
+        self._marks: tuple[list[tuple[int, float]], list[tuple[int, float]]] = ([], [])
+
+    def note(self, at: float, out: int, err: int) -> None:
+        """Both logs were so long at this time."""
+        for marks, size in zip(self._marks, (out, err), strict=True):
+            if marks and size < marks[-1][0]:
+                marks.clear()
+            if marks and size == marks[-1][0]:
+                marks[-1] = size, at
+            else:
+                marks.append((size, at))
+
+    def read(self) -> tuple[LineTimes, LineTimes]:
+        out, err = (_SeenMarks.make(marks) for marks in self._marks)
+        return out, err
+
+
+class _SeenMarks(LineTimes):
+    """Marks that may be far apart: a line came between two of them."""
+
+    @classmethod
+    def make(cls, marks: list[tuple[int, float]]) -> LineTimes:
+        return cls(tuple(place for place, _ in marks), tuple(at for _, at in marks))
+
+    def find_exact(self, offset: int) -> tuple[float | None, float]:
+        at = bisect_right(self.offsets, offset) - 1
+        if at < 0 or at + 1 >= len(self.times):
+            return None, 0.0
+        return self.times[at], self.times[at + 1] - self.times[at]
+
+
+class SlurmJobReader:
+    """Reads snapshots of one job; keeps what it has read."""
+
+    def __init__(
+        self, job: SlurmJob, *, num_lines: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._job, self._num_lines, self._clock = job, num_lines, clock
+        self._is_first = True
+        self._problem = ""
+        self._classifier = Classifier()
+        self._files: dict[str, NodeFiles] = {}
+        self._times: dict[str, SeenTimes] = {}
+
+    def find_logs(self) -> dict[str, dict[str, str]]:
+        """Paths of the logs by kind, by the name of the node or part."""
+        return {self._name_node(name): files for name, files in self._job.files.items()}
+
+    def read(self) -> Snapshot:
+        """The job as it is now."""
+        if not self._is_first:
+            self._ask()
+        self._is_first = False
+        now = self._clock()
+        self._poll(now)
+        job, nodes = self._job, self._files.values()
+        progress = find_progress(nodes)
+        parts = job.parts
+        started = min((x.started for x in parts if x.started is not None), default=None)
+        notes = [*job.notes, *list_notes(job)]
+        rows = tuple(make_row(part.info) for part in parts)
+        snapshot = Snapshot(
+            now=now,
+            run=" ".join(filter(None, (job.word, parts[0].name))),
+            folder=parts[0].work_dir,
+            state=find_state(rows),
+            submitted=min((x.submitted for x in parts if x.submitted is not None), default=None),
+            walltime_s=parts[0].limit_s,
+            scheduler=Scheduler(
+                name="slurm",
+                jobs=rows,
+                age_s=max(0.0, round(now - job.asked, 1)),
+                problem=self._problem,
+            ),
+            num_nodes=sum(part.num_nodes or 0 for part in parts) or None,
+            attempt_started=started,
+            nodes=tuple(self._build_node(name, files) for name, files in self._files.items()),
+            progress=progress,
+            phase=find_phase(nodes, progress),
+            phases_s=find_longest(nodes),
+            phase_ended_at=find_last_end(nodes),
+            errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),
+            unreadable={name: why for x in nodes for name, why in x.problems().items()},
+        )
+        gpus, why = self._read_gpus()
+        known = {node.name for node in snapshot.nodes}
+        more = tuple(Node(name=name, gpus=held) for name, held in gpus.items() if name not in known)
+        nodes_now = tuple(replace(x, gpus=gpus.get(x.name, ())) for x in snapshot.nodes) + more
+        notes += [why] if why else []
+        mean = self._find_mean(snapshot)
+        if mean is not None and snapshot.progress is not None:
+            points = snapshot.progress.points
+            points = (*points[:-1], replace(points[-1], step_s=mean))
+            snapshot = replace(snapshot, progress=replace(snapshot.progress, points=points))
+            notes.append(MEAN)
+        return replace(snapshot, nodes=nodes_now, message="; ".join(notes))
+
+    def count_lines(self, nodes: Collection[str]) -> Mapping[str, Mapping[str, int]]:
+        return count_lines(self._files, nodes)
+
+    def _ask(self) -> None:
+        try:
+            found = ask_slurm_job(self._job.word)
+            self._problem = ""
+        except UncertainError as error:
+            self._problem = str(error)
+            return
+        if found is not None:
+            self._job = found if found.files else _keep_files(found, self._job)
+
+    def _poll(self, now: float) -> None:
+        found = self._job.files
+        tail_bytes = choose_tail(sum(map(len, found.values())))
+        for name, files in found.items():
+            shown = self._name_node(name)
+            if shown not in self._files:
+                times = self._times[shown] = SeenTimes()
+                self._files[shown] = NodeFiles(
+                    shown, files, self._classifier, tail_bytes, self._num_lines, times=times
+                )
+            held = self._files[shown]
+            # Before the look: what it reads beyond this came later than the look before.
+            sizes = {kind: _find_size(path) for kind, path in files.items()}
+            self._times[shown].note(now, sizes.get("out", 0), sizes.get("err", 0))
+            held.poll()
+
+    def _name_node(self, part: str) -> str:
+        """The host where one part has one, else the part."""
+        if len(self._job.files) == 1:
+            hosts = slurm.expand_nodes(self._job.parts[0].info.nodes)
+            return hosts[0] if hosts else part
+        return part
+
+    def _build_node(self, name: str, files: NodeFiles) -> Node:
+        return Node(
+            name=name,
+            log_at=files.newest,
+            out=files.last_lines("out", self._num_lines),
+            err=files.last_lines("err", self._num_lines),
+            sizes=files.sizes(),
+        )
+
+    def _find_mean(self, snapshot: Snapshot) -> float | None:
+        """Seconds a step since the job started, where nothing better is known."""
+        progress, started = snapshot.progress, snapshot.attempt_started
+        if progress is None or started is None or find_pace_s(snapshot) is not None:
+            return None
+        if len(snapshot.scheduler.jobs) > 1 or progress.at is None:
+            return None
+        num_steps = progress.step - self._find_first(progress) + 1
+        return (progress.at - started) / num_steps if num_steps > 1 else None
+
+    def _find_first(self, progress: Progress) -> int:
+        """The first step of the file: by its beginning, where its end alone was read."""
+        for files in self._files.values():
+            for log in files.logs.values():
+                for line in log.tail.head.splitlines():
+                    printed = parse_line(line.decode(errors="replace"))
+                    if printed is not None and printed.step != NO_STEP:
+                        return min(printed.step, progress.step)
+        return progress.points[0].step
+
+    def _read_gpus(self) -> tuple[dict[str, tuple[Gpu, ...]], str]:
+        """The GPUs of its nodes, by host, or why nothing is known of them."""
+        gpus: dict[str, tuple[Gpu, ...]] = {}
+        for part in self._job.parts:
+            if not (part.has_gpus and part.is_running):
+                continue
+            if not part.is_ours:
+                return {}, f"its GPUs are not known: the job is {part.user or 'another user'}'s"
+            try:
+                answer = broker.ask(build_gpu_command(part), floor_s=GPU_EVERY_S)
+            except UncertainError as error:
+                return gpus, f"its GPUs are not known: {error}"
+            seen = parse_gpus(answer.text)
+            if not seen:
+                return gpus, "its GPUs are not known: nvidia-smi shows none on its nodes"
+            gpus |= seen
+        return gpus, ""
+
+
+def _keep_files(new: SlurmJob, old: SlurmJob) -> SlurmJob:
+    """Accounting forgets where the output of a job is; who saw it before does not."""
+    paths = {part.info.id: (part.out, part.err) for part in old.parts}
+    parts = []
+    for part in new.parts:
+        out, err = paths.get(part.info.id, ("", ""))
+        parts.append(replace(part, out=part.out or out, err=part.err or err))
+    return replace(new, parts=tuple(parts), notes=())
+
+
+def find_state(rows: Collection[JobRow]) -> str:
+    """One word for all parts."""
+    words = list(dict.fromkeys(row.state for row in rows))
+    return next((word for word in ("RUNNING", "PENDING") if word in words), words[0])
+
+
+def list_notes(job: SlurmJob) -> list[str]:
+    """Whose it is where it is not ours, and which files cannot be shown."""
+    notes = []
+    others = sorted({part.user or "another user" for part in job.parts if not part.is_ours})
+    if others:
+        notes.append(f"it belongs to {' and '.join(others)}: only what may be read is shown")
+    comment = job.parts[0].info.comment
+    if comment.startswith(slurm.COMMENT_PREFIX):
+        run = comment[len(slurm.COMMENT_PREFIX) :]
+        notes.append(f"vjob submitted it as {run}, whose folder was removed or is not known here")
+    else:
+        notes.append("vjob did not submit it: no plan, no beats, no exit codes of ranks")
+    has_begun = any(part.started is not None for part in job.parts)
+    if has_begun and not job.files and not job.notes:
+        notes.append("Slurm names no file of its output: an interactive job, or /dev/null")
+    return notes
+
+
+def build_gpu_command(part: JobPart) -> list[str]:
+    """nvidia-smi on each node of the job; gives up at once where no step can be made."""
+    job = part.info.leader if "+" in part.info.id else part.raw_id
+    group = [f"--het-group={part.info.component}"] if "+" in part.info.id else []
+    shared = ["--overlap", "--mem=0", "--cpu-bind=none", "--input=none", "--immediate=10"]
+    nodes = str(part.num_nodes or 1)
+    spread = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    return ["srun", f"--jobid={job}", *group, *shared, *spread, "sh", "-c", GPU_SCRIPT]
+
+
+def parse_gpus(text: str) -> dict[str, tuple[Gpu, ...]]:
+    """`host|0, NVIDIA A10, 97, 20000, 23028, 61, 140.1`, one line a GPU."""
+    found: dict[str, list[Gpu]] = {}
+    for line in text.splitlines():
+        host, bar, rest = line.partition("|")
+        cells = [cell.strip() for cell in rest.split(",")]
+        if not bar or len(cells) != 7 or not cells[0].isdigit():
+            continue
+        used, memory, total, degrees, watts = map(_read_number, cells[2:])
+        gpu = Gpu(
+            index=cells[0], name=cells[1], utilization=used, memory_used_mb=memory,
+            memory_total_mb=total, temperature=degrees, power_w=watts,
+        )  # fmt: skip
+        found.setdefault(host.partition(".")[0], []).append(gpu)
+    return {host: tuple(gpus) for host, gpus in found.items()}
+
+
+def _read_number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _find_size(path: str) -> int:
+    try:
+        return Path(path).stat().st_size
+    except OSError:
+        return 0

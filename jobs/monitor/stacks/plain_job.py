@@ -1,0 +1,88 @@
+"""Stacks of a Slurm job that vjob did not submit: py-spy on each of its nodes.
+
+It has no agent, so ours travels as text on the standard input of a step beside the job's own, and
+finds the job's processes by what Slurm puts into their environment. Nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from varuna_core.agent.bundle import write_bundle
+from varuna_core.records.machine import clean_environment
+from vjob.jobs import process
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, Answers, StackQuery
+from vjob.jobs.monitor.stacks.group import Stacks, group_stacks
+from vjob.jobs.runs.slurm_job import JobPart, SlurmJob
+from vjob.jobs.schedulers import slurm_commands as slurm
+
+LOADER = """
+import base64, sys, tempfile
+bundle = tempfile.NamedTemporaryFile(suffix=".pyz")
+bundle.write(base64.b64decode(sys.stdin.read()))
+bundle.flush()
+sys.path.insert(0, bundle.name)
+from varuna_core.agent.stacks import dump_job
+jobs, hosts, native = sys.argv[1:4]
+dump_job(jobs.split(","), hosts.split(","), native=native == "native", spies=sys.argv[4:])
+"""
+
+
+def collect_job_stacks(
+    job: SlurmJob,
+    *,
+    native: bool = False,
+    whole: bool = False,
+    timeout_s: float = 60.0,
+    tell: Callable[[int, int], None] = lambda done, all_: None,
+) -> Stacks:
+    """Stacks of the job's Python processes; one that says which rank it is has that number."""
+    running = [part for part in job.parts if part.is_running]
+    if not running:
+        states = ", ".join(dict.fromkeys(part.info.word for part in job.parts))
+        raise InputError(f"job {job.word} does not run now: {states}; only what runs has stacks")
+    if not all(part.is_ours for part in running):
+        owner = running[0].user or "another user"
+        raise InputError(f"job {job.word} belongs to user {owner}: only they may look into it")
+    hosts = [name for part in running for name in slurm.expand_nodes(part.info.nodes)]
+    with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
+        bundle = Path(folder) / "agent.pyz"
+        write_bundle(bundle)
+        text = base64.b64encode(bundle.read_bytes()).decode()
+    ids = sorted({number for part in job.parts for number in (part.raw_id, part.info.leader)})
+    spy = str(Path(sys.executable).with_name("py-spy"))
+    words = [sys.executable, "-c", LOADER, ",".join(ids), ",".join(hosts)]
+    words += ["native" if native else "plain", spy]
+    commands = [_build_command(part, ["sh", "-c", PICK_PYTHON, "sh", *words]) for part in running]
+    answers = Answers([StackQuery(command=x) for x in commands], dict(enumerate(hosts)), tell)
+    codes = process.run_together(
+        commands,
+        answers.hear,
+        env=clean_environment(os.environ),
+        timeout_s=timeout_s,
+        scripts=dict.fromkeys(range(len(commands)), text),
+    )
+    answers.close(codes, timeout_s)
+    return Stacks(
+        run=job.word,
+        world=len(answers.seen) + len(answers.failed),
+        groups=tuple(group_stacks(answers.seen, whole=whole)),
+        failed=tuple(sorted(answers.failed, key=lambda stack: stack.rank)),
+        silent=answers.silent,
+    )
+
+
+def _build_command(part: JobPart, command: list[str]) -> list[str]:
+    """The step of one part; each of its tasks gets all of our standard input."""
+    is_component = "+" in part.info.id
+    number = len(slurm.expand_nodes(part.info.nodes))
+    component = part.info.component if is_component else None
+    leader = part.info.leader if is_component else part.raw_id
+    words = slurm.build_beside_command(leader, [(component, number)], "", command)
+    return [word for word in words if word != "--input=/dev/null"]

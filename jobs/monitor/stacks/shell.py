@@ -1,0 +1,88 @@
+"""`vjob shell`: a shell, or a command, on a node of a running job, in the ranks' container.
+
+The run's own agent starts it there (varuna_core/agent/shell.py): by a step beside the job's on
+Slurm, over ssh on a machine of a list, directly on this one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from varuna_core.launch.machines import parse_machine
+from varuna_core.launch.ssh import OPTIONS, keep_ssh_agent
+from varuna_core.records.files import read_json
+from varuna_core.records.machine import clean_environment
+from varuna_core.records.plan import Plan, read_plan
+from vjob.jobs import process
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, expect_here, find_running, list_hosts
+from vjob.jobs.runs.find import RunView
+from vjob.jobs.runs.owner import expect_ours
+from vjob.jobs.schedulers import slurm_commands as slurm
+
+
+def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
+    """Run it with this terminal; the exit code of the shell."""
+    expect_ours(view.run, "a shell is started by a program that its folder names")
+    plan, attempt = find_running(view)
+    index, host = choose_node(list_hosts(plan, attempt), node)
+    agent = [plan.python, str(view.run.agent), "shell", "--run", str(view.run.path)]
+    agent += ["--attempt", str(attempt.number), "--node", str(index), "--", *words]
+    command = ["sh", "-c", PICK_PYTHON, "sh", *agent]
+    env = {**clean_environment(os.environ), **keep_ssh_agent(os.environ)}
+    return process.hand_over(build_way(view, plan, index, host, command), env=env)
+
+
+def choose_node(hosts: dict[int, str], wanted: str | None) -> tuple[int, str]:
+    """Index and name by either of them; the first node by default."""
+    if wanted is None:
+        return 0, hosts[0]
+    for index, host in hosts.items():
+        if wanted in (host, str(index)):
+            return index, host
+    raise InputError(f"--node {wanted}: the run has {', '.join(hosts.values())}, from 0")
+
+
+def build_way(
+    view: RunView, plan: Plan, index: int, host: str, command: Sequence[str]
+) -> list[str]:
+    """The command here that runs `command` on the node."""
+    if plan.scheduler == "slurm":
+        return build_step(view, plan, index, host, command)
+    expect_here(view)
+    if plan.scheduler == "ssh":
+        return build_over_ssh(view, host, command)
+    return list(command)
+
+
+def build_step(
+    view: RunView, plan: Plan, index: int, host: str, command: Sequence[str]
+) -> list[str]:
+    """A step beside the job's own, which takes nothing of what that one has."""
+    for info in (*view.infos, *view.joined):
+        if host not in slurm.expand_nodes(info.nodes):
+            continue
+        words = ["srun", f"--jobid={info.leader}"]
+        words += [f"--het-group={info.component}"] if "+" in info.id else []
+        words += ["--overlap", "--mem=0", "--cpu-bind=none", "--nodes=1", "--ntasks=1"]
+        words += [f"--nodelist={host}", f"--export=ALL,VJOB_GROUP={plan.node(index).group.name}"]
+        return [*words, *(["--pty"] if sys.stdin.isatty() else []), *command]
+    raise InputError(f"{host} is in none of the run's jobs now")
+
+
+def build_over_ssh(view: RunView, host: str, command: Sequence[str]) -> list[str]:
+    plan, spelled = read_plan(view.run.plan), read_json(view.run.machines)
+    machine = parse_machine(str(spelled.get(host, "")) if isinstance(spelled, dict) else "")
+    if plan is None or isinstance(machine, str):
+        raise InputError(f"{view.run.machines} does not say where {host} is")
+    if machine.is_local:
+        return list(command)
+    words = ["ssh", "-t" if sys.stdin.isatty() else "-T", "-x"]
+    words += [] if plan.ssh_config is None else ["-F", plan.ssh_config]
+    words += [word for option in OPTIONS for word in ("-o", option)]
+    words += [] if machine.user is None else ["-l", machine.user]
+    words += [] if machine.port is None else ["-p", str(machine.port)]
+    return [*words, machine.host, shlex.join(command)]

@@ -1,0 +1,323 @@
+"""`vjob prune`: old runs, and their removal.
+
+A run goes where nothing in it was written for so many days, it is over, and it holds nothing that
+the training left for its user. All else stays, with the reason. Its folder is renamed to a hidden
+name first, then emptied: whenever that is interrupted, each run is whole or gone, and the next
+`vjob prune --delete` removes the rest. Nothing outside the run folder is touched, no link followed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records import record as records
+from varuna_core.records.checkpoints import NAME, TRACKERS
+from varuna_core.records.files import read_json
+from varuna_core.records.formatting import (
+    align_columns,
+    format_duration,
+    format_size,
+    wrap_columns,
+    wrap_text,
+)
+from varuna_core.records.record import read_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError, UncertainError
+from vjob.jobs.runs.find import RunView, is_over, view_runs
+from vjob.jobs.runs.owner import is_ours
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.slurm_commands import JobState
+
+log = logging.getLogger(__name__)
+DAY_S = 86400.0
+HIDDEN = ".pruned-"
+"""Beginning of the name of a folder that is being removed."""
+_WEIGHTS = (".ckpt", ".pt", ".pth", ".safetensors")
+_MAKINGS = ("__pycache__", ".git")
+"""Folders in a copy of the code that hold nothing of the training's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which runs are to go."""
+
+    days: float
+    keep: int = 0
+    """How many of the newest runs of each name stay, however old."""
+    checkpoints: bool = False
+    """Also runs that hold checkpoints or other files of the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A run, and what becomes of it."""
+
+    run: str
+    state: str
+    written: float
+    """When anything in it was last written, by the file system's clock."""
+    size_bytes: int
+    num_files: int
+    folder: str
+    kept: str
+    """Why it stays; empty where it goes."""
+
+
+@dataclass(frozen=True)
+class _Measured:
+    written: float
+    size_bytes: int
+    num_files: int
+    kept: str
+
+
+def choose_runs(wanted: Wanted, folder: Path | None = None) -> list[Candidate]:
+    """All runs that are known, or those in a folder of logs, oldest first; asks each scheduler once
+    for those that have not ended."""
+    runs = index.list_runs() if folder is None else _list_folder(folder)
+    views = view_runs(runs)
+    awaited = {path for view in views if not is_over(view) for path in _awaited_by(view)}
+    newest = _find_newest(views, wanted.keep)
+    living = _ask_living(views)
+    found = []
+    for view in views:
+        kept = _explain_state(view, living)
+        if not kept and str(view.run.path) in awaited:
+            kept = "a run that goes on waits for it"
+        if not kept and view.run.path in newest:
+            kept = f"one of the newest {wanted.keep} of its name"
+        if not kept and time.time() - view.record.submitted < wanted.days * DAY_S:
+            kept = _explain_age(wanted)
+        measured = _Measured(view.record.submitted, 0, 0, kept) if kept else _measure(view, wanted)
+        found.append(
+            Candidate(
+                run=view.record.run,
+                state=view.state,
+                folder=str(view.run.path),
+                **asdict(measured),
+            )
+        )
+    return sorted(found, key=lambda one: one.written)
+
+
+def _list_folder(folder: Path) -> list[RunFolder]:
+    """The runs in a folder of logs, without links."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
+    except OSError as error:
+        raise InputError(f"{folder}: {error.strerror}; give a folder of logs") from None
+    root = folder.resolve()
+    runs = [RunFolder(root / name) for name in names if not name.startswith(".")]
+    found = [run for run in runs if is_ours(run) and run.record.is_file()]
+    if not found and (root / "record.json").is_file():
+        raise InputError(f"{folder} is a run, not a folder of logs; `rm -r` removes a single one")
+    return found
+
+
+def _awaited_by(view: RunView) -> tuple[str, ...]:
+    return (*view.record.after, *view.record.after_any)
+
+
+def _find_newest(views: Sequence[RunView], keep: int) -> set[Path]:
+    """The folders of the newest runs of each name."""
+    by_name: dict[str, list[RunView]] = {}
+    for view in views:
+        by_name.setdefault(view.record.name, []).append(view)
+    return {
+        view.run.path
+        for same in by_name.values()
+        for view in sorted(same, key=lambda view: view.record.submitted, reverse=True)[:keep]
+    }
+
+
+def _ask_living(views: Sequence[RunView]) -> Mapping[str, Collection[str] | None]:
+    """Runs of which a job lives, by scheduler: one that ended may have been requeued by hand. None
+    where the scheduler does not answer."""
+    found: dict[str, Collection[str] | None] = {}
+    for name in {view.record.scheduler for view in views if is_over(view)}:
+        try:
+            found[name] = set(schedulers.get_scheduler(name).find_orphans())
+        except UncertainError as error:
+            log.warning("%s", error)
+            found[name] = None
+    return found
+
+
+def _explain_state(view: RunView, living: Mapping[str, Collection[str] | None]) -> str:
+    """Why a run stays whatever its age; else empty."""
+    if not is_ours(view.run):
+        return "it belongs to another user"
+    if view.run.path.is_symlink():
+        return "its folder is a link"
+    if not is_over(view):
+        return "it has not ended"
+    if view.state == JobState.UNKNOWN.value:
+        return "it is not known how it ended, or whether it has"
+    named = living.get(view.record.scheduler)
+    if named is None:
+        return "the scheduler does not answer"
+    place = view.record.array
+    if view.run.name in named or (place is not None and place.name in named):
+        return "a job of it is in the queue"
+    return ""
+
+
+def _explain_age(wanted: Wanted) -> str:
+    return f"newer than {wanted.days:g} days"
+
+
+def _measure(view: RunView, wanted: Wanted) -> _Measured:
+    """Look at every file once. The record does not count for its age: whoever looks at a run writes
+    there how it ended."""
+    root = view.run.path
+    device = os.lstat(root).st_dev
+    code = _list_code(view.run)
+    written, size, num_files, kept = view.record.submitted, 0, 0, ""
+    for path, facts in _walk(root):
+        is_folder = stat.S_ISDIR(facts.st_mode)
+        if facts.st_dev != device:
+            kept = f"another file system is mounted at {path}"
+            break
+        if not is_folder:
+            num_files += 1
+            size += facts.st_blocks * 512
+        if not is_folder and path != view.run.record:
+            written = max(written, facts.st_mtime)
+        if not kept and not wanted.checkpoints and _is_of_training(path, view.run, code):
+            what = os.path.relpath(path, root)
+            kept = f"its ranks left {what} there (--checkpoints removes it too)"
+    if not kept and time.time() - written < wanted.days * DAY_S:
+        kept = _explain_age(wanted)
+    return _Measured(written, size, num_files, kept)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """All that is below; what cannot be read is passed over, and cannot be removed either."""
+    for root, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(root, name)
+            try:
+                yield path, os.lstat(path)
+            except FileNotFoundError:
+                continue
+
+
+def _list_code(run: RunFolder) -> frozenset[str]:
+    listed = read_json(run.code_files)
+    if not isinstance(listed, dict):
+        return frozenset()
+    parts = (listed.get(key) for key in ("files", "links"))
+    return frozenset(str(name) for part in parts if isinstance(part, list) for name in part)
+
+
+def _is_of_training(path: Path, run: RunFolder, code: Collection[str]) -> bool:
+    """True for a checkpoint, and for a file that ranks wrote beside the copy of their code."""
+    inside = path.relative_to(run.path)
+    if inside.parts[0] == run.code.name:
+        within = str(path.relative_to(run.code)) if len(inside.parts) > 1 else ""
+        if within in code or any(part in _MAKINGS for part in inside.parts):
+            return False
+        if not path.is_dir():
+            return True
+    if NAME.fullmatch(path.name) or path.name in TRACKERS or path.suffix in _WEIGHTS:
+        return True
+    return path.parent == run.result_pickle(0).parent and path.name.endswith(".result.pkl")
+
+
+def remove_run(candidate: Candidate) -> str:
+    """Remove a run that was chosen; why not, else empty."""
+    run = RunFolder(Path(candidate.folder))
+    record = read_record(run)
+    has_ended = record is not None and record.state in (records.ENDED, records.REFUSED)
+    if not has_ended or not is_ours(run) or run.path.is_symlink():
+        return "it has changed meanwhile"
+    hidden = run.path.with_name(f"{HIDDEN}{run.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        os.rename(run.path, hidden)
+        return remove_hidden(hidden)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+
+
+def remove_hidden(hidden: Path) -> str:
+    """Empty a folder that has its hidden name; why something of it is left, else empty."""
+    problems: list[str] = []
+
+    def note(function: Any, path: Any, info: Any) -> None:
+        error = info[1]
+        problems.append(f"{os.fsdecode(path)}: {getattr(error, 'strerror', None) or error}")
+
+    shutil.rmtree(hidden, onerror=note)  # follows no link, at its top neither
+    return problems[0] if problems else ""
+
+
+def list_hidden(candidates: Sequence[Candidate], folder: Path | None) -> list[Path]:
+    """What an interrupted removal left, beside these runs."""
+    places = {Path(one.folder).parent for one in candidates}
+    found = []
+    for place in sorted(places if folder is None else {folder.resolve()}):
+        try:
+            names = sorted(os.listdir(place))
+        except OSError:
+            continue
+        paths = [place / name for name in names if name.startswith(HIDDEN)]
+        found += [path for path in paths if is_ours(RunFolder(path)) and not path.is_symlink()]
+    return found
+
+
+def as_row(candidate: Candidate, removed: bool, problem: str = "") -> dict[str, Any]:
+    """A run for `--json`."""
+    action = "keep" if candidate.kept else "removed" if removed else "remove"
+    return {**asdict(candidate), "action": "failed" if problem else action, "problem": problem}
+
+
+def render(candidates: Sequence[Candidate], width: int | None = None, *, show_kept: bool) -> str:
+    """Runs that would go as a table, and how many stay for which reason; in lines of `width`."""
+    going = [one for one in candidates if not one.kept]
+    kept = [one for one in candidates if one.kept]
+    lines = []
+    shown = candidates if show_kept else going
+    if shown:
+        cells = [("STATE", "LAST WRITTEN", "SIZE", "FILES", "RUN", "")]
+        for one in shown:
+            age = f"{format_duration(max(time.time() - one.written, 0))} ago"
+            size = format_size(one.size_bytes) if not one.kept or one.num_files else "-"
+            files = str(one.num_files) if not one.kept or one.num_files else "-"
+            note = f"stays: {one.kept}" if one.kept else ""
+            cells.append((one.state, age, size, files, one.run, note))
+        lines += align_columns(cells) if width is None else wrap_columns(cells, width)
+    if kept and not show_kept:
+        reasons: dict[str, int] = {}
+        for one in kept:
+            reason = "its ranks left files there (--checkpoints)" if " left " in one.kept else ""
+            reasons[reason or one.kept] = reasons.get(reason or one.kept, 0) + 1
+        counted = ", ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+        stay = f"{count_runs(len(kept))} stay{'s' * (len(kept) == 1)}, as --all shows: {counted}"
+        lines += wrap_text(stay, width).split("\n")
+    return "\n".join(lines)
+
+
+def conclude(candidates: Sequence[Candidate], num_removed: int, *, delete: bool) -> str:
+    """The last line: what was removed, or would be."""
+    going = [one for one in candidates if not one.kept]
+    if not going:
+        return "nothing to remove"
+    if delete:
+        return f"{count_runs(num_removed)} removed"
+    size = format_size(sum(one.size_bytes for one in going))
+    return f"{count_runs(len(going))}, {size}: --delete removes them"
+
+
+def count_runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"

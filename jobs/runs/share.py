@@ -1,0 +1,391 @@
+"""`vjob share`: opens a run to a group, all but what holds secrets; and closes it again.
+
+What may be shown is a list of names (records/runfolder.py); any other file stays closed. What is
+on the list is read first: a file in which a secret stands, one of this run's own or one that is
+known by its shape, stays closed too. Of files that readers need and that hold secrets a copy is
+shared in which they are hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import html
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from varuna_core.records.files import (
+    PRIVATE_FOLDER,
+    SHARED_FILE,
+    SHARED_FOLDER,
+    read_json,
+    write_json,
+)
+from varuna_core.records.runfolder import (
+    RunFolder,
+    is_shared_as_copy,
+    may_share,
+    may_share_folder,
+    shared_copy,
+)
+from vjob.jobs.conf.redact import (
+    LEAST_SECRET,
+    REDACTED,
+    find_secrets,
+    is_secret_name,
+    is_value_secret,
+)
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.runs.find import is_over, view_run
+from vjob.jobs.runs.owner import expect_ours
+
+PIECE_BYTES = 1 << 20
+OVERLAP_BYTES = 1 << 13
+"""A secret that lies across two pieces of a file is found in the second."""
+MOST_READ = 1 << 24
+"""Of a closed file that is searched for the values of secrets."""
+WHY = "only its owner decides who reads it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A file that stays closed for a secret that was found in it."""
+
+    file: str
+    line: int
+    """The first."""
+    lines: int
+    """How many."""
+    what: str
+
+
+@dataclass(kw_only=True)
+class Sharing:
+    """What of a run a group may read, by paths in its folder."""
+
+    files: list[str] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    copies: list[str] = field(default_factory=list)
+    """Closed files of which a copy is shared."""
+    private: list[str] = field(default_factory=list)
+    """Files and whole folders."""
+    held: list[Held] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """How a run is shared."""
+
+    run: RunFolder
+    group: str
+    is_over: bool
+    sharing: Sharing
+    hidden_by: tuple[str, ...]
+    """Folders above the run that the group cannot pass."""
+
+    def as_json(self) -> dict[str, Any]:
+        sharing = self.sharing
+        copies = [str(shared_copy(Path(name))) for name in sharing.copies]
+        return {
+            "run": self.run.name,
+            "folder": str(self.run.path),
+            "group": self.group,
+            "shared": sorted([*sharing.files, *copies]),
+            "private": sorted([*sharing.private, *sharing.copies]),
+            "held": [vars(held) for held in sharing.held],
+            "hidden_by": list(self.hidden_by),
+        }
+
+
+def share_run(run: RunFolder, group: str, *, is_preview: bool, anyway: bool) -> Shared:
+    """Open the run to a group; `anyway` also the files in which secrets were found."""
+    expect_ours(run, WHY)
+    number = find_group(group)
+    ended = is_over(view_run(run))
+    with _explain(run):
+        secrets = Secrets(run)
+        sharing = find_shareable(run, secrets, anyway=anyway)
+        if not is_preview:
+            _apply(run, sharing, number, secrets)
+        hidden_by = _open_parents(run, number, is_preview=is_preview)
+    return Shared(run=run, group=group, is_over=ended, sharing=sharing, hidden_by=tuple(hidden_by))
+
+
+def close_run(run: RunFolder) -> int:
+    """Make the run its owner's alone; returns how many files are left."""
+    expect_ours(run, WHY)
+    with _explain(run):
+        os.chmod(run.path, PRIVATE_FOLDER)
+        count = 0
+        for folder, names, files in os.walk(run.path):
+            for name in names:
+                _close(Path(folder, name))
+            for name in files:
+                path = Path(folder, name)
+                if path.name.endswith(".shared.json"):
+                    path.unlink()
+                else:
+                    _close(path)
+                    count += 1
+        above = run.path.parent
+        others = (other for other in above.iterdir() if other.is_dir() and not other.is_symlink())
+        mode = stat.S_IMODE(above.stat().st_mode)
+        if mode == 0o710 and not any(other.stat().st_mode & 0o077 for other in others):
+            os.chmod(above, PRIVATE_FOLDER)
+    return count
+
+
+def find_group(name: str) -> int:
+    """The number of a group of this user; InputError names those that there are."""
+    mine = {os.getegid(), *os.getgroups()}
+    try:
+        number = grp.getgrnam(name).gr_gid
+    except KeyError:
+        number = int(name) if name.isdecimal() and len(name) < 10 else -1
+    if number >= 0 and (number in mine or os.geteuid() == 0):
+        return number
+    known = []
+    for one in sorted(mine):
+        with contextlib.suppress(KeyError):
+            known.append(grp.getgrgid(one).gr_name)
+    what = "you are not in it" if number >= 0 else "there is no such group"
+    raise InputError(f"--group {name}: {what}; your groups are {', '.join(known) or 'unnamed'}")
+
+
+# What may be shared.
+
+
+def find_shareable(run: RunFolder, secrets: Secrets, *, anyway: bool) -> Sharing:
+    """Look through the run's files; changes none."""
+    sharing = Sharing()
+    for name, is_folder in _list_entries(run.path):
+        if is_folder:
+            (sharing.folders if may_share_folder(name) else sharing.private).append(name)
+        elif is_shared_as_copy(name):
+            sharing.copies.append(name)
+        elif name.endswith(".shared.json"):
+            pass
+        elif not may_share(name):
+            sharing.private.append(name)
+        else:
+            held = None if anyway else secrets.find_in(run.path / name, name)
+            if held is None:
+                sharing.files.append(name)
+            else:
+                sharing.held.append(held)
+    return sharing
+
+
+def _list_entries(top: Path, below: str = "") -> Iterator[tuple[str, bool]]:
+    """(path in the run folder, whether it is a folder), folders that stay closed as one."""
+    with os.scandir(top / below) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        name = f"{below}{entry.name}"
+        if entry.is_symlink():
+            continue
+        is_folder = entry.is_dir()
+        yield name, is_folder
+        if is_folder and may_share_folder(name):
+            yield from _list_entries(top, f"{name}/")
+
+
+class Secrets:
+    """The secrets of a run, by value: those that its closed files hold."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._names: dict[str, str] = {}
+        """What each value is of; empty where that is not known."""
+        passed = _read_passed(run)
+        for name, is_folder in _list_entries(run.path):
+            if is_folder or may_share(name) or not name.endswith((".json", ".sh")):
+                continue
+            path = run.path / name
+            value = read_json(path) if name.endswith(".json") else None
+            if value is None:
+                with contextlib.suppress(OSError), path.open("rb") as handle:
+                    value = handle.read(MOST_READ).decode(errors="replace")
+            self._collect(value, "", passed)
+
+    def _collect(self, value: object, name: str, passed: frozenset[str]) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                self._collect(inner, str(key), passed)
+        elif isinstance(value, list):
+            for flag, item in zip(["", *value], value, strict=False):
+                is_flag = isinstance(flag, str) and flag.startswith("-")
+                self._collect(item, flag if is_flag else name, passed)
+        elif isinstance(value, str) and value:
+            is_known = is_secret_name(name) or name in passed
+            if is_known and is_value_secret(name, value):
+                self._names[value] = name
+            for found in find_secrets(value):
+                if len(found) >= LEAST_SECRET:
+                    self._names.setdefault(found, "")
+
+    def find_in(self, path: Path, name: str) -> Held | None:
+        """Look for them in a file, and for what is a secret by its shape."""
+        lines: set[int] = set()
+        what = ""
+        for text, first in _read_pieces(path):
+            found = {hit: "" for hit in find_secrets(text, in_output=True)}
+            for value, of in self._names.items():
+                for spelled in {value, json.dumps(value)[1:-1], html.escape(value)}:
+                    if spelled in text:
+                        found[spelled] = of
+            for hit, of in found.items():
+                what = what or (f"the value of {of}" if of else "what looks like a secret")
+                at = text.find(hit)
+                while at >= 0:
+                    lines.add(first + text.count("\n", 0, at))
+                    at = text.find(hit, at + len(hit) or 1)
+        return Held(file=name, line=min(lines), lines=len(lines), what=what) if lines else None
+
+    def hide(self, path: Path) -> Any:
+        """The parsed file without secrets; values of an environment are hidden all, and where the
+        ranks meet: whoever reaches that port may talk to them."""
+        value = read_json(path)
+        if path.parent.name == "state":
+            return {key: value[key] for key in ("time", "opened") if key in (value or {})}
+        return self._hide(value, "")
+
+    def _hide(self, value: Any, name: str) -> Any:
+        if isinstance(value, dict):
+            if name in ("env", "defaults"):
+                return dict.fromkeys(value, REDACTED)
+            return {key: self._hide(inner, str(key)) for key, inner in value.items()}
+        if isinstance(value, list):
+            flags = ["", *value][: len(value)]
+            return [
+                self._hide(item, flag if isinstance(flag, str) and flag.startswith("-") else name)
+                for flag, item in zip(flags, value, strict=True)
+            ]
+        if not isinstance(value, str):
+            return value
+        if is_secret_name(name) and is_value_secret(name, value):
+            return REDACTED
+        for secret in sorted({*self._names, *find_secrets(value)}, key=len, reverse=True):
+            value = value.replace(secret, REDACTED)
+        return value
+
+
+def _read_passed(run: RunFolder) -> frozenset[str]:
+    """The names of `pass_env`."""
+    try:
+        conf = yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
+        return frozenset(map(str, conf["pass_env"] or ()))
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
+        return frozenset()
+
+
+def _read_pieces(path: Path) -> Iterator[tuple[str, int]]:
+    """The text of a file in pieces that overlap, each with the number of its first line."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return
+        number, rest = 1, b""
+        while data := handle.read(PIECE_BYTES):
+            piece = rest + data
+            yield piece.decode(errors="replace"), number
+            rest = piece[-OVERLAP_BYTES:]
+            number += piece.count(b"\n") - rest.count(b"\n")
+
+
+# Modes.
+
+
+def _apply(run: RunFolder, sharing: Sharing, group: int, secrets: Secrets) -> None:
+    """Close what stays closed, then open the rest from within."""
+    for name in (*sharing.private, *sharing.copies, *(held.file for held in sharing.held)):
+        _close(run.path / name)
+    for name in sharing.copies:
+        copy = shared_copy(run.path / name)
+        found = os.stat(run.path / name)
+        write_json(copy, secrets.hide(run.path / name))
+        os.utime(copy, ns=(found.st_atime_ns, found.st_mtime_ns))  # when the attempt began
+        _set(copy, group, SHARED_FILE)
+    for name in sharing.files:
+        _set(run.path / name, group, SHARED_FILE)
+    for name in reversed(["", *sharing.folders]):
+        _set(run.path / name, group, SHARED_FOLDER)
+
+
+def _close(path: Path) -> None:
+    _set(path, None, None)
+
+
+def _set(path: Path, group: int | None, mode: int | None) -> None:
+    """Give a file or folder to a group with this mode, or take it from all but its owner. One that
+    is gone by now, or another user's, stays as it is."""
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            if found.st_uid != os.geteuid() and os.geteuid() != 0:
+                return
+            if group is not None and found.st_gid != group:
+                os.fchown(fd, -1, group)
+            os.fchmod(fd, stat.S_IMODE(found.st_mode) & 0o700 if mode is None else mode)
+        finally:
+            os.close(fd)
+
+
+def _open_parents(run: RunFolder, group: int, *, is_preview: bool) -> list[str]:
+    """Let the group pass the log folder where that is its owner's alone; returns the folders above
+    the run that hide it still. Names in the log folder stay hidden."""
+    above = run.path.parent
+    found = above.stat()
+    if found.st_uid == os.geteuid() and not found.st_mode & 0o077 and not is_preview:
+        os.chown(above, -1, group)
+        os.chmod(above, 0o710)
+    hiding = []
+    for folder in reversed(run.path.parents):
+        found = folder.stat()
+        bit = stat.S_IXGRP if found.st_gid == group else stat.S_IXOTH
+        is_opened = is_preview and folder == above and not found.st_mode & 0o077
+        if not found.st_mode & bit and not is_opened:
+            hiding.append(str(folder))
+    return hiding
+
+
+@contextlib.contextmanager
+def _explain(run: RunFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise VjobError(
+            f"{error.filename or run.path}: {error.strerror}; what was not shared by then is closed"
+        ) from None
+
+
+def render_shared(shared: Shared, *, is_preview: bool) -> str:
+    """What the group sees, what it does not, and what is left to do."""
+    sharing, run = shared.sharing, shared.run
+    count = len(sharing.files) + len(sharing.copies)
+    does = "would be shared" if is_preview else "is shared"
+    lines = [f"{run.name} {does} with group {shared.group}: {count} files"]
+    private = [*sharing.private, *sharing.copies]
+    lines.append(f"kept back: {', '.join(sorted(private))}")
+    for held in sharing.held:
+        more = f", and {held.lines - 1} more lines" if held.lines > 1 else ""
+        lines.append(f"kept back: {held.file}: line {held.line} holds {held.what}{more}")
+    if sharing.held:
+        lines.append("look at these lines; with --anyway the files are shared as they are")
+    for folder in shared.hidden_by:
+        lines.append(
+            f"hidden still by {folder}: chmod o+x {folder}, "
+            f"or setfacl -m g:{shared.group}:x {folder}"
+        )
+    if not shared.is_over:
+        lines.append("it goes on: files of a later attempt stay yours until you share it again")
+    if not is_preview:
+        lines.append(f"to look at it: vjob status {run.path}")
+    return "\n".join(lines)

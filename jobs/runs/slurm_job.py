@@ -1,0 +1,292 @@
+"""Slurm jobs that vjob did not submit: what Slurm says of them, and where their output goes.
+
+    JOB ─► scontrol show job (one request, shared by all commands) ─► parts, one a component or
+       └─► sacct, once the controller has forgotten it                 element: state, nodes, files
+
+Slurm's word alone is taken: nothing of such a job is executed, and what its output says decides
+nothing but what is shown. Files are opened as those of a stranger are, regular ones alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError, UncertainError
+from vjob.jobs.runs.find import find_run
+from vjob.jobs.schedulers import broker
+from vjob.jobs.schedulers import slurm_commands as slurm
+from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
+from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
+
+JOB = re.compile(r"(\d{1,10})(?:_(\d{1,10})|\+(\d{1,4}))?")
+"""12, 12_3 for an element of an array, 12+1 for a component of a het job."""
+NO_TASK = 4294967294
+"""What Slurm writes for `%a` outside arrays."""
+_KEY = re.compile(r"\s(?=[A-Z][A-Za-z/:]*=)")
+_USER = re.compile(r" UserId=(\S+)\((\d+)\) GroupId=")
+_PATTERN = re.compile(r"%(\d{0,2})([%AabjJNnstux])")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPart:
+    """One job, one component of a het job, or one element of an array."""
+
+    info: JobInfo
+    raw_id: str
+    """Its own number, which elements and components have beside their common one."""
+    name: str = ""
+    user: str = ""
+    uid: int | None = None
+    """None where Slurm does not say it beyond doubt."""
+    queue: str = ""
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    limit_s: float | None = None
+    work_dir: str = ""
+    out: str = ""
+    err: str = ""
+    """Paths of its output; empty where they are not known. Equal where both go to one file."""
+    num_nodes: int | None = None
+    has_gpus: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        return self.uid == os.geteuid()
+
+    @property
+    def is_running(self) -> bool:
+        return self.info.state in (JobState.RUNNING, JobState.COMPLETING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """A job that vjob did not submit."""
+
+    word: str
+    """As the user typed it."""
+    parts: tuple[JobPart, ...]
+    asked: float
+    """When Slurm's answer was good."""
+    notes: tuple[str, ...] = ()
+    """What is not known of it, and why."""
+
+    @property
+    def is_over(self) -> bool:
+        return all(part.info.state in OVER for part in self.parts)
+
+    @property
+    def files(self) -> dict[str, dict[str, str]]:
+        """Paths of output by kind, for each part that has its own, by the part's name."""
+        found: dict[str, dict[str, str]] = {}
+        seen: set[str] = set()
+        for part in self.parts:
+            kinds = {"out": part.out, "err": part.err if part.err != part.out else ""}
+            new = {kind: path for kind, path in kinds.items() if path and path not in seen}
+            if new and part.started is not None:
+                found[part.info.id] = new
+                seen |= set(new.values())
+        return found
+
+
+def find_run_or_job(job: str, here: Path) -> RunFolder | SlurmJob:
+    """The run that JOB names, else the Slurm job of that id; InputError where it is neither."""
+    try:
+        return find_run(job, here)
+    except InputError:
+        found = find_slurm_job(job)
+        if found is None:
+            raise
+        return found
+
+
+def find_slurm_job(word: str) -> SlurmJob | None:
+    """The job by its id; None where it is no id, or Slurm knows no such job, or is not there."""
+    if JOB.fullmatch(word) is None:
+        return None
+    try:
+        return ask_slurm_job(word)
+    except UncertainError:
+        return None
+
+
+def ask_slurm_job(word: str) -> SlurmJob | None:
+    """As `find_slurm_job`; raises UncertainError where the controller does not answer."""
+    answer = broker.ask(slurm.build_show_job_command(word), floor_s=FLOOR_S)
+    parts = sorted(parse_parts(answer.text), key=_find_place)
+    if parts:
+        return SlurmJob(word=word, parts=tuple(parts), asked=answer.known)
+    try:
+        answer = broker.ask(build_sacct_command(word), floor_s=SELDOM_S)
+    except UncertainError:
+        return None
+    parts = parse_sacct_parts(answer.text)
+    if not parts:
+        return None
+    note = "Slurm's controller has forgotten the job; accounting does not say where its output went"
+    guessed = [guess_output(part) for part in parts]
+    if any(part.out for part in guessed):
+        note += ", the files shown have sbatch's usual names"
+    return SlurmJob(word=word, parts=tuple(guessed), asked=answer.known, notes=(note,))
+
+
+def _find_place(part: JobPart) -> tuple[int, int]:
+    _, _, index = part.info.id.partition("_")
+    return part.info.component, int(index) if index.isdigit() else 0
+
+
+def parse_parts(text: str) -> list[JobPart]:
+    """`scontrol -o show job`: one line a part; values may have spaces in them."""
+    found = []
+    for line in text.splitlines():
+        infos = slurm.parse_show_job_output(line)
+        if not infos:
+            continue
+        facts: dict[str, str] = {}
+        for word in _KEY.split(line):
+            key, _, value = word.partition("=")
+            facts[key] = value.strip()
+        users = _USER.findall(line)  # a job's name may hold such words too
+        is_sure = len(users) == 1
+        part = JobPart(
+            info=_drop_future(infos[0]),
+            raw_id=_find_raw_id(line),
+            name=facts.get("JobName", ""),
+            user=users[0][0] if is_sure else "",
+            uid=int(users[0][1]) if is_sure else None,
+            queue=facts.get("Partition", ""),
+            submitted=parse_date(facts.get("SubmitTime", "")),
+            started=_find_start(infos[0], facts),
+            ended=parse_date(facts.get("EndTime", "")) if infos[0].state in OVER else None,
+            limit_s=slurm.parse_time(facts.get("TimeLimit", "")),
+            work_dir=facts.get("WorkDir", ""),
+            num_nodes=_parse_count(facts.get("NumNodes", "")),
+            has_gpus=any("gpu" in facts.get(key, "") for key in ("TRES", "TresPerNode", "Gres")),
+        )
+        out, err = facts.get("StdOut", ""), facts.get("StdErr", "")
+        found.append(replace(part, out=expand_pattern(out, part), err=expand_pattern(err, part)))
+    return found
+
+
+def _drop_future(info: JobInfo) -> JobInfo:
+    """A running job's reason is of its waiting."""
+    return replace(info, reason="") if info.state is JobState.RUNNING else info
+
+
+def _find_raw_id(line: str) -> str:
+    match = re.match(r"JobId=(\d+)", line)
+    return match[1] if match else ""
+
+
+def _find_start(info: JobInfo, facts: dict[str, str]) -> float | None:
+    """None before it started: then the time is an expectation."""
+    if info.state in (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED):
+        return None
+    return parse_date(facts.get("StartTime", ""))
+
+
+def _parse_count(text: str) -> int | None:
+    match = re.match(r"\d+", text)
+    return int(match[0]) if match else None
+
+
+def parse_date(text: str) -> float | None:
+    """Slurm's local time, `2026-11-23T13:18:48`; None for Unknown, N/A and None."""
+    try:
+        return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def expand_pattern(path: str, part: JobPart) -> str:
+    """The file of the batch script, with sbatch's `%j` and its like put in.
+
+    The controller puts in some of them, which differ by its version. Empty where a part of the
+    name, such as the node, is not known yet. A backslash turns patterns off.
+    """
+    if path in ("", "(null)", "/dev/null"):
+        return ""
+    if "\\" in path:
+        path = path.replace("\\", "")
+        return path if path.startswith("/") else os.path.join(part.work_dir, path)
+    job, _, index = part.info.id.partition("_")
+    nodes = slurm.expand_nodes(part.info.nodes)
+    task = int(index) if index.isdigit() else None
+    known = {
+        "%": "%",
+        "A": job if task is not None else part.raw_id,
+        "a": str(NO_TASK if task is None else task),
+        "b": str((NO_TASK if task is None else task) % 10),
+        "j": part.raw_id,
+        "J": part.raw_id,
+        "N": nodes[0].partition(".")[0] if nodes else "",
+        "n": "0",
+        "s": "batch",
+        "t": "0",
+        "u": part.user,
+        "x": part.name,
+    }
+    missing = [letter for _, letter in _PATTERN.findall(path) if not known[letter]]
+    if missing:
+        return ""
+
+    def put(match: re.Match[str]) -> str:
+        value = known[match[2]]
+        return value.zfill(min(int(match[1] or 0), 10)) if value.isdigit() else value
+
+    shown = _PATTERN.sub(put, path)
+    return shown if shown.startswith("/") else os.path.join(part.work_dir, shown)
+
+
+def build_sacct_command(job: str) -> list[str]:
+    """One job that the controller has forgotten; its name, which may hold anything, comes last."""
+    fields = "JobID,JobIDRaw,State,NodeList,Reason,ExitCode,User,UID,Partition,Submit,Start,End"
+    layout = f"{fields},Timelimit,NNodes,WorkDir,JobName"
+    return ["sacct", "-n", "-P", "-X", "-o", layout, "-j", job]
+
+
+def parse_sacct_parts(text: str) -> list[JobPart]:
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) < 16 or "." in cells[0] or not cells[0][:1].isdigit():
+            continue
+        state = slurm.parse_state(cells[2])
+        found.append(
+            JobPart(
+                info=JobInfo(
+                    id=cells[0],
+                    state=state,
+                    word=cells[2],
+                    nodes="" if cells[3] == "None assigned" else cells[3],
+                    reason="" if cells[4] == "None" else cells[4],
+                    exit_code=cells[5],
+                    start=cells[10],
+                ),
+                raw_id=cells[1],
+                user=cells[6],
+                uid=int(cells[7]) if cells[7].isdigit() else None,
+                queue=cells[8],
+                submitted=parse_date(cells[9]),
+                started=parse_date(cells[10]),
+                ended=parse_date(cells[11]),
+                limit_s=slurm.parse_time(cells[12]),
+                num_nodes=_parse_count(cells[13]),
+                work_dir=cells[14],
+                name="|".join(cells[15:]),
+            )
+        )
+    return found
+
+
+def guess_output(part: JobPart) -> JobPart:
+    """With the file of sbatch's usual name, where it is there."""
+    job, _, index = part.info.id.partition("_")
+    name = f"slurm-{job}_{index}.out" if index.isdigit() else f"slurm-{part.raw_id}.out"
+    path = os.path.join(part.work_dir, name)
+    return replace(part, out=path, err=path) if part.work_dir and os.path.exists(path) else part

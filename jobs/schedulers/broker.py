@@ -1,0 +1,258 @@
+"""Questions to Slurm's controller: one answer serves all commands of a user for a while.
+
+    status, logs -f, watch, tend ─► ask ─┬─ a fresh answer is in the cache ──► it, with its time
+                                         └─ lock ─► looked again ─► the tool ─► cache
+
+The cache is a file a tool and controller in the folder of the index, for its owner alone. It is a
+courtesy to the controller and never a source of truth: where it cannot be read, locked or written,
+is damaged, or holds times that cannot be (a clock was set), the tool is asked directly. Answers are
+kept as the tool printed them; their callers parse them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import platform
+import re
+import shutil
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from varuna_core.records.files import lock_file, write_json
+from vjob.jobs import process
+from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.schedulers import run_index as index
+
+BACK_OFF = 20.0
+"""A question that took t seconds is not repeated for so many t, ..."""
+LONGEST_GAP_S = 60.0
+"""... but for no longer than this."""
+RETRY_S = 5.0
+"""Until a question that failed is asked again; longer where it took long to fail."""
+WAIT_S = 10.0
+"""For the answer of another command that has just asked the same."""
+OLD_S = 120.0
+"""Who waited in vain takes an answer of up to this age; older ones are no use."""
+KEPT_S = 86400.0
+MOST_KEPT = 64
+LARGEST = 64 * 2**20
+POLL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a tool printed, and when it was asked. Times are the machine's clock."""
+
+    text: str = ""
+    asked: float = 0.0
+    """Before the question: whatever changed later may not be in the text. 0 without any answer."""
+    confirmed: float = 0.0
+    """As `asked`, of the last cheaper question that showed no change since."""
+    took_s: float = 0.0
+    failed: float = 0.0
+    """When it was last asked in vain; 0 if the last question was answered."""
+    problem: str = ""
+
+    @property
+    def known(self) -> float:
+        """The time for which the text is good."""
+        return max(self.asked, self.confirmed)
+
+
+_memory: dict[str, Answer] = {}
+"""What this process asked, by file and command: for when no file can be written."""
+
+
+def ask(command: Sequence[str], *, floor_s: float, after: float = 0.0) -> Answer:
+    """The command's answer, at most `floor_s` old; one before `after` is no use to the caller.
+
+    It may be older where the controller is slow, or another command is asking right now. Raises
+    UncertainError where there is no answer.
+    """
+    found = _find_usable(command, floor_s, after)
+    if found is not None:
+        return found
+    if shutil.which(command[0], path=os.environ.get("PATH", os.defpath)) is None:
+        raise UncertainError(f"{command[0]} is not on PATH")
+    with _turn(command, floor_s, after) as is_ours:
+        found = _find_usable(command, floor_s, after)
+        if found is not None:
+            return found
+        found = peek(command)
+        if not is_ours and found is not None and 0 <= time.time() - found.known < OLD_S:
+            return found
+        return _ask_now(command, found or Answer())
+
+
+def peek(command: Sequence[str]) -> Answer | None:
+    """The last answer that is known, however old; asks nobody."""
+    file, key = _file(command[0]), _key(command)
+    known = [_memory.get(f"{file} {key}"), _parse(_read(file).get(key))]
+    found = [answer for answer in known if answer is not None]
+    return max(found, key=lambda answer: max(answer.known, answer.failed), default=None)
+
+
+def confirm(command: Sequence[str], at: float) -> None:
+    """Note that the command's last answer was still good at this time."""
+    found = peek(command)
+    if found is not None:
+        _store(command, replace(found, confirmed=at, failed=0.0, problem=""))
+
+
+def is_fresh(answer: Answer, floor_s: float) -> bool:
+    """True while the question is not to be asked again."""
+    age_s = time.time() - answer.known
+    gap_s = max(floor_s, min(BACK_OFF * answer.took_s, LONGEST_GAP_S))
+    return -floor_s < age_s < gap_s  # from the future: a clock was set back, or another host's
+
+
+def _find_usable(command: Sequence[str], floor_s: float, after: float) -> Answer | None:
+    """The known answer where it will do; None where the tool is to be asked.
+
+    UncertainError where it was asked in vain a moment ago.
+    """
+    found, now = peek(command), time.time()
+    if found is None:
+        return None
+    if found.asked and (found.known >= after or after > now) and is_fresh(found, floor_s):
+        return found
+    wait_s = min(floor_s, max(RETRY_S, min(2 * found.took_s, LONGEST_GAP_S)))
+    if found.problem and 0 <= now - found.failed < wait_s:
+        raise UncertainError(found.problem)
+    return None
+
+
+def _ask_now(command: Sequence[str], before: Answer) -> Answer:
+    asked, begun = time.time(), time.monotonic()
+    problem, text = "", ""
+    try:
+        result = process.run(command, env=process.tool_environment(os.environ))
+        text = result.out
+        # Of a job that the controller has forgotten this is the answer.
+        if result.code != 0 and "invalid job id" not in result.err.lower():
+            problem = f"{command[0]} failed: {result.err.strip()[:300]}"
+    except VjobError as error:
+        problem = str(error)
+    took_s = time.monotonic() - begun
+    if problem:
+        _store(command, replace(before, took_s=took_s, failed=time.time(), problem=problem))
+        raise UncertainError(problem)
+    answer = Answer(text=text, asked=asked, took_s=took_s)
+    _store(command, answer)
+    return answer
+
+
+# The cache.
+
+
+def _key(command: Sequence[str]) -> str:
+    return " ".join(command)
+
+
+def _file(tool: str) -> Path:
+    return index.folder() / "scheduler" / f"{os.geteuid()}-{name_controller(tool)}.{tool}.json"
+
+
+def name_controller(tool: str) -> str:
+    """A short name of the controller that the tool speaks with.
+
+    By the tool's path and the cluster's name and controllers in its slurm.conf: a home may be
+    shared by clusters whose files have the same paths. Where the file does not say, by this host.
+    """
+    path = shutil.which(tool, path=os.environ.get("PATH", os.defpath)) or tool
+    conf = os.environ.get("SLURM_CONF", "")
+    said = [path, conf, *_read_controllers(Path(conf or "/etc/slurm/slurm.conf"))]
+    return hashlib.sha256("\n".join(said).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def _read_controllers(conf: Path) -> list[str]:
+    try:
+        text = conf.read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        return [platform.node()]
+    found = re.findall(r"(?im)^\s*(?:ClusterName|SlurmctldHost|ControlMachine)\s*=.*", text)
+    return found or [platform.node()]
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """All answers in a file; none where it is not there, not ours, or damaged."""
+    try:
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as handle:
+            facts = os.fstat(fd)
+            is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
+            if not is_ours or facts.st_size > LARGEST:
+                return {}
+            value = json.loads(handle.read())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _parse(value: Any) -> Answer | None:
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        return None
+    try:
+        found = Answer(**value)
+    except TypeError:
+        return None
+    numbers = (found.asked, found.confirmed, found.took_s, found.failed)
+    good = all(isinstance(x, (int, float)) and math.isfinite(x) and x >= 0 for x in numbers)
+    return (
+        found if good and isinstance(found.text, str) and isinstance(found.problem, str) else None
+    )
+
+
+def _store(command: Sequence[str], answer: Answer) -> None:
+    """Keep the answer, in memory too: a full or read-only disk is no matter."""
+    file, key = _file(command[0]), _key(command)
+    _memory[f"{file} {key}"] = answer
+    kept = {name: found for name, value in _read(file).items() if (found := _parse(value))}
+    kept[key] = answer
+    last = sorted(kept, key=lambda name: max(kept[name].known, kept[name].failed))[-MOST_KEPT:]
+    oldest = time.time() - KEPT_S
+    with contextlib.suppress(OSError):
+        _make_folder()
+        write_json(
+            file,
+            {n: asdict(kept[n]) for n in last if max(kept[n].known, kept[n].failed) > oldest},
+            lasts=False,
+        )
+
+
+def _make_folder() -> None:
+    for path in (index.folder(), index.folder() / "scheduler"):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _turn(command: Sequence[str], floor_s: float, after: float) -> Iterator[bool]:
+    """The right to ask; False where another command has it for too long, or has just asked.
+
+    It ends with its holder. Where no lock can be had everybody has it.
+    """
+    lock = _file(command[0]).with_suffix(".lock")
+    with contextlib.ExitStack() as stack:
+        yield _wait_turn(stack, lock, lambda: _find_usable(command, floor_s, after) is not None)
+
+
+def _wait_turn(stack: contextlib.ExitStack, lock: Path, is_there: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    try:
+        _make_folder()
+        while not stack.enter_context(lock_file(lock, waits=False)):
+            stack.close()
+            if is_there() or time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+    except OSError:
+        pass
+    return True

@@ -1,0 +1,419 @@
+"""Every second of every rank, from the submit to the end of the last attempt, by what it was for.
+
+Pure: tables in, a table out. Each class is measured by itself; what nothing measured is `unknown`,
+and what two classes claim is `overlap_s`, which is an error of the traces or of the clocks.
+
+    submitted   started      first step's begin      last step's end    attempt's end
+        │ queue    │   start        │ steps, one after another │    end       │ lost │ start │ ...
+                                    └ compute, bubble, communication, data, checkpoint, ...
+
+An attempt's ranks own the time since the end of the attempt before: what lay between is `queue`
+after a requeue, else `lost`. So are steps that a later attempt did again, and what came after the
+last step of an attempt that did not end well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from varuna_core.records.formatting import format_duration
+from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE
+from vjob.reports.analysis.step_times import count_repeated
+
+CLASSES: dict[str, str] = {
+    "compute": "computing",
+    "steps": "steps, not taken apart",
+    "bubble": "waiting for other ranks' work",
+    "communication": "messages and sums that nothing was computed beside",
+    "data": "waiting for data",
+    "checkpoint": "checkpoints",
+    "evaluate": "evaluation",
+    "other": "spans that the script named itself",
+    "start": "checks, imports, communicators, loading",
+    "queue": "in the queue",
+    "lost": "lost to faults, changes of nodes, and steps done again",
+    "end": "after the last step",
+    "unknown": "nothing measured it",
+}
+"""Every class, and what it means; the order of the bar."""
+STEPS = ("compute", "steps", "bubble", "communication", "data", "checkpoint", "evaluate", "other")
+"""What steps are spent on."""
+_OF_KIND = {
+    **dict.fromkeys((*COMPUTE, "optimizer", "memcpy"), "compute"),
+    **{kind: kind for kind in ("data", "checkpoint", "evaluate", "other")},
+}
+
+
+def name_class(kind: str) -> str:
+    """The class of a kind of trace event."""
+    return "communication" if kind in COMMUNICATION else _OF_KIND.get(kind, "other")
+
+
+TOLERANCE = 0.001
+"""Classes may exceed the time that there was by this part of it."""
+WAITS = ("attempt", "rank", "bubble_s", "transfer_s", "exposed_s", "overlapped_s", "late_s")
+"""Columns of how the waits of the steps with details divide: waits of actions for work and for
+messages, communication beside no work and beside work, and the part of the former for ranks that
+came late."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One start of the ranks, seconds since 1970."""
+
+    label: str
+    since: float
+    """The end of the attempt before, or the submit."""
+    started: float
+    ended: float
+    is_queued: bool
+    """Whether it waited in the queue since then."""
+    is_lost: bool
+    """Whether what came after its last step was in vain: a rank failed, or its nodes changed."""
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accounting:
+    """Seconds by rank and class."""
+
+    rows: pd.DataFrame
+    """A row an attempt and rank: attempt, rank, span_s, `<class>_s` of each, overlap_s. The classes
+    less overlap_s are span_s."""
+    attempts: tuple[Attempt, ...]
+    is_split: bool
+    """Whether traces tell what the steps were spent on."""
+    start: Mapping[str, float] = field(default_factory=dict)
+    """Parts of the start (START), of the ranks of which it is known when they began."""
+
+    @property
+    def total_s(self) -> float:
+        """Of all ranks together."""
+        return float(self.rows["span_s"].sum())
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Of all ranks, those of each class that has any."""
+        sums = {name: float(self.rows[f"{name}_s"].sum()) for name in CLASSES}
+        return {name: seconds for name, seconds in sums.items() if seconds > 0}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Parts of all time; their sum is 1, and above it by what overlaps."""
+        total = self.total_s
+        return {name: seconds / total for name, seconds in self.seconds.items()} if total else {}
+
+    @property
+    def overlap(self) -> float:
+        """The part of all time that two classes claim."""
+        total = self.total_s
+        return float(self.rows["overlap_s"].sum()) / total if total else 0.0
+
+    @property
+    def stepping_s(self) -> float:
+        """Rank-seconds within steps that count."""
+        return sum(self.seconds.get(name, 0.0) for name in STEPS)
+
+
+START = ("checks and container", "imports", "communicators, data and loading", "in the program")
+"""Until a rank's process began; until it opened its trace; until its first step; and the last two
+together, of a rank without a trace."""
+
+
+def divide_start(
+    found: Accounting,
+    begun: Mapping[tuple[str, int], float],
+    opened: Mapping[tuple[str, int], float],
+) -> dict[str, float]:
+    """Seconds of all ranks by START. `begun` and `opened`: when the process of an attempt's rank
+    began, and when it opened its trace, since 1970. Who left no exit began with the others."""
+    started = {attempt.label: attempt.started for attempt in found.attempts}
+    usual = {
+        label: float(np.mean([at for (own, _), at in begun.items() if own == label]))
+        for label in {label for label, _ in begun}
+    }
+    parts = dict.fromkeys(START, 0.0)
+    columns = ["attempt", "rank", "start_s"]
+    for label, rank, start_s in found.rows[columns].itertuples(index=False):
+        at = begun.get((label, rank), usual.get(label))
+        if at is None or start_s <= 0:
+            continue
+        checks = min(max(at - started[label], 0.0), start_s)
+        parts[START[0]] += checks
+        open_at = opened.get((label, rank))
+        if open_at is None:
+            parts[START[3]] += start_s - checks
+            continue
+        imports = min(max(open_at - max(at, started[label]), 0.0), start_s - checks)
+        parts[START[1]] += imports
+        parts[START[2]] += start_s - checks - imports
+    return {name: seconds for name, seconds in parts.items() if seconds > 0}
+
+
+def describe_class(found: Accounting, name: str) -> str:
+    """What a class means; of the start also its parts."""
+    if name != "start" or not found.start:
+        return CLASSES[name]
+    parts = "; ".join(f"{part} {format_duration(s)}" for part, s in found.start.items())
+    return f"{CLASSES[name]}: of which {parts}"
+
+
+def list_attempts(
+    history: Sequence[Mapping[str, Any]],
+    labels: Sequence[str],
+    spans: Mapping[str, tuple[float | None, float | None]],
+    ranks: Mapping[str, Sequence[int]],
+    failed: Sequence[str],
+) -> list[Attempt]:
+    """The attempts by time. `labels` in order; `spans` are their first and last moments by
+    whatever else tells, `failed` those that did not end well."""
+    asked = [float(e["time"]) for e in history if e.get("kind") in ("intent", "submitted")]
+    requeues = [float(e["time"]) for e in history if e.get("kind") == "requeued"]
+    found: list[Attempt] = []
+    for at, label in enumerate(labels):
+        own = [time for time in spans.get(label, (None, None)) if time is not None]
+        started = _find_times(history, "started", label, labels)
+        ended = _find_times(history, "ended", label, labels)
+        times = [*own, *started, *ended]
+        if not times:
+            continue
+        begin, end = min(started, default=min(times)), max(times)
+        before = found[-1].ended if found else max((t for t in asked if t <= begin), default=begin)
+        begin = max(begin, before)
+        was_requeued = ".earlier-" in labels[at - 1] if at else True
+        found.append(
+            Attempt(
+                label=label,
+                since=before,
+                started=begin,
+                ended=max(begin, end),
+                is_queued=was_requeued or any(before - 1 <= time <= begin for time in requeues),
+                is_lost=label in failed or at < len(labels) - 1,
+                ranks=tuple(ranks.get(label, ())) or (0,),
+            )
+        )
+    return found
+
+
+def _find_times(
+    history: Sequence[Mapping[str, Any]], kind: str, label: str, labels: Sequence[str]
+) -> list[float]:
+    """At most one time: an attempt that was tried again has such an event for each try."""
+    number, _, earlier = label.partition(".earlier-")
+    times = sorted(
+        float(event["time"])
+        for event in history
+        if event.get("kind") == kind and str(event.get("attempt", "")) == number
+    )
+    tries = [other for other in labels if other.partition(".earlier-")[0] == number]
+    if len(times) < len(tries):
+        return times[-1:] if not earlier and times else []
+    return times[-1:] if not earlier else times[int(earlier) : int(earlier) + 1]
+
+
+def account(
+    attempts: Sequence[Attempt],
+    steps: pd.DataFrame,
+    after: pd.DataFrame,
+    waits: pd.DataFrame,
+    logged: pd.DataFrame,
+    log_lines: pd.DataFrame,
+) -> Accounting:
+    """`steps`: of the traces, begin_s since 1970. `after`: attempt, rank and seconds by class of
+    what came after the last step. `waits`: WAITS. `logged`, for attempts without traces: a row an
+    attempt with first_s and last_s (since 1970, NaN where nothing tells), steps_s, repeated_s,
+    checkpoint_s and evaluate_s. `log_lines`: attempt, step, took_s and count of log lines, for
+    ranks that were killed before they wrote the last steps into their traces."""
+    labels = [item.label for item in attempts]
+    every = pd.concat([steps[["attempt", "step"]], log_lines[["attempt", "step"]]])
+    log_lines = log_lines.assign(again=count_repeated(log_lines, every, labels))
+    again = count_repeated(steps.assign(count=1), every, labels) > 0
+    taken = _take_apart(steps, waits, again)
+    rows = []
+    for attempt in attempts:
+        own = taken[taken["attempt"] == attempt.label].set_index("rank")
+        late = after[after["attempt"] == attempt.label].set_index("rank")
+        line = logged[logged["attempt"] == attempt.label]
+        for rank in attempt.ranks:
+            row: dict[str, Any] = {f"{name}_s": 0.0 for name in CLASSES}
+            row |= {"attempt": attempt.label, "rank": rank, "overlap_s": 0.0}
+            row["span_s"] = attempt.ended - attempt.since
+            row["queue_s" if attempt.is_queued else "lost_s"] += attempt.started - attempt.since
+            if rank in own.index:
+                sums = own.loc[rank]
+                tail = {} if rank not in late.index else late.loc[rank].dropna().to_dict()
+                _add_traced(
+                    row, attempt, sums, tail, log_lines[log_lines["attempt"] == attempt.label]
+                )
+            else:
+                _add_logged(row, attempt, {} if line.empty else line.iloc[0].to_dict())
+            rows.append(row)
+    names = ["attempt", "rank", "span_s", *(f"{name}_s" for name in CLASSES), "overlap_s"]
+    table = pd.DataFrame(rows, columns=names)
+    return Accounting(rows=table, attempts=tuple(attempts), is_split=len(taken) > 0)
+
+
+def _add_traced(
+    row: dict[str, Any],
+    attempt: Attempt,
+    sums: pd.Series[float],
+    tail: Mapping[str, Any],
+    log_lines: pd.DataFrame,
+) -> None:
+    """A rank with a trace: what came before its first step, its steps, what came after."""
+    first, last = float(sums["first"]), float(sums["last"])
+    start = first - attempt.started
+    early = min(float(sums["early_s"]), max(start, 0.0))  # such as data read before the first step
+    row["start_s"] += max(start - early, 0.0)
+    row["overlap_s"] += float(sums["early_s"]) - early + max(-start, 0.0)
+    for name in (*STEPS, "lost", "unknown", "overlap"):
+        row[f"{name}_s"] += float(sums[f"{name}_s"])
+    rest = attempt.ended - last
+    if attempt.is_lost:
+        later = log_lines[log_lines["step"] > sums["step"]]
+        counts = np.minimum(later["count"], later["step"] - sums["step"])
+        useful_s = float((later["took_s"] * (counts - later["again"]).clip(lower=0)).sum())
+        untraced_s = min(useful_s, max(rest, 0.0))
+        row["steps_s"] += untraced_s
+        rest -= untraced_s
+        row["lost_s"] += max(rest, 0.0)
+        row["overlap_s"] += max(-rest, 0.0)
+        return
+    known = {name: float(tail[name]) for name in STEPS if name in tail}
+    for name, seconds in known.items():
+        row[f"{name}_s"] += seconds
+    rest -= sum(known.values())
+    row["end_s"] += max(rest, 0.0)
+    row["overlap_s"] += max(-rest, 0.0)
+
+
+def _add_logged(row: dict[str, Any], attempt: Attempt, line: Mapping[str, Any]) -> None:
+    """A rank without a trace: its steps are those of the log."""
+    room = attempt.ended - attempt.started
+    if not line or not line["steps_s"] > 0:
+        row["lost_s" if attempt.is_lost else "unknown_s"] += room
+        return
+    first, last = float(line["first_s"]), float(line["last_s"])
+    if first == first and last == last:
+        start = min(max(first - attempt.started, 0.0), room)
+        tail = min(max(attempt.ended - last, 0.0), room - start)
+        row["start_s"] += start
+        row["lost_s" if attempt.is_lost else "end_s"] += tail
+        room -= start + tail
+    useful = float(line["steps_s"]) - float(line["repeated_s"])
+    row["steps_s"] += useful
+    row["lost_s"] += float(line["repeated_s"])
+    apart = {name: float(line[f"{name}_s"]) for name in ("checkpoint", "evaluate")}
+    for name, seconds in apart.items():
+        row[f"{name}_s"] += seconds
+    rest = room - float(line["steps_s"]) - sum(apart.values())
+    row["unknown_s"] += max(rest, 0.0)
+    row["overlap_s"] += max(-rest, 0.0)
+
+
+def _take_apart(steps: pd.DataFrame, waits: pd.DataFrame, again: pd.Series[bool]) -> pd.DataFrame:
+    """A row an attempt and rank: first, last, early_s (what is of before the first step), step (the
+    last one), and the seconds of each class between first and last, with lost_s, unknown_s and
+    overlap_s."""
+    names = ["attempt", "rank", "first", "last", "early_s"]
+    columns = [*names, "step", *(f"{name}_s" for name in (*STEPS, "lost", "unknown", "overlap"))]
+    if steps.empty:
+        return pd.DataFrame(columns=columns)
+    table = steps.assign(again=again).sort_values(["attempt", "rank", "begin_s"], kind="stable")
+    keys = [table["attempt"], table["rank"]]
+    begin, end = table["begin_s"], table["begin_s"] + table["took_s"]
+    before = end.groupby(keys).cummax().groupby(keys).shift()
+    is_first = before.isna()
+    # Of what lies between two steps, such as an evaluation, the later one's sums tell.
+    window = np.maximum(end - before.fillna(begin), 0.0)
+    parts = {name: pd.Series(0.0, index=table.index) for name in STEPS}
+    for kind, name in _OF_KIND.items():
+        if f"{kind}_s" in table:
+            parts[name] = parts[name] + table[f"{kind}_s"].fillna(0.0)
+    ratios = _find_ratios(table[["attempt", "rank"]], waits)
+    spoken = pd.Series(0.0, index=table.index)
+    for kind in COMMUNICATION:
+        if f"{kind}_s" in table:
+            spoken = spoken + table[f"{kind}_s"].fillna(0.0)
+    waited = table["wait_s"].fillna(0.0)
+    exposed = spoken * ratios["exposed"]
+    parts["bubble"] = waited * ratios["bubble"] + exposed * ratios["late"]
+    parts["communication"] = waited * (1 - ratios["bubble"]) + exposed * (1 - ratios["late"])
+    rest = window - sum(parts.values())
+    # Communication may run beside work: without details the part that had no room is taken off.
+    beside = spoken.where(~ratios["is_known"], 0.0)
+    off = np.minimum(np.maximum(-rest, 0.0), beside * (1 - ratios["late"]))
+    parts["communication"] = parts["communication"] - off
+    rest = rest + off
+    # Where no sum of all ranks follows a rank's last action, it waited there for the others.
+    idle = np.minimum(np.maximum(rest, 0.0), _find_drain(table))
+    parts["bubble"] = parts["bubble"] + idle
+    rest = rest - idle
+    early = np.maximum(-rest, 0.0).where(is_first, 0.0)
+    found = pd.DataFrame({f"{name}_s": values for name, values in parts.items()})
+    found["unknown_s"] = np.maximum(rest, 0.0)
+    found["overlap_s"] = np.maximum(-rest, 0.0) - early
+    found["lost_s"] = 0.0
+    is_again = table["again"].to_numpy()
+    claimed = window + np.where(is_again, found["overlap_s"], 0.0)
+    found.loc[is_again, [f"{name}_s" for name in (*STEPS, "unknown")]] = 0.0
+    found.loc[is_again, "lost_s"] = (claimed + early)[is_again]
+    found["early_s"] = early
+    found["first"], found["last"], found["step"] = begin, end, table["step"]
+    found[["attempt", "rank"]] = table[["attempt", "rank"]]
+    how = {name: "sum" for name in found.columns if name.endswith("_s")}
+    summed = found.groupby(["attempt", "rank"], sort=False).agg(
+        {**how, "first": "min", "last": "max", "step": "max"}
+    )
+    return summed.reset_index()[columns]
+
+
+def _find_drain(steps: pd.DataFrame) -> pd.Series[float]:
+    """From the last action of a rank until that of the last rank of its replica, in each step."""
+    own = steps["last_s"].astype(float)
+    last = own.groupby([steps[name] for name in ("attempt", "replica", "step")]).transform("max")
+    return (last - own).fillna(0.0)
+
+
+def _find_ratios(rows: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
+    """Of each row: `bubble`, the part of its waits that is for work; `exposed`, the part of its
+    communication beside no work; `late`, the part of that for late ranks; `is_known`. Measured in
+    the steps with details of the same rank and attempt, else of the attempt."""
+
+    def divide(table: pd.DataFrame) -> pd.DataFrame:
+        waited = table["bubble_s"] + table["transfer_s"]
+        spoken = table["exposed_s"] + table["overlapped_s"]
+        return pd.DataFrame(
+            {
+                "bubble": table["bubble_s"] / waited.where(waited > 0),
+                "exposed": table["exposed_s"] / spoken.where(spoken > 0),
+                "late": table["late_s"] / table["exposed_s"].where(table["exposed_s"] > 0),
+            }
+        )
+
+    own = divide(waits.groupby(["attempt", "rank"]).sum())
+    mean = divide(waits.groupby("attempt").sum(numeric_only=True))
+    found = rows.join(own, on=["attempt", "rank"])
+    found = found.fillna(rows[["attempt"]].join(mean, on="attempt")[["bubble", "exposed", "late"]])
+    found["is_known"] = found["exposed"].notna()
+    return found.fillna({"bubble": 1.0, "exposed": 1.0, "late": 0.0})
+
+
+def find_late(events: pd.DataFrame) -> pd.DataFrame:
+    """attempt, rank, late_s: of all-reduces, the part before the last rank joined in."""
+    own = events[events["kind"].isin(["all-reduce", "communication"])]
+    if own.empty:
+        empty: dict[str, list[float]] = {"attempt": [], "rank": [], "late_s": []}
+        return pd.DataFrame(empty)
+    own = own.sort_values("begin_s", kind="stable")
+    number = own.groupby(["attempt", "step", "rank", "kind", "what"]).cumcount()
+    keys = [own[name] for name in ("attempt", "step", "kind", "what")]
+    last = own["begin_s"].groupby([*keys, number]).transform("max")
+    until = np.minimum(last, own["end_s"])
+    late = own.assign(late_s=np.maximum(until - own["begin_s"], 0.0))
+    return late.groupby(["attempt", "rank"])["late_s"].sum().reset_index()

@@ -1,0 +1,119 @@
+"""Reader of docs/json.md: its keys, compared with what commands print or types say."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tests import ROOT
+
+NAMES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+Keys = Mapping[str, str]
+"""Each path with its type."""
+
+
+def read_page() -> dict[str, Keys]:
+    """The keys of each command and object, those of the named objects in it included."""
+    rows: dict[str, list[list[str]]] = {}
+    title, is_inside = "", False
+    for line in (ROOT / "docs/json.md").read_text().splitlines():
+        if line.startswith("### "):
+            title = line[4:].replace("`", "")
+        elif line.startswith("```"):
+            is_inside = line == "```text"
+        elif is_inside:
+            rows.setdefault(title, []).append(line.split()[:2])
+    return {title: dict(_expand(rows, title)) for title in rows}
+
+
+def _expand(rows: Mapping[str, Sequence[Sequence[str]]], title: str) -> Iterator[tuple[str, str]]:
+    for path, kind in rows[title]:
+        name = kind.rstrip("?")
+        if path.startswith("..."):
+            yield from _expand(rows, path[3:])
+        elif name in rows:
+            yield path, kind.replace(name, "object")
+            yield from ((f"{path}.{sub}", what) for sub, what in _expand(rows, name))
+        else:
+            yield path, kind
+
+
+class Comparison:
+    """What is on the page under a heading beside what was printed."""
+
+    def __init__(self, keys: Keys) -> None:
+        self.keys = keys
+        self.problems: set[str] = set()
+        self._seen: set[str] = set()
+
+    def add(self, value: Any, path: str = "") -> None:
+        kind = self.keys.get(path)
+        if kind is not None:
+            self._seen.add(path)
+        if kind == "any":
+            return
+        if value is None and kind is not None:
+            if not kind.endswith("?"):
+                self.problems.add(f"{path} is null, and {kind} on the page")
+        elif isinstance(value, dict):
+            self._add_object(value, path)
+        elif isinstance(value, list):
+            self._see_empty(value, f"{path}[]")
+            for item in value:
+                self.add(item, f"{path}[]")
+        elif kind is None:
+            self.problems.add(f"{path} is not on the page: {value!r}")
+        elif not _fits(NAMES[type(value)], kind):
+            self.problems.add(f"{path} is {value!r}, and {kind} on the page")
+
+    def _add_object(self, value: Mapping[str, Any], path: str) -> None:
+        is_open = any(key.startswith(f"{path}{{}}") for key in self.keys)
+        self._see_empty(value, f"{path}{{}}")
+        for key, item in value.items():
+            self.add(item, f"{path}{{}}" if is_open else f"{path}.{key}".lstrip("."))
+
+    def _see_empty(self, value: Any, path: str) -> None:
+        """An empty list of texts shows that the key exists; one of objects shows none of theirs."""
+        if not value and path in self.keys:
+            self._seen.add(path)
+
+    def list_problems(self) -> list[str]:
+        unseen = [f"{path} was never printed" for path in self.keys if path not in self._seen]
+        return sorted(self.problems) + unseen
+
+
+def _fits(found: str, wanted: str) -> bool:
+    wanted = wanted.rstrip("?")
+    return found == wanted or (found, wanted) == ("integer", "number")
+
+
+def list_keys(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Paths and types of a dataclass as the page has them, those of its parts included."""
+    hints = typing.get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        yield from _list_type(hints[field.name], f"{path}{field.name}")
+
+
+def _list_type(kind: Any, path: str) -> Iterator[tuple[str, str]]:
+    mark = ""
+    if isinstance(kind, types.UnionType):
+        (kind,) = [one for one in typing.get_args(kind) if one is not type(None)]
+        mark = "?"
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (tuple, list):
+        yield from _list_type(inner[0], f"{path}[]")
+    elif origin is not None:
+        if mark:
+            yield path, f"object{mark}"
+        yield from _list_type(inner[1], f"{path}{{}}")
+    elif dataclasses.is_dataclass(kind):
+        yield path, f"object{mark}"
+        yield from list_keys(kind, f"{path}.")
+    elif kind is Any:
+        yield path, "any"
+    else:
+        yield path, NAMES.get(kind, "string") + mark

@@ -1,0 +1,168 @@
+"""Snapshots of Slurm jobs that vjob did not submit."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from vjob.jobs.errors import UncertainError
+from vjob.jobs.monitor.model.snapshot import Health
+from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
+from vjob.jobs.monitor.readers.slurm_job import SeenTimes, build_gpu_command, parse_gpus
+from vjob.jobs.runs.slurm_job import parse_parts
+from vjob.jobs.schedulers import broker
+from vjob.jobs.schedulers.broker import Answer
+
+LINE = (
+    "JobId=12 JobName=own UserId={user}({uid}) GroupId=g(0) JobState={state} Reason={reason} "
+    "Restarts=0 ExitCode={code} TimeLimit=01:00:00 SubmitTime={begun} StartTime={begun} "
+    "EndTime=Unknown Partition=gpu2 NodeList={nodes} NumNodes=1 TRES=cpu=1{tres} "
+    "Command=/x/job.sh WorkDir={folder} StdErr={folder}/job-%j.out StdIn=/dev/null "
+    "StdOut={folder}/job-12.out Power="
+)
+BEGUN_S = 100.0
+
+
+@dataclass
+class FakeSlurm:
+    """Answers as scontrol, and as nvidia-smi under srun."""
+
+    folder: Path
+    state: str = "RUNNING"
+    reason: str = "None"
+    code: str = "0:0"
+    nodes: str = "b1"
+    tres: str = ""
+    uid: int = field(default_factory=os.geteuid)
+    is_away: bool = False
+    gpus: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    def ask(self, command: Sequence[str], **facts: float) -> Answer:
+        self.asked.append(command[0])
+        if self.is_away:
+            raise UncertainError("the controller is away")
+        text = self.gpus if command[0] == "srun" else ""
+        if command[0] == "scontrol":
+            begun = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - BEGUN_S))
+            facts_now = {name: getattr(self, name) for name in self.__annotations__}
+            text = LINE.format(user="ann", begun=begun, **facts_now) + "\n"
+        return Answer(text=text, asked=time.time())
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    fake = FakeSlurm(tmp_path)
+    monkeypatch.setattr(broker, "ask", fake.ask)
+    monkeypatch.setattr("vjob.jobs.runs.find._explain_removed", lambda job: "")
+    return fake
+
+
+def write(folder: Path, first: int, last: int) -> None:
+    with (folder / "job-12.out").open("a") as handle:
+        for step in range(first, last + 1):
+            handle.write(f"step {step}/100 loss {4 / step:.3f}\n")
+
+
+def test_a_loop_has_step_mean_pace_and_time_left(slurm: FakeSlurm, tmp_path: Path) -> None:
+    write(tmp_path, 1, 50)
+    snapshot, verdict = JudgedReader(open_reader("12", tmp_path)).read()
+    assert snapshot.progress is not None and snapshot.progress.step == 50
+    assert snapshot.progress.points[-1].step_s == pytest.approx(BEGUN_S / 50, rel=0.2)
+    assert verdict.health is Health.HEALTHY and " left" in verdict.reason
+    assert "mean since the job started" in snapshot.message
+    assert [node.name for node in snapshot.nodes] == ["b1"] and slurm.asked == ["scontrol"]
+
+
+def test_a_job_that_is_no_training_is_well_as_long_as_it_runs(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    (tmp_path / "job-12.out").write_text("hello\n")
+    os.utime(tmp_path / "job-12.out", (1, 1))
+    snapshot, verdict = JudgedReader(open_reader("12", tmp_path)).read()
+    assert (verdict.health, snapshot.progress) == (Health.HEALTHY, None)
+    assert "prints no step" in verdict.reason
+
+
+def test_a_job_that_never_starts_says_which_option_of_sbatch_to_change(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.state, slurm.reason, slurm.nodes = "PENDING", "PartitionTimeLimit", ""
+    _, verdict = JudgedReader(open_reader("12", tmp_path)).read()
+    assert (verdict.health, verdict.exit_code) == (Health.PENDING, 12)
+    assert "--time" in verdict.reason and "scancel 12" in verdict.advice
+    assert "cluster." not in verdict.reason + verdict.advice
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "health"),
+    [
+        ("COMPLETED", "0:0", Health.DONE),
+        ("FAILED", "3:0", Health.DEAD),
+        ("TIMEOUT", "0:15", Health.DEAD),
+        ("CANCELLED", "0:15", Health.CANCELLED),
+    ],
+)
+def test_an_end_is_judged_as_that_of_a_run(
+    slurm: FakeSlurm, tmp_path: Path, state: str, code: str, health: Health
+) -> None:
+    slurm.state, slurm.code = state, code
+    write(tmp_path, 1, 5)
+    _, verdict = JudgedReader(open_reader("12", tmp_path)).read()
+    assert verdict.health is health
+    assert "report" not in verdict.advice and "checkpoint" not in verdict.advice
+
+
+def test_a_controller_that_goes_away_leaves_what_was_known(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    write(tmp_path, 1, 5)
+    reader = JudgedReader(open_reader("12", tmp_path))
+    reader.read()
+    slurm.is_away = True
+    write(tmp_path, 6, 9)
+    snapshot, verdict = reader.read()
+    assert snapshot.progress is not None and snapshot.progress.step == 9
+    assert snapshot.scheduler.problem == "the controller is away"
+    assert verdict.health is Health.HEALTHY
+
+
+def test_gpus_are_asked_of_our_own_jobs_alone(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.tres, slurm.gpus = ",gres/gpu=1", "b1|0, NVIDIA A10, 97, 20000, 23028, 61, [N/A]\n"
+    write(tmp_path, 1, 5)
+    snapshot, _ = JudgedReader(open_reader("12", tmp_path)).read()
+    (gpu,) = snapshot.nodes[0].gpus
+    assert (gpu.name, gpu.utilization, gpu.temperature, gpu.power_w) == (
+        "NVIDIA A10", 97.0, 61.0, None
+    )  # fmt: skip
+    slurm.uid, slurm.asked = os.geteuid() + 1, []
+    snapshot, _ = JudgedReader(open_reader("12", tmp_path)).read()
+    assert slurm.asked == ["scontrol"] and "its GPUs are not known" in snapshot.message
+    assert "belongs to ann" in snapshot.message
+
+
+def test_the_step_for_the_gpus_gives_up_where_it_would_wait(slurm: FakeSlurm) -> None:
+    text = slurm.ask(["scontrol"]).text
+    (part,) = parse_parts(text)
+    words = build_gpu_command(part)
+    assert {"--overlap", "--jobid=12", "--immediate=10", "--nodes=1"} <= set(words)
+    (part,) = parse_parts(text.replace("JobId=12 ", "JobId=13 HetJobId=12 HetJobOffset=1 "))
+    assert {"--jobid=12", "--het-group=1"} <= set(build_gpu_command(part))
+    assert parse_gpus("srun: error\nb1|x, y\n") == {}
+
+
+def test_lines_between_two_looks_have_the_time_of_the_first() -> None:
+    seen = SeenTimes()
+    seen.note(100.0, 0, 0)
+    seen.note(110.0, 50, 0)
+    seen.note(130.0, 90, 0)
+    out, _ = seen.read()
+    assert out.find_exact(10) == (100.0, 10.0)
+    assert out.find_exact(50) == (110.0, 20.0)
+    assert out.find_exact(95) == (None, 0.0)

@@ -1,0 +1,117 @@
+"""Findings of odd runs, and what they are reckoned from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.reports.traces import write_simulated
+from varuna_core.schedule.costs import build_even_costs
+from varuna_core.schedule.registry import build_schedule
+from vjob.reports.analysis import findings
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.load.tables import load_job
+
+
+def test_attempts_that_all_ended_as_they_began_are_no_error(tmp_path: Path) -> None:
+    """Preempted at once, three times, without a word: no time but that in the queue."""
+    (tmp_path / "plan.json").write_text(
+        json.dumps({"groups": [{"name": "a", "count": 1, "ranks": 1}]})
+    )
+    events: list[dict[str, Any]] = [{"kind": "submitted", "time": 1000.0}]
+    for attempt in range(3):
+        at = 1000.0 + 50 * (attempt + 1)
+        events += [{"kind": "requeued", "time": at - 10}] if attempt else []
+        events += [{"kind": "started", "time": at, "attempt": attempt}]
+        (tmp_path / f"attempt-{attempt}").mkdir()
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    job = load_job(tmp_path)
+    analysis = analyse(job)
+    assert analysis.accounting.seconds == {"queue": 150.0}
+    assert not [one for one in findings.find_all(job, analysis) if one.cause]
+
+
+def test_of_a_run_that_goes_on_all_nodes_count(tmp_path: Path) -> None:
+    """Its log was that of one node, so that it was said to be on that one alone."""
+    schedule = build_schedule("1f1b", 2, 4)
+    write_simulated(tmp_path / "attempt-0", schedule, build_even_costs(2), hosts=("n0", "n1"))
+    (tmp_path / "attempt-0/n1.out").write_text("step 10 loss 2.5\n")
+    (tmp_path / "plan.json").write_text("{}")
+    assert analyse(load_job(tmp_path)).headline.nodes == 2
+
+
+def test_a_hot_gpu_is_not_priced_by_the_slow_ranks_of_other_nodes() -> None:
+    samples = pd.DataFrame(
+        [
+            {"attempt": "0", "time": 1.0, "node": node, "gpu": "0", "throttle": word}
+            for node, word in (("hot", "hw_thermal"), ("cool", ""))
+        ]
+    ).assign(temperature=60.0)
+    job: Any = SimpleNamespace(
+        gpus=samples, traces=SimpleNamespace(steps=pd.DataFrame(), is_sample=False)
+    )
+    slow = SimpleNamespace(ratio=4.0, host="cool")
+    analysis: Any = SimpleNamespace(
+        stragglers=[slow], accounting=SimpleNamespace(stepping_s=1000.0)
+    )
+    (found,) = findings._on_heat(job, analysis)
+    assert "GPU 0 of hot ran" in found.sentence
+    assert found.weight == pytest.approx(0.25)
+    slow.host = "hot"
+    (found,) = findings._on_heat(job, analysis)
+    assert found.weight == pytest.approx(0.75)
+
+
+def make_swapping(swapped_mb: list[float], took_s: list[float]) -> tuple[Any, Any]:
+    """A node with a sample and a step a second; nobody else to compare its ranks with."""
+    samples = pd.DataFrame({"attempt": "0", "node": "n0", "gpu": "cpu", "swap_mb": swapped_mb})
+    samples["time"] = [float(at) for at in range(len(swapped_mb))]
+    times = pd.DataFrame({"attempt": "0", "took_s": took_s})
+    times["begin_s"] = [float(at) for at in range(len(took_s))]
+    traces = SimpleNamespace(steps=pd.DataFrame(), is_sample=False, zero_ns=0)
+    accounting = SimpleNamespace(stepping_s=1000.0)
+    analysis = SimpleNamespace(stragglers=[], times=times, accounting=accounting)
+    return SimpleNamespace(gpus=samples, traces=traces), analysis
+
+
+def test_swap_costs_what_steps_take_longer_from_then_on() -> None:
+    swapped = [100.0] * 10 + [4196.0] * 10
+    (found,) = findings._on_swap(*make_swapping(swapped, [1.0] * 10 + [2.0] * 10))
+    assert found.sentence == (
+        "n0 moved 4.0 GiB of memory to swap during the steps; steps took 2.00 times as long from "
+        "then on."
+    )
+    assert found.lost_s == pytest.approx(510)
+    assert "cluster.nodes[].memory_gb" in found.key
+    (found,) = findings._on_swap(*make_swapping(swapped, [1.0] * 20))
+    assert found.lost_s == 0, "it had no effect that can be seen"
+
+
+def test_swap_that_was_there_before_is_no_finding() -> None:
+    assert not list(findings._on_swap(*make_swapping([9000.0, 9000.0, 9400.0], [1.0] * 3)))
+
+
+def make_limited(queued_s: float, limit_min: float, ran_s: float = 100.0) -> tuple[Any, Any]:
+    """A run that ended well."""
+    job = SimpleNamespace(conf={"cluster": {"walltime_min": limit_min}}, record=None)
+    attempt = SimpleNamespace(started=1000.0, ended=1000.0 + ran_s)
+    accounting = SimpleNamespace(attempts=(attempt,))
+    return job, SimpleNamespace(accounting=accounting, headline=SimpleNamespace(queued_s=queued_s))
+
+
+def test_a_long_limit_is_wrong_only_for_a_run_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(findings, "has_ended_well", lambda job: True)
+    (found,) = findings._on_limit(*make_limited(600.0, 120))
+    assert found.cause == "limit"
+    assert "2 h, 72 times the 100 s of the run, which waited 10 min in" in found.sentence
+    assert found.cost == "a part of 10 min in the queue"
+    assert found.key == "cluster.walltime_min: 10"
+    (found,) = findings._on_limit(*make_limited(2.0, 120))
+    assert not found.cause
+    assert not list(findings._on_limit(*make_limited(600.0, 59)))
+    assert not list(findings._on_limit(*make_limited(600.0, 120, 0.0))), "only its end is known"

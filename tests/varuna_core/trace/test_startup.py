@@ -1,0 +1,90 @@
+"""The start of a rank's Python under `profile.timeline`: nothing of the program's own changes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import ROOT
+from varuna_core.agent.bundle import write_bundle
+from varuna_core.agent.setup.container import ENTRY_COMMAND, ENTRY_VARIABLE, build_entry
+from varuna_core.agent.setup.ranks import STARTUP
+
+PYTHON = os.path.realpath(sys.executable)
+"""Without the packages of this environment, which has a varuna_core of its own."""
+SAY = "print([name for name in sys.modules if name.startswith('varuna_core.trace.')] != [])"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_bundle(tmp_path / "agent.pyz")
+    (tmp_path / "own/torch").mkdir(parents=True)
+    (tmp_path / "own/torch/__init__.py").write_text("answer = 42\n")
+    (tmp_path / "own/sitecustomize.py").write_text("import sys\nsys.of_the_user = __file__\n")
+    return tmp_path
+
+
+def run(folder: Path, code: str, *paths: str) -> subprocess.CompletedProcess[str]:
+    path = ":".join([f"{folder}/{STARTUP}", *(paths or (f"{folder}/own",))])
+    return subprocess.run(
+        [PYTHON, "-s", "-c", f"import sys; {code}"],
+        env={"PYTHONPATH": path, "VJOB_TRACE": f"{folder}/0.jsonl"},
+        cwd=folder, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+
+
+def test_the_users_own_start_is_read_and_engines_are_watched_from_torch_on(folder: Path) -> None:
+    found = run(folder, f"{SAY}; import torch; {SAY}; import sitecustomize as s; "
+                "print(torch.answer, s.__file__ == sys.of_the_user, sys.path[1])")  # fmt: skip
+    assert found.stderr == ""
+    assert found.stdout.splitlines() == ["False", "True", f"42 True {folder}/own"]
+    assert not (folder / "0.jsonl").exists(), "written is what an engine does, and there is none"
+
+
+def test_without_torch_nothing_is_loaded(folder: Path) -> None:
+    found = run(folder, f"import json; {SAY}", f"{folder}/none")
+    assert (found.stdout, found.stderr) == ("False\n", "")
+    code = "\ntry:\n import torch\nexcept ModuleNotFoundError as error:\n print(error)"
+    found = run(folder, code, f"{folder}/none")
+    assert (found.stdout, found.stderr) == ("No module named 'torch'\n", "")
+
+
+def test_an_unfit_varuna_core_of_the_programs_own_costs_a_line_and_the_timeline(
+    folder: Path,
+) -> None:
+    (folder / "own/varuna_core").mkdir()
+    (folder / "own/varuna_core/__init__.py").write_text("")
+    found = run(folder, "import torch; print(torch.answer)")
+    assert found.stdout == "42\n"
+    (line,) = found.stderr.splitlines()
+    assert line.startswith("vjob: no timeline of this rank: No module named 'varuna_core.trace'")
+
+
+def test_a_varuna_core_that_only_a_finder_knows_is_the_programs_own(folder: Path) -> None:
+    """As that of an editable install; the agent's copy would hide it, and its runtime with it."""
+    path = str(ROOT / "varuna_core/__init__.py")
+    (folder / "own/sitecustomize.py").write_text(
+        "import sys, importlib.util as u\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'varuna_core':\n"
+        f"            return u.spec_from_file_location(name, {path!r})\n"
+        "sys.meta_path.append(Finder())\n"
+    )
+    found = run(folder, "import torch, varuna_core; print(varuna_core.__file__)")
+    assert (found.stdout, found.stderr) == (f"{path}\n", "")
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "/first"), ("/image", "/first:/image")])
+def test_in_a_container_the_images_own_path_stays(given: str | None, expected: str) -> None:
+    entry = build_entry({}, "/", reads_image=False, python_path="/first")
+    done = subprocess.run(
+        [*ENTRY_COMMAND, "sh", "-c", 'echo "$PYTHONPATH ${vjob_path-}"'],
+        env={ENTRY_VARIABLE: entry, **({} if given is None else {"PYTHONPATH": given})},
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.strip() == expected

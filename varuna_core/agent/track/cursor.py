@@ -1,0 +1,72 @@
+"""How far a tool has seen a run: each point goes to it once, over all attempts.
+
+    attempt 0   step 10 20 30 40 |            killed; the newest checkpoint is that of step 20
+    attempt 1              30 40 50           30 and 40 are repeated/..., 50 goes on
+
+Pure but for the file that it is kept in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from varuna_core.agent.track.points import Point
+from varuna_core.records.files import expect_types, read_json, write_json
+
+REPEATED = "repeated/"
+
+
+@dataclass
+class Cursor:
+    """The state of one tool."""
+
+    attempt: int = -1
+    opened: float = 0.0
+    """Of the attempt that was shown last."""
+    places: Dict[str, float] = field(default_factory=dict)
+    """The last place in each stream; of streams by step in that attempt."""
+    lasts: Dict[str, float] = field(default_factory=dict)
+    """The highest place of each stream by step, in any attempt."""
+    own: Dict[str, Any] = field(default_factory=dict)
+    """What the tool itself keeps, such as its id of the run."""
+    read: Dict[str, Any] = field(default_factory=dict)
+    """Up to where the files were read, as `Reading.save` has it: a reader goes on there."""
+
+    def take(self, point: Point) -> Optional[Point]:
+        """The point as it is to be shown; None where it was shown before."""
+        if point.is_by_step and (point.attempt, point.opened) != (self.attempt, self.opened):
+            if point.attempt < self.attempt:
+                return None
+            self.attempt, self.opened = point.attempt, point.opened
+            self.places = {
+                stream: place for stream, place in self.places.items() if stream not in self.lasts
+            }
+        if point.place <= self.places.get(point.stream, float("-inf")):
+            return None
+        self.places[point.stream] = point.place
+        if not point.is_by_step:
+            return point
+        last = self.lasts.get(point.stream, float("-inf"))
+        if point.place > last:
+            self.lasts[point.stream] = point.place
+            return point
+        values = {f"{REPEATED}{name}": value for name, value in point.values.items()}
+        return replace(point, values=values)
+
+    def copy(self) -> Cursor:
+        return replace(self, places=dict(self.places), lasts=dict(self.lasts), own=dict(self.own))
+
+
+def read_cursor(path: Path) -> Cursor:
+    """A new one where the file is missing, torn or of another version."""
+    value = read_json(path)
+    try:
+        return expect_types(Cursor(**value)) if isinstance(value, dict) else Cursor()
+    except TypeError:
+        return Cursor()
+
+
+def write_cursor(path: Path, cursor: Cursor) -> None:
+    write_json(path, asdict(cursor), lasts=False)

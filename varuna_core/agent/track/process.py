@@ -1,0 +1,115 @@
+"""The agent's hold on the tracker: it starts it, says if it was killed, and ends it in time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from dataclasses import replace
+from typing import Callable, Dict, Iterator, Optional
+
+from varuna_core.agent.processes.proc import ContainerProcesses
+from varuna_core.agent.processes.process import RankProcess, start_rank
+from varuna_core.agent.setup.container import fill_in
+from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank
+from varuna_core.agent.setup.site import Site
+from varuna_core.records.files import PRIVATE_FILE
+from varuna_core.records.record import append_event
+
+END_S = 32.0
+"""For a tracker to end after the ranks did; it takes less by itself."""
+SHORT_END_S = 5.0
+"""Before a morph, or where the scheduler kills us soon: what is not sent yet, the next attempt
+sends."""
+POLL_S = 0.05
+OURS = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+_ACCESS = re.compile(
+    r"WANDB_|MLFLOW_|DATABRICKS_|NETRC$|(REQUESTS_CA_BUNDLE|SSL_CERT_FILE|SSL_CERT_DIR)$"
+    r"|(https?|no|all)_proxy$",
+    re.IGNORECASE,
+)
+"""Variables by which tools reach their server; some are secret, and go from the agent's own
+environment into the tracker's, and nowhere else."""
+
+
+def build_start(site: Site, meeting: Meeting) -> Optional[RankStart]:
+    """As the first rank is started; None where this node has nothing to track."""
+    track = site.plan.track
+    if track is None or site.node.index != 0:
+        return None
+    # No rank's number: it is not to be taken for one.
+    local_rank = -1 - site.node.first_rank
+    agent = str(site.run.agent)
+    words = (track.python, agent, "track", "--run", str(site.run.path))
+    plan = replace(
+        site.plan,
+        command=(*words, "--attempt", str(site.attempt.number)),
+        prefix=(),
+        prefixed=None,
+    )
+    access = {name: value for name, value in site.env.items() if _ACCESS.match(name)}
+    group = site.node.group
+    env = {**access, **plan.env, **group.env, **OURS}
+    node = replace(site.node, group=replace(group, env=env))
+    start = build_rank(plan, node, local_rank, meeting, site.env, site.container)
+    return replace(start, argv=fill_in(start.argv, site, -1))
+
+
+class TrackerProcess:
+    """The tracker of one attempt; nothing that it does or fails to do ends the attempt."""
+
+    def __init__(self, site: Site, complain: Callable[[str], None]) -> None:
+        self._site, self._complain = site, complain
+        self._process: Optional[RankProcess] = None
+
+    def start(self, meeting: Meeting) -> None:
+        """From the main thread, with which it dies."""
+        try:
+            start = build_start(self._site, meeting)
+            if start is None:
+                return
+            inside = ContainerProcesses(start.marks) if start.marks else None
+            with _open_log(self._site) as log:
+                self._process = start_rank(start.argv, start.env, start.cwd, inside, log=log)
+        except OSError as error:
+            self._say(f"the tracker could not be started: {error.strerror}")
+
+    def poll(self) -> None:
+        """Say it if the tracker has ended while ranks run."""
+        code = None if self._process is None else self._process.poll()
+        if code is not None:
+            self._process = None
+            how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited {code}"
+            self._say(f"the tracker {how}; training goes on without it")
+
+    def end(self, *, left_s: float = END_S) -> None:
+        """The ranks have ended: wait for it so long, but SHORT_END_S at least, then kill it."""
+        if self._process is None:
+            return
+        deadline = time.monotonic() + min(max(left_s, SHORT_END_S), END_S)
+        while self._process.poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if self._process.poll() is None:
+            self._process.signal_group(signal.SIGKILL)
+            self._process.poll()
+
+    def _say(self, text: str) -> None:
+        self._complain(text)
+        with contextlib.suppress(OSError):
+            facts: Dict[str, object] = {"attempt": self._site.attempt.number, "said": text}
+            append_event(self._site.run.events(), "tracking", **facts)
+
+
+@contextlib.contextmanager
+def _open_log(site: Site) -> Iterator[int]:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(site.attempt.track_log, flags, PRIVATE_FILE)
+    except OSError:
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

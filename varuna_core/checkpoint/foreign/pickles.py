@@ -1,0 +1,111 @@
+"""Pickles of other programs, of which nothing runs: all but tensors and plain values are stand-ins.
+
+Megatron-LM's files hold its arguments, with classes of its own, beside the weights, so that
+`weights_only=True` refuses them. Here a class that the file names is never looked up: an object of
+it becomes a `StandIn` with the attributes that the file gives it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import types
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
+
+_ALLOWED: Mapping[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("torch", "Size"): torch.Size,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+}
+
+
+class _Refused(Exception):
+    """A name that is not to be in a pickle."""
+
+
+class StandIn:
+    """An object of a class that was not looked up; `words` are what it was made of."""
+
+    named = ""
+    words: tuple[Any, ...] = ()
+
+    def __init__(self, *words: Any, **_: Any) -> None:
+        self.words = words
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__.update(state)
+        elif isinstance(state, tuple):
+            self.words = state
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def append(self, item: Any) -> None:
+        pass
+
+    def extend(self, items: Any) -> None:
+        pass
+
+
+class _Unpickler(pickle.Unpickler):
+    known: Sequence[str] | None = None
+    """Packages whose names the pickle may have, and single names; None for any."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        spelled = (module.partition(".")[0], f"{module}.{name}")
+        if self.known is not None and not any(one in self.known for one in spelled):
+            raise _Refused(f"unpickling it would run {module}.{name}, which does not belong there")
+        if (module, name) in _ALLOWED:
+            return _ALLOWED[module, name]
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        return type("StandIn", (StandIn,), {"named": f"{module}.{name}"})
+
+
+TORN = (
+    *(pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError),
+    *(LookupError, OverflowError, MemoryError),
+)
+"""What unpickling of changed bytes raises."""
+_MODULE = types.ModuleType("pickles")
+"""For `torch.load(pickle_module=...)`."""
+vars(_MODULE).update(Unpickler=_Unpickler, load=lambda file, **_: _Unpickler(file).load())
+
+
+def load_torch_file(path: Path) -> dict[str, Any]:
+    """A dict that `torch.save` wrote."""
+    try:
+        found = torch.load(
+            path, map_location="cpu", mmap=True, weights_only=False, pickle_module=_MODULE
+        )
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path} is missing") from error
+    except (RuntimeError, *TORN) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise DamagedCheckpoint(f"{path} is no whole file of torch.save: {first}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds a {type(found).__name__}, not a dict")
+    return found
+
+
+def load_plain_pickle(path: Path, known: Sequence[str]) -> Any:
+    """What `pickle.dump` wrote; `known` are the packages and names that it may have."""
+    try:
+        with path.open("rb") as file:
+            unpickler = _Unpickler(file)
+            unpickler.known = known
+            return unpickler.load()
+    except FileNotFoundError as error:
+        raise DamagedCheckpoint(f"{path} is missing") from error
+    except _Refused as error:
+        raise CheckpointError(f"{path} is not read: {error}") from error
+    except TORN as error:
+        raise DamagedCheckpoint(f"{path} is no whole pickle: {error}") from error

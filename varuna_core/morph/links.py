@@ -1,0 +1,257 @@
+"""Connections of a run that may morph: the manager is the hub of all daemons and their agents.
+
+    daemon of a seat      presence, each beat          ──► manager
+                          ◄── orders, at each change
+    agent of an attempt   a sign of life, "look"       ──► manager
+                          ◄── the attempt's stop and signal
+
+Who has no connection reads and writes the files instead (orders.py). While all nodes have one and
+the ranks train, the manager looks at the run folder seldom, and at once when somebody asks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Set
+
+from varuna_core.agent.meeting.link import (
+    Hub,
+    Member,
+    find_silence_s,
+    publish_place,
+    raise_descriptor_limit,
+    read_place,
+)
+from varuna_core.agent.meeting.opening import find_address
+from varuna_core.agent.meeting.watch import FolderNews
+from varuna_core.agent.setup.site import Refusal
+from varuna_core.morph.orders import GONE, Orders, Presence, parse_orders, parse_presence
+from varuna_core.records.morphing import ManagerState
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+FILE_S = 60.0
+"""Between two signs of life in a file where a connection tells the same."""
+LOOK_S, NODES_LOOK_S = 2.0, 60.0
+"""Between two looks for requests while all are connected; fewer nodes share the load of it."""
+FULL_LOOK_S = 120.0
+"""Between two looks at all that there is."""
+
+
+def name_agent(attempt: int, index: int) -> str:
+    return f"attempt-{attempt}-{index}"
+
+
+class ManagerLink:
+    """The manager's end: what daemons said last, and what all are sent."""
+
+    def __init__(self, run: RunFolder, plan: Plan, say: Callable[[str], object]) -> None:
+        self._run, self._plan, self._say = run, plan, say
+        self._hub: Optional[Hub] = None
+        self._presences: Dict[str, Presence] = {}
+        """By connection; the last one of a connection that ended stays."""
+        self._done: Set[str] = set()
+        """Agents that left because their ranks have ended."""
+        self._callers: List[str] = []
+        self.is_asked = False
+        """Somebody wrote a request since the last look."""
+
+    def open(self) -> None:
+        """Listen; without an address or a port all goes by files."""
+        plan = self._plan
+        try:
+            address = find_address(plan, os.uname().nodename, os.environ, plan.address)
+            raise_descriptor_limit(2 * plan.num_nodes)
+            silent_s = find_silence_s(plan.timing.lost_s)
+            self._hub = Hub(address, num_members=2 * plan.num_nodes, silent_s=silent_s)
+            publish_place(self._run.morph.link, self._hub.place)
+        except (OSError, Refusal) as error:
+            self._say(f"no connections ({error}): files are used instead")
+            self.close()
+
+    @property
+    def fds(self) -> List[int]:
+        """Ready to read when `step` has something to do."""
+        return [] if self._hub is None else [self._hub.fileno()]
+
+    def step(self) -> None:
+        """Take in what was said."""
+        if self._hub is None:
+            return
+        for name, line in self._hub.step(time.monotonic()):
+            if line.get("look"):
+                self.is_asked = True
+                self._callers.append(name)
+            if line.get("state") == "done":
+                self._done.add(name)
+            told = parse_presence(line.get("presence"))
+            if told is not None:
+                for other in [n for n, item in self._presences.items() if item.seat == told.seat]:
+                    if other not in self._hub.names:
+                        del self._presences[other]
+                self._presences[name] = told
+
+    def list_seats(self) -> Set[int]:
+        """Seats whose daemons are connected."""
+        names = set() if self._hub is None else set(self._hub.names)
+        return {told.seat for name, told in self._presences.items() if name in names}
+
+    def is_connected(self, name: str) -> bool:
+        return self._hub is not None and name in self._hub.names
+
+    def merge(self, files: Dict[int, Presence], session: str) -> Dict[int, Presence]:
+        """What files and connections say of the nodes, the later one of each."""
+        found = dict(files)
+        linked = set() if self._hub is None else set(self._hub.names)
+        for name, told in self._presences.items():
+            if told.session != session:
+                continue
+            known = found.get(told.seat)
+            is_later = known is None or (
+                told.count > known.count if told.name == known.name else name in linked
+            )
+            if is_later:
+                found[told.seat] = told
+        return found
+
+    def is_complete(self, state: ManagerState) -> bool:
+        """True while all nodes are connected, and the agents of all whose ranks have not ended."""
+        if self._hub is None:
+            return False
+        names = set(self._hub.names)
+        here = {told.name for name, told in self._presences.items() if name in names}
+        agents = {name_agent(state.attempt, index) for index in range(len(state.members))}
+        return here.issuperset(state.nodes) and agents <= names | self._done
+
+    def has_newcomer(self, state: ManagerState) -> bool:
+        """True if a node of this session is connected that the manager has yet to count."""
+        known = {*state.nodes, *state.fenced}
+        names = set() if self._hub is None else set(self._hub.names)
+        return any(
+            told.session == state.session and told.state != GONE and told.name not in known
+            for name, told in self._presences.items()
+            if name in names
+        )
+
+    def tell_orders(self, orders: Orders) -> None:
+        """The sign of life in them is the hub's own."""
+        if self._hub is not None:
+            self._hub.say("orders", asdict(replace(orders, beat=0.0)))
+
+    def tell_requests(self, number: int, asked: Any, stop: Any) -> None:
+        """The attempt's signal and stop, as its folder has them."""
+        if self._hub is not None:
+            self._hub.say("attempt", {"attempt": number, "stop": stop, "signal": asked})
+
+    def answer(self) -> None:
+        """After a look: to those who asked for it, and a sign of life to all."""
+        self.is_asked = False
+        if self._hub is None:
+            return
+        callers, self._callers = self._callers, []
+        for name in callers:
+            self._hub.answer(name, {"looked": True})
+
+    def beat(self) -> None:
+        if self._hub is not None:
+            self._hub.beat(time.monotonic())
+
+    def close(self) -> None:
+        if self._hub is not None:
+            self._hub.close()
+            with contextlib.suppress(OSError):
+                if read_place(self._run.morph.link) == self._hub.place:
+                    self._run.morph.link.unlink()
+        self._hub = None
+
+
+class Calm:
+    """When the manager looks at the run folder: in each round, or seldom while all is calm."""
+
+    def __init__(self, run: RunFolder, plan: Plan, epoch: int) -> None:
+        self._run, self._epoch = run, epoch
+        self._look_s = max(LOOK_S, NODES_LOOK_S / plan.num_nodes)
+        self._next_look = self._next_full = 0.0
+        self._news: Dict[Path, FolderNews] = {}
+        self._attempt = -1
+
+    def must_look(self, attempt: AttemptFolder, now: float) -> bool:
+        """While all is calm: True if something may have landed, or it is time for a full look."""
+        if attempt.number != self._attempt:
+            self._attempt, self._news = attempt.number, {}
+        if now >= self._next_full:
+            self._next_full, self._next_look = now + FULL_LOOK_S, now + self._look_s
+            return True
+        if now < self._next_look:
+            return False
+        self._next_look = now + self._look_s
+        news = [self._has_news(path, now) for path in self._list_folders(attempt)]
+        return any(news) or self._is_claimed()
+
+    def _list_folders(self, attempt: AttemptFolder) -> List[Path]:
+        return [attempt.stop.parent, self._run.morph.leave(0).parent]
+
+    def _is_claimed(self) -> bool:
+        """True where a later manager has the run. Our own orders change that folder's times, so the
+        next claim is looked for by its name; opening the folder makes an NFS client ask again."""
+        try:
+            os.close(os.open(self._run.morph.epochs, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            os.stat(self._run.morph.claim(self._epoch + 1))
+        except FileNotFoundError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def _has_news(self, folder: Path, now: float) -> bool:
+        news = self._news.setdefault(folder, FolderNews(folder, float("inf")))
+        try:
+            return news.look(now)
+        except OSError:
+            return True
+
+
+class DaemonLink:
+    """A daemon's end."""
+
+    def __init__(
+        self, run: RunFolder, plan: Plan, me: Presence, say: Callable[[str], object]
+    ) -> None:
+        path, silent_s = run.morph.link, find_silence_s(plan.timing.lost_s)
+        name = f"seat-{me.seat}-{me.key}"
+        self._member = Member(lambda: read_place(path), name, silent_s, say)
+        self._orders: Optional[Orders] = None
+        self._beat = 0.0
+
+    @property
+    def fds(self) -> List[int]:
+        return [self._member.fileno()]
+
+    @property
+    def is_up(self) -> bool:
+        """True while the manager is there, and has said its orders."""
+        return self._member.is_up and self._orders is not None
+
+    @property
+    def orders(self) -> Optional[Orders]:
+        """As the manager said them last, with a sign of life that changes as long as it lives."""
+        return None if self._orders is None else replace(self._orders, beat=self._beat)
+
+    def step(self) -> None:
+        now = time.monotonic()
+        for line in self._member.step(now):
+            self._beat += 1.0  # another number each time
+            if line.get("topic") == "orders":
+                self._orders = parse_orders(line.get("value"))
+        if not self._member.is_up:
+            self._orders = None
+
+    def tell(self, me: Presence) -> None:
+        self._member.send({"presence": asdict(me)})
+
+    def close(self) -> None:
+        self._member.close()

@@ -1,0 +1,80 @@
+"""Output of one rank: its lines in the log of its node, which begin with its tag.
+
+In run folders of before it is a file of its own, the bytes as the rank wrote them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import List, Optional
+
+from varuna_core.records.files import open_file, read_json
+from varuna_core.records.logs.tail import last_lines, show_lines
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import AttemptFolder
+
+END_BYTES = 1024 * 1024
+"""Of a node's log, in which the last lines of a rank are looked for."""
+
+
+@dataclass(frozen=True)
+class RankOutput:
+    """Where to find standard output or error of a rank."""
+
+    path: Path
+    rank: int
+    is_own: bool
+    """True where no other rank's lines are in the file."""
+
+    def select(self, data: bytes) -> bytes:
+        """The rank's part of what was read of the file, without its tags."""
+        if self.is_own:
+            return data
+        lines = re.findall(rb"^%d: (.*)" % self.rank, data, re.MULTILINE)
+        return b"".join(line + b"\n" for line in lines)
+
+    def read(self, most: int = -1) -> bytes:
+        """All that the rank wrote, in the first bytes of the file where `most` says so; nothing as
+        long as it is not there."""
+        try:
+            with open_file(self.path) as handle:
+                return self.select(handle.read(most))
+        except OSError:
+            return b""
+
+    def read_end(self, most: int) -> bytes:
+        """What it wrote in the last bytes of the file, from a whole line on."""
+        try:
+            with open_file(self.path) as handle:
+                start = max(0, handle.seek(0, 2) - most)
+                handle.seek(start)
+                data = handle.read(most)
+        except OSError:
+            return b""
+        return self.select(data.partition(b"\n")[2] if start and b"\n" in data else data)
+
+    def last_lines(self, count: int) -> List[str]:
+        """The last lines, made harmless."""
+        if self.is_own:
+            return last_lines(self.path, count)
+        return show_lines(self.read_end(END_BYTES), count)
+
+
+def find_output(attempt: AttemptFolder, plan: Optional[Plan], rank: int, kind: str) -> RankOutput:
+    """`kind` is out or err."""
+    own = RankOutput(attempt.rank_log(rank, kind), rank, is_own=True)
+    if plan is None or not 0 <= rank < plan.world or own.path.exists():
+        return own
+    report = read_json(attempt.node_report(plan.node_of_rank(rank).index))
+    host = report.get("host") if isinstance(report, dict) else None
+    if not isinstance(host, str) or not host or "/" in host:  # whoever wrote it chooses no file
+        return own
+    return RankOutput(attempt.node_log(host, kind), rank, is_own=False)
+
+
+def list_outputs(attempt: AttemptFolder) -> List[Path]:
+    """All that ranks printed: the logs of nodes, or in run folders of before of ranks."""
+    own = sorted(attempt.rank_log(0, "out").parent.glob("*.out"))
+    return own or sorted(attempt.path.glob("*.out"))

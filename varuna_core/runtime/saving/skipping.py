@@ -1,0 +1,65 @@
+"""Saves that the folder of checkpoints could not take: training goes on, the next one tries again.
+
+A full disk says nothing about the training, so a save that finds no room is skipped, however many
+there were. A disk or file server that fails may be well again at the next save, or may be this
+node's alone: after MOST_FAILED saves in a row the error counts, so that another node can take over.
+The last save of a training has none after it: it waits for room (`saving.save_whole`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from varuna_core.checkpoint.format.errors import NoRoom, NotSaved, StoreFailed
+from varuna_core.records.checkpoints import Skipped, note_skipped
+from varuna_core.records.files import describe_room
+from varuna_core.records.runfolder import RunFolder
+
+log = logging.getLogger(__name__)
+
+MOST_FAILED = 5
+"""Saves of a rank in a row that ended with an error of the disk or the file server."""
+
+
+class SkippedSaves:
+    """One rank's."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        run, attempt = environ.get("VJOB_RUN"), environ.get("VJOB_ATTEMPT", "0")
+        self._path = RunFolder(Path(run)).attempt(int(attempt)).skipped if run else None
+        self._failed: list[StoreFailed] = []
+
+    def skip(self, error: NotSaved, store: Path, iteration: int, *, tells: bool = True) -> None:
+        """Say and record that this save was skipped; `tells` is False on ranks beside one that says
+        the same."""
+        if isinstance(error, StoreFailed):
+            self._failed.append(error)
+        if type(error) is NotSaved or not tells:  # the rank that could not save says why
+            log.info("%s", error)
+            return
+        room = describe_room(store)
+        where = f"{store} ({room})" if room else str(store)
+        log.warning("skipped a save: %s; %s; training goes on, the next save tries again",
+            where, error)  # fmt: skip
+        self.note(error, store, iteration)
+
+    def note(self, error: NotSaved, store: Path, iteration: int, *, waits: bool = False) -> None:
+        """Record it for `vjob status`; with `waits` the save is not skipped but tried again."""
+        if self._path is not None:
+            now = round(time.time(), 3)
+            no_room = isinstance(error, NoRoom)
+            one = Skipped(iteration, 1, now, str(store), str(error), no_room, waits)
+            note_skipped(self._path, store, one)
+
+    def note_saved(self) -> None:
+        """This rank's part of a save is written."""
+        self._failed.clear()
+
+    def expect_few(self) -> None:
+        """Raise the last error where the disk or the file server failed too often."""
+        if len(self._failed) >= MOST_FAILED:
+            raise self._failed[-1]

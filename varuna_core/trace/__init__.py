@@ -1,0 +1,444 @@
+"""Steps and named spans of one's own script, for `vjob status` and `vjob report`.
+
+    from varuna_core import trace
+
+    for number, batch in enumerate(batches):
+        with trace.step(number):
+            for micro_batch, piece in enumerate(batch.chunk(4)):
+                with trace.span("forward", micro_batch=micro_batch):
+                    loss = model(piece)
+                with trace.span("backward", micro_batch=micro_batch):
+                    loss.backward()
+            with trace.span("optimizer"):
+                optimizer.step()
+
+Written is `VJOB_TRACE`, which the agent sets for each rank (varuna_core/records/logs/trace.py has
+the format); where it is not set, all this does nothing. Once the script uses a GPU, a span lasts
+until that has done what the span gave it (device.py): nothing waits for it. Spans of other threads
+than that of the steps, and all without a GPU, are those of the CPU's clock. `sync=` is called at
+both ends of a span or step, for devices that torch.cuda does not know. torch is not imported.
+
+Nested spans: the time of a known kind (NAMES) is taken out of the span around it, so that sums
+count every moment of a thread once. A span by any other name is shown, and summed up as `other` if
+it stands alone.
+
+Children of a rank's process write nothing: a data loader's workers would spoil their rank's file.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ContextDecorator, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from varuna_core.records.logs.trace import (
+    COMMUNICATION,
+    COMPUTE,
+    CONTINUED,
+    DETAIL,
+    OTHER,
+    OTHERS,
+    TraceWriter,
+    find_trace_file,
+)
+from varuna_core.records.training import VARIABLES
+from varuna_core.trace.device import find_clock
+
+log = logging.getLogger(__name__)
+
+NAMES = {
+    **{kind: kind for kind in (*COMPUTE, *COMMUNICATION, *OTHERS)},
+    "forward": "F",
+    "backward": "B",
+    "recompute": "R",
+    "load": "data",
+}
+"""Names of known kinds; `backward` is of both gradients, `I` and `W` are those of one."""
+EVERY = 10
+"""Spans are written one by one in every tenth step and the first two; of the others, their sums."""
+NUM_FIRST = 2
+_OWNER = "VJOB_TRACE_PID"
+"""The process that writes, for those that it starts: they inherit VJOB_TRACE."""
+
+_TIMELINE = VARIABLES["profile.timeline"]
+Function = TypeVar("Function", bound="Callable[..., Any]")
+
+
+class _Nothing:
+    """A step or span where no trace is written."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def __call__(self, function: Function) -> Function:
+        return function
+
+
+_NOTHING = _Nothing()
+
+
+class _Frame:
+    """A span that is open."""
+
+    __slots__ = ("has_known", "micro_batch", "num_pieces", "since", "span", "stage")
+
+    def __init__(self, span: _Span, begin: float, around: _Frame | None) -> None:
+        self.span, self.since = span, begin
+        self.stage, self.micro_batch = span.stage, span.micro_batch
+        if around is not None:
+            self.stage = around.stage if self.stage is None else self.stage
+            if self.micro_batch is None:
+                self.micro_batch = around.micro_batch
+        self.num_pieces = 0
+        self.has_known = False
+
+
+Frames = list[_Frame]
+
+
+class _State(threading.local):
+    """The open spans of each thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.frames: Frames = []
+
+
+_state = _State()
+_lock = threading.Lock()
+_is_off = not os.environ.get("VJOB_TRACE") or os.environ.get(_TIMELINE) == "0"
+_writer: TraceWriter | None = None
+_last_step = -1
+has_own = False
+"""True once the script has named a step or a span of its own."""
+is_guessed = False
+"""True while the step that is open was found by looking at a loop (loops.py): the script's own ends
+it."""
+
+
+def write_to(path: str) -> None:
+    """Write the trace of this rank there, where no agent has said so; before anything else."""
+    global _is_off
+    os.environ["VJOB_TRACE"] = path
+    _is_off = os.environ.get(_TIMELINE) == "0"
+
+
+def start(
+    *,
+    every: int | None = None,
+    stage: int | None = None,
+    stages: Sequence[int] | None = None,
+    replica: int | None = None,
+) -> None:
+    """Open the trace before the first step or span does, with other settings.
+
+    `every`: how often spans are written one by one, 1 for all steps; by default the conf's
+    `train.log_every`, or 10. `stage` (or `stages`, of a rank that has several) and `replica` are
+    those of this rank, by default the conf's.
+    """
+    _find_writer(every, stages if stage is None else [stage], replica)
+
+
+def step(
+    number: int | None = None, *, sync: Callable[[], object] | None = None
+) -> _Step | _Nothing:
+    """One optimizer step, as a `with` block or a decorator; without a number they are counted.
+
+    A block that raises is no whole step: its spans are kept, and it counts for no pace.
+    """
+    global has_own
+    has_own = True
+    return _NOTHING if _is_off else _Step(number, sync)
+
+
+def span(
+    name: str,
+    *,
+    stage: int | None = None,
+    micro_batch: int | None = None,
+    num_bytes: int = 0,
+    sync: Callable[[], object] | None = None,
+) -> _Span | _Nothing:
+    """A named span of time, as a `with` block or a decorator; in any thread.
+
+    With `micro_batch`, forwards and backwards of several stages are put together to a pipeline.
+    Spans between two steps count to the later one.
+    """
+    global has_own
+    has_own = True
+    return _NOTHING if _is_off else _Span(name, stage, micro_batch, num_bytes, sync)
+
+
+def open_span(
+    kind: str,
+    *,
+    stage: int | None = None,
+    micro_batch: int | None = None,
+    since: float | None = None,
+    what: str = "",
+) -> _Span | _Nothing:
+    """A span of an engine, which the script has not named; it has waited `since`, a
+    `time.perf_counter`, for what it needs. `what` names it further.
+
+    None of what comes before the first step: where this rank stands is not known yet.
+    """
+    return (
+        _NOTHING
+        if _is_off or _writer is None
+        else _Span(kind, stage, micro_batch, 0, None, since, what)
+    )
+
+
+def get_frames() -> Frames:
+    """The open spans of this thread, as they come and go."""
+    return _state.frames
+
+
+@contextmanager
+def sharing(frames: Frames) -> Iterator[None]:
+    """Spans here are within those of another thread, which waits as long."""
+    own, _state.frames = _state.frames, frames
+    writer, thread = _writer, threading.get_ident()
+    if writer is not None:
+        writer.threads.add(thread)
+    try:
+        yield
+    finally:
+        _state.frames = own
+        if writer is not None:
+            writer.threads.discard(thread)
+
+
+def get_folder() -> str:
+    """The attempt's folder for traces, which the report searches for torch.profiler's files too;
+    `.` outside a run."""
+    return os.path.dirname(os.environ.get("VJOB_TRACE", "")) or "."
+
+
+def is_open() -> bool:
+    """True as soon as this rank's file has its header, which says where the rank stands."""
+    return _writer is not None
+
+
+def get_writer() -> TraceWriter | None:
+    """The rank's writer, which Varuna takes as `trace=`; None where no trace is written."""
+    return _find_writer()
+
+
+class _Step(ContextDecorator):
+    def __init__(self, number: int | None, sync: Callable[[], object] | None) -> None:
+        self.number, self.sync = number, sync
+        self._writer: TraceWriter | None = None
+
+    def _recreate_cm(self) -> _Step:  # each call of a decorated function is a step of its own
+        return _Step(self.number, self.sync)
+
+    def __enter__(self) -> None:
+        global _last_step, is_guessed
+        writer = _find_writer()
+        if writer is not None and is_guessed:
+            is_guessed = False
+            writer.drop_step()
+        if writer is None or writer.is_in_step:  # a step in a step is a part of it
+            return
+        number = _read_step(self.number)
+        if self.sync is not None:
+            self.sync()
+        writer.begin_step(number)
+        self._writer, _last_step = writer, number
+
+    def __exit__(self, error: type | None, *_: object) -> None:
+        writer, self._writer = self._writer, None
+        if writer is None or _is_off:
+            return
+        if error is not None:
+            writer.drop_step()
+            return
+        if self.sync is not None:
+            self.sync()
+        writer.end_step()
+
+
+def _read_step(number: object) -> int:
+    """Integers of numpy and torch are numbers too; without one, or with another thing, the next."""
+    if number is not None:
+        try:
+            return operator.index(number)  # type: ignore[arg-type]  # asked here
+        except TypeError:
+            _warn_of_step()
+    return _last_step + 1
+
+
+@cache
+def _warn_of_step() -> None:
+    log.warning("trace.step was given what is no whole number: steps are counted")
+
+
+class _Span(ContextDecorator):
+    def __init__(
+        self,
+        name: str,
+        stage: int | None,
+        micro_batch: int | None,
+        num_bytes: int,
+        sync: Callable[[], object] | None,
+        since: float | None = None,
+        what: str = "",
+    ) -> None:
+        self.since, self.what = since, what
+        self.name, self.kind = str(name), NAMES.get(name)
+        self.stage, self.micro_batch, self.num_bytes = stage, micro_batch, num_bytes
+        self.sync = sync
+        self._frame: _Frame | None = None
+
+    def _recreate_cm(self) -> _Span:
+        return _Span(self.name, self.stage, self.micro_batch, self.num_bytes, self.sync)
+
+    def __enter__(self) -> None:
+        writer = _find_writer() if _writer is None else _writer
+        if writer is None:
+            return
+        if self.sync is not None:
+            self.sync()
+        frames, now = _state.frames, writer.now()
+        if self.kind is not None:
+            outer = _find_known(frames) if frames else None
+            if outer is not None:
+                _write(writer, outer, now, outer.span.kind or OTHER, outer.span.what)
+            for frame in frames:
+                frame.has_known = True
+        self._frame = _Frame(self, now, frames[-1] if frames else None)
+        frames.append(self._frame)
+
+    def __exit__(self, error: type | None, *_: object) -> None:
+        frame, self._frame = self._frame, None
+        writer = _writer
+        if frame is None or writer is None:
+            return
+        if self.sync is not None and error is None:
+            self.sync()
+        frames, now = _state.frames, writer.now()
+        if frames and frames[-1] is frame:
+            frames.pop()
+        elif frame in frames:  # else it was entered in another thread
+            frames.remove(frame)
+        if self.kind is not None:
+            _write(writer, frame, now, self.kind, self.what)
+            outer = _find_known(frames) if frames else None
+            if outer is not None:
+                outer.since = now
+        else:
+            kind = DETAIL if frames or frame.has_known else OTHER
+            _write(writer, frame, now, kind, self.name)
+
+
+def _find_known(frames: list[_Frame]) -> _Frame | None:
+    return next((frame for frame in reversed(frames) if frame.span.kind is not None), None)
+
+
+def _write(writer: TraceWriter, frame: _Frame, now: float, kind: str, what: str) -> None:
+    """What has run of a span since its begin, or since a span in it ended."""
+    span, begin, num_bytes = frame.span, frame.since, frame.span.num_bytes
+    if frame.num_pieces:
+        what, num_bytes = CONTINUED, 0
+    elif span.since is not None:
+        begin = span.since
+    frame.num_pieces += 1
+    writer.add(
+        kind,
+        begin,
+        now,
+        ready=frame.since,
+        stage=frame.stage,
+        microbatch=-1 if frame.micro_batch is None else frame.micro_batch,
+        num_bytes=num_bytes,
+        what=what,
+    )
+
+
+# The writer.
+
+
+def read_every() -> int:
+    """Steps between those with details: the conf's `train.log_every`, if it writes one."""
+    text = os.environ.get(VARIABLES["train.log_every"], "")
+    return int(text) if text.isdecimal() and int(text) else EVERY
+
+
+def _find_writer(
+    every: int | None = None, stages: Sequence[int] | None = None, replica: int | None = None
+) -> TraceWriter | None:
+    """Opened at the first call."""
+    if _writer is not None or _is_off:
+        return _writer
+    return open_once(lambda: _open(every or read_every(), stages, replica))
+
+
+def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:
+    """The rank's writer, for Varuna, which opens it where the script has not; None without a trace.
+
+    Spans of the script are in the same file then.
+    """
+    global _writer, _is_off
+    with _lock:
+        if _writer is None and not _is_off:
+            _is_off = _is_child()
+            _writer = None if _is_off else open_writer()
+    return _writer
+
+
+def _is_child() -> bool:
+    """True in a process that a rank's process has started, which may have spans of its own."""
+    own = str(os.getpid())
+    if os.environ.setdefault(_OWNER, own) != own:
+        return True
+    loaded = sys.modules.get("multiprocessing.process")
+    return loaded is not None and loaded.parent_process() is not None
+
+
+def _open(every: int, stages: Sequence[int] | None, replica: int | None) -> TraceWriter:
+    stem = Path(os.environ["VJOB_TRACE"]).stem
+    return TraceWriter(
+        find_trace_file(os.environ),
+        int(stem) if stem.isdigit() else _read_number("RANK"),
+        stages=[_read_number("VJOB_STAGE")] if stages is None else stages,
+        replica=_read_number("VJOB_REPLICA") if replica is None else replica,
+        log_every=every,
+        num_first=NUM_FIRST,
+        facts=_find_device(),
+        find_clock=find_clock,
+    )
+
+
+def _read_number(name: str) -> int:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdigit() else 0
+
+
+def _find_device() -> dict[str, str]:
+    """The GPU that the script already uses: ranks are compared with those on the same kind."""
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.cuda.is_initialized():
+            return {"device": str(torch.cuda.get_device_name())}
+    except Exception as error:  # whatever the foreign module raises
+        log.debug("the GPU's name is not known: %s", error)
+    return {}
+
+
+def _stop_in_child() -> None:
+    """The file and what is still to be written are the parent's."""
+    global _writer, _is_off
+    _writer, _is_off = None, True
+
+
+os.register_at_fork(after_in_child=_stop_in_child)

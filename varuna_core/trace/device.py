@@ -1,0 +1,170 @@
+"""When a GPU has done what it was given, on the clock of the host.
+
+    host     F0 F1 F2                    a call returns as soon as its work is queued
+               |  |  |                   marks: events behind what was queued before them
+    stream   ...F0...|...F1...|...F2...|
+                     0        1        2 when each is done: the end of F0, F1, F2
+
+Nothing here waits for the stream during training: once a step the events are asked whether they
+are done. The time from a reference event to another is exact. The moment of the reference itself
+is unknown, but no event is done before it is recorded. The latest moment that follows from this is
+that of an event recorded on an idle stream, as there is wherever the host waits for a result. It
+is moved back by DRIFT for clocks that run apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+DRIFT = 5e-5
+RENEW_S = 30.0
+"""The reference is replaced after so long: elapsed times are 32-bit milliseconds."""
+PATIENCE_S = 30.0
+"""An event that is not done after so long is given up, and with it no more than its own time."""
+MOST_PENDING = 20_000
+CLOSE_S = 2.0
+"""At the end of the process, for the last events."""
+REST_S = 1e-3
+
+
+class Event(Protocol):
+    """What is used of torch.cuda.Event."""
+
+    def record(self) -> Any: ...
+
+    def query(self) -> bool: ...
+
+    def elapsed_time(self, end_event: Any) -> float: ...
+
+
+class DeviceClock:
+    """The marks of one thread on the stream that it works on."""
+
+    def __init__(
+        self,
+        make_event: Callable[[], Event],
+        *,
+        is_capturing: Callable[[], bool] = lambda: False,
+        now: Callable[[], float] = time.perf_counter,
+        rest: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """While a CUDA graph is captured, nothing else may be recorded or asked."""
+        self._make_event, self._is_capturing = make_event, is_capturing
+        self._now, self._rest = now, rest
+        self._pending: deque[tuple[float, Event]] = deque()
+        self._unused: list[Event] = []
+        self._reference: Event | None = None
+        self._reference_at = self._elapsed = 0.0
+        self._marked: list[float] = []
+        self._done: list[float] = []
+        """For each moment in `_marked` that of the stream."""
+        self._is_off = False
+
+    def mark(self, at: float) -> None:
+        """Record an event for this moment of the host, which is now."""
+        if self._is_off or len(self._pending) >= MOST_PENDING:
+            return
+        try:
+            if self._is_capturing():
+                return
+            event = self._unused.pop() if self._unused else self._make_event()
+            event.record()
+        except Exception as error:  # whatever a driver raises
+            self._fail(error)
+            return
+        self._pending.append((at, event))
+
+    def settle(self) -> None:
+        """Read the events that are done, and wait for none."""
+        if self._is_off or not self._pending:
+            return
+        try:
+            if not self._is_capturing():
+                self._read(self._take_done())
+        except Exception as error:  # as after a kernel that failed
+            self._fail(error)
+
+    def is_settled(self, at: float) -> bool:
+        """True if no event until this moment can still come."""
+        return not self._pending or self._pending[0][0] > at
+
+    def find(self, at: float) -> float:
+        """When the stream had done what it had been given at a moment of the host. Where that was
+        not marked, what had been marked before counts."""
+        place = bisect_right(self._marked, at) - 1
+        return at if place < 0 else max(at, self._done[place])
+
+    def forget(self, before: float) -> None:
+        place = bisect_left(self._marked, before) - 1
+        if place > 0:
+            del self._marked[:place], self._done[:place]
+
+    def close(self) -> None:
+        """Wait a little for the last events, once no more come."""
+        deadline = self._now() + CLOSE_S
+        self.settle()
+        while self._pending and self._now() < deadline:
+            self._rest(REST_S)
+            self.settle()
+        self._pending.clear()
+        self._is_off = True
+
+    def _take_done(self) -> list[tuple[float, Event]]:
+        found = []
+        while self._pending:
+            at, event = self._pending[0]
+            if event.query():
+                found.append((at, event))
+            elif self._now() - at < PATIENCE_S:
+                break
+            self._pending.popleft()
+        return found
+
+    def _read(self, found: list[tuple[float, Event]]) -> None:
+        """Times of all these events, after the reference has been moved by all of them."""
+        if found and self._reference is None:
+            self._reference_at, self._reference = found[0]
+        reference, times = self._reference, []
+        for at, event in found:
+            assert reference is not None
+            elapsed = 0.0 if event is reference else reference.elapsed_time(event) / 1e3
+            self._reference_at -= DRIFT * max(0.0, elapsed - self._elapsed)
+            self._reference_at = max(self._reference_at, at - elapsed)
+            self._elapsed = max(self._elapsed, elapsed)
+            times.append(elapsed)
+        for (at, event), elapsed in zip(found, times):  # noqa: B905 # Python 3.9
+            last = self._done[-1] if self._done else at
+            self._marked.append(at)
+            self._done.append(max(self._reference_at + elapsed, at, last))
+            if event is not reference:
+                self._unused.append(event)
+        if times and times[-1] > RENEW_S:
+            assert reference is not None
+            self._reference = self._unused.pop()  # the last of `found`
+            self._unused.append(reference)
+            self._reference_at += times[-1]
+            self._elapsed = 0.0
+
+    def _fail(self, error: Exception) -> None:
+        log.warning("the trace continues with times of the host, not of the GPU: %s", error)
+        self._is_off = True
+        self._pending.clear()
+
+
+def find_clock() -> DeviceClock | None:
+    """Of the GPU that the process works on, as soon as it does."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return None
+    return DeviceClock(
+        lambda: cuda.Event(enable_timing=True), is_capturing=cuda.is_current_stream_capturing
+    )

@@ -1,0 +1,74 @@
+"""Something done to a module as soon as it has been imported, whoever imports it.
+
+    watch({"megatron.core.pipeline_parallel.schedules": wrap_schedules})
+
+What goes wrong in it is said once, in one line, and the module stays as it is: the training must
+not hear of it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+
+log = logging.getLogger(__name__)
+
+Apply = Callable[[ModuleType], None]
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, wanted: Mapping[str, Apply]) -> None:
+        self.wanted = dict(wanted)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        apply = self.wanted.pop(fullname, None)
+        if apply is None:
+            return None
+        spec = importlib.util.find_spec(fullname)  # by the finders after this one
+        if spec is None or spec.loader is None:
+            return None
+        loader, execute = spec.loader, spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            apply_to(module, apply)
+
+        try:
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        except AttributeError:  # a loader that is not written in Python
+            log.info("%s is loaded by %r: no timeline of it", fullname, loader)
+        return spec
+
+
+def apply_to(module: ModuleType, apply: Apply) -> None:
+    """Do it, and let nothing out of it."""
+    try:
+        apply(module)
+    except Exception as error:  # whatever an engine of another release has made of its names
+        print(
+            f"varuna_core.trace: no timeline of {module.__name__}: {type(error).__name__}: {error}",
+            file=sys.stderr,
+        )
+
+
+def watch(wanted: Mapping[str, Apply]) -> None:
+    """Do it to each module that is there already, and to each other when it comes."""
+    later = {}
+    for name, apply in wanted.items():
+        module = sys.modules.get(name)
+        if module is None:
+            later[name] = apply
+        else:
+            apply_to(module, apply)
+    if later:
+        sys.meta_path.insert(0, _Finder(later))

@@ -1,0 +1,206 @@
+"""A script's own loop over torch: batches, backward, the optimizer, DDP's and FSDP2's forward.
+
+Such a loop does not say where its steps begin. The optimizer that is called first is taken for the
+mark: a step ends with it, and the next begins with what follows.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from varuna_core import trace
+from varuna_core.trace.recorder import Call, Recorder, is_compiling, wrap
+
+OPTIMIZERS = "torch.optim.optimizer"
+BACKWARD = "torch.autograd"
+LOADERS = "torch.utils.data.dataloader"
+PARALLEL = "torch.nn.parallel.distributed"
+SHARDED = "torch.distributed.fsdp._fully_shard._fsdp_state"
+GROUPS = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
+VARUNA = "varuna_core.varuna"
+
+
+class Loop:
+    """The loop of one rank, as long as no engine drives it and the script names no spans."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._mark: weakref.ref[Any] | None = None
+        """The optimizer that ends a step, as long as it lives."""
+        self._read_at: tuple[float, float] | None = None
+        """When the last batch was read before the first step, which it belongs to."""
+        self._is_open = False
+        self._num_forwards = 0
+        self._free: float | None = None
+        """Since when the loop does what nobody names: its model, if it is not DDP's."""
+        self._update: Any = None
+        self._updating: Any = None
+        """The optimizer whose update is open: one within it is a part of it."""
+        self._is_off = False
+        self._sharded: Any = None
+        """The state of the outermost module of FSDP2 whose forward is open."""
+        self._forwarding: Any = None
+
+    def apply_to_optimizers(self, module: ModuleType) -> None:
+        module.register_optimizer_step_pre_hook(self._begin_update)
+        module.register_optimizer_step_post_hook(self._end_update)
+
+    def apply_to_backward(self, module: ModuleType) -> None:
+        wrap(module, "backward", self._backward)
+
+    def apply_to_loaders(self, module: ModuleType) -> None:
+        wrap(module._BaseDataLoaderIter, "__next__", self._read)
+
+    def apply_to_parallel(self, module: ModuleType) -> None:
+        wrap(module.DistributedDataParallel, "forward", self._forward)
+
+    def apply_to_sharded(self, module: ModuleType) -> None:
+        owner = module.FSDPState
+        found = [wrap(owner, "_pre_forward", self._begin_forward)]
+        found.append(wrap(owner, "_post_forward", self._end_forward))
+        if not all(found):
+            raise LookupError("it has no _pre_forward and _post_forward")
+        wrap(owner, "_root_post_backward_final_callback", self._reduce)
+
+    def apply_to_groups(self, module: ModuleType) -> None:
+        """The parameters that FSDP2 gathers and reduces at once."""
+        owner = module.FSDPParamGroup
+        wrap(owner, "unshard", partial(self._gather, False))
+        wrap(owner, "wait_for_unshard", partial(self._gather, True))
+        wrap(owner, "post_backward", self._reduce_group)
+
+    def leave(self, module: ModuleType) -> None:
+        """Varuna writes its own trace."""
+        self._is_off = True
+
+    def _is_ours(self) -> bool:
+        recorder = self._recorder
+        return not (self._is_off or recorder.is_driven or trace.has_own or recorder.is_busy())
+
+    def _begin(self) -> None:
+        """Something of a step is about to be done."""
+        if not self._is_open:
+            self._is_open, self._num_forwards = True, 0
+            read_at, self._read_at = self._read_at, None
+            if not trace.is_open() and "VJOB_REPLICA" not in os.environ:
+                rank = os.environ.get("RANK", "")
+                self._recorder.place(None, int(rank) if rank.isdigit() else 0)
+            self._recorder.begin_step(at=read_at[0] if read_at else None)
+            writer = trace.get_writer()
+            if writer is not None and read_at:
+                writer.add("data", *read_at)
+
+    def _read(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        if self._is_off or trace.has_own:
+            return call(*args, **kwargs)
+        began, is_ours = time.perf_counter(), self._is_ours()
+        if is_ours and trace.is_open():
+            self._begin()
+        try:
+            return self._recorder.read(call, *args, **kwargs)
+        finally:
+            if is_ours:
+                self._free = time.perf_counter()
+                # An engine may take the first batch, and say where the rank stands.
+                self._read_at = None if trace.is_open() else (began, self._free)
+
+    def _forward(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if not self._is_ours() or not torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        self._begin()
+        self._free = None
+        self._num_forwards += 1
+        return self._recorder.act("F", 0, self._num_forwards - 1, call, *args, **kwargs)
+
+    def _begin_forward(self, call: Call, state: Any, /, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if state is self._sharded and not getattr(state, "_modules_to_run_forward", None):
+            self._close_forward()  # its last forward has raised
+        if self._is_ours() and torch.is_grad_enabled():
+            self._begin()
+            self._free = None
+            self._num_forwards += 1
+            self._sharded = state
+            self._forwarding = self._recorder.open("F", 0, self._num_forwards - 1)
+        return call(state, *args, **kwargs)
+
+    def _end_forward(self, call: Call, state: Any, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(state, *args, **kwargs)
+        finally:
+            if state is self._sharded:
+                self._close_forward()
+
+    def _close_forward(self) -> None:
+        span, self._forwarding, self._sharded = self._forwarding, None, None
+        self._recorder.close(span)
+
+    def _gather(self, is_end: bool, call: Call, group: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Its begin, which is all that waits over gloo, or its end."""
+        has_begun = group._all_gather_result is not None
+        if has_begun is not is_end or group.is_unsharded:
+            return call(group, *args, **kwargs)
+        return self._wait("all-gather", call, group, *args, **kwargs)
+
+    def _reduce_group(self, call: Call, group: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not group.reduce_grads:
+            return call(group, *args, **kwargs)
+        return self._wait("reduce-scatter", call, group, *args, **kwargs)
+
+    def _reduce(self, call: Call, state: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not state._state_ctx.is_last_backward:
+            return call(state, *args, **kwargs)
+        return self._wait("reduce-scatter", call, state, *args, **kwargs)
+
+    def _wait(self, what: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Also where an engine drives the loop, as torch's pipelining may; not in an evaluation."""
+        import torch
+
+        is_part = self._recorder.is_busy() or torch.is_grad_enabled()
+        if self._is_off or trace.has_own or not is_part:
+            return call(*args, **kwargs)
+        return self._recorder.wait_within(what, call, *args, **kwargs)
+
+    def _backward(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_ours():
+            return call(*args, **kwargs)
+        self._begin()
+        writer = trace.get_writer()
+        if writer is not None and self._free is not None:
+            writer.add("compute", self._free, writer.now(), what="before backward")
+        micro_batch = max(0, self._num_forwards - 1)
+        try:
+            return self._recorder.act("B", 0, micro_batch, call, *args, **kwargs)
+        finally:
+            self._free = time.perf_counter()
+
+    def _begin_update(self, optimizer: Any, *_: Any) -> None:
+        if is_compiling():
+            return
+        if optimizer is self._updating:  # its last update has raised
+            self._end_update(optimizer)
+        if self._is_off or trace.has_own or self._recorder.is_busy():
+            return
+        if not self._recorder.is_driven:
+            self._begin()
+        self._update, self._updating = self._recorder.open("optimizer"), optimizer
+
+    def _end_update(self, optimizer: Any, *_: Any) -> None:
+        if is_compiling() or optimizer is not self._updating:
+            return
+        update, self._update, self._updating = self._update, None, None
+        self._recorder.close(update)
+        if self._mark is None or self._mark() is None:
+            self._mark = weakref.ref(optimizer)
+        self._free = time.perf_counter()
+        if self._mark() is optimizer and not self._recorder.is_driven:
+            self._is_open, self._free = False, None
+            self._recorder.is_cut = False

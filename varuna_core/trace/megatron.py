@@ -1,0 +1,155 @@
+"""megatron-core's schedules: its forward and backward of a micro-batch, and what it waits for.
+
+`schedules.forward_step` and `backward_step` are called for each micro-batch by every schedule, and
+have been since 0.4; a backward is known by the output tensor that its forward returned.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from varuna_core.trace.recorder import Call, Recorder, find_argument, wrap
+
+SCHEDULES = "megatron.core.pipeline_parallel.schedules"
+MESSAGES = "megatron.core.pipeline_parallel.p2p_communication"
+_TRAINING = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_without_interleaving",
+    "forward_backward_pipelining_with_interleaving",
+)
+_RECEIVING = (
+    "recv_forward",
+    "recv_backward",
+    "send_forward_recv_backward",
+    "send_backward_recv_forward",
+    "send_forward_recv_forward",
+    "send_backward_recv_backward",
+    "send_forward_backward_recv_forward_backward",
+)
+_SENDING = ("send_forward", "send_backward")
+
+
+GRADIENTS = "megatron.core.distributed.finalize_model_grads"
+OPTIMIZERS = "megatron.core.optimizer.optimizer"
+
+
+class Schedules:
+    """The schedules of one rank."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._chunks: dict[int, int] = {}
+        """The place of each model chunk among this rank's, by its identity."""
+        self._forwards: dict[int, int] = {}
+        """How many forwards each chunk has done in this step."""
+        self._done: dict[int, tuple[int, int]] = {}
+        """(stage, micro-batch) of a forward, by the identity of its output, kept until the
+        backward; the engine keeps the output itself as long."""
+        self._pipeline, self._position = 1, 0
+
+    def apply(self, module: ModuleType) -> None:
+        for name in _TRAINING:
+            wrap(module, name, self._run_step)
+        found = [wrap(module, "forward_step", self._forward)]
+        found.append(wrap(module, "backward_step", self._backward))
+        if not all(found):
+            raise LookupError("its schedules have no forward_step and backward_step")
+        for name in _RECEIVING:
+            wrap(module, name, self._recorder.ask)
+        for name in _SENDING:
+            wrap(module, name, partial(self._recorder.span, "send"))
+
+    def apply_to_messages(self, module: ModuleType) -> None:
+        """The class that sends and receives since 0.14; before, schedules has functions of them."""
+        owner = getattr(module, "P2PCommunicator", None)
+        if owner is not None:
+            for name in _RECEIVING:
+                wrap(owner, name, self._recorder.ask)
+            for name in _SENDING:
+                wrap(owner, name, partial(self._recorder.span, "send"))
+
+    def apply_to_gradients(self, module: ModuleType) -> None:
+        wrap(module, "finalize_model_grads", partial(self._recorder.span, "all-reduce"))
+
+    def apply_to_optimizers(self, module: ModuleType) -> None:
+        for owner in vars(module).values():
+            if isinstance(owner, type) and "step" in vars(owner):
+                wrap(owner, "step", partial(self._recorder.span, "optimizer"))
+
+    def _run_step(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """One call of a schedule is one step, unless it only evaluates."""
+        if kwargs.get("forward_only"):
+            return self._recorder.span("evaluate", call, *args, **kwargs)
+        recorder = self._recorder
+        model = kwargs.get("model")
+        models = model if isinstance(model, list) else [model]
+        self._chunks = {id(chunk): index for index, chunk in enumerate(models)}
+        self._forwards, self._done = {}, {}
+        if not recorder.is_driven:
+            recorder.is_driven = True
+            self._find_place(kwargs.get("pg_collection"))
+            stages = [self._find_stage(index) for index in range(len(models))]
+            recorder.place(stages, _find_replica(kwargs.get("pg_collection")))
+        return recorder.run_step(_read_iteration(), call, *args, **kwargs)
+
+    def _find_place(self, groups: Any) -> None:
+        if groups is not None and getattr(groups, "pp", None) is not None:
+            self._pipeline, self._position = groups.pp.size(), groups.pp.rank()
+            return
+        state = sys.modules["megatron.core.parallel_state"]
+        self._pipeline = state.get_pipeline_model_parallel_world_size()
+        self._position = state.get_pipeline_model_parallel_rank()
+
+    def _find_stage(self, chunk: int) -> int:
+        return chunk * self._pipeline + self._position
+
+    def _forward(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        if self._recorder.is_busy():
+            return call(*args, **kwargs)
+        chunk = self._chunks.get(id(find_argument("model", 2, args, kwargs)), 0)
+        micro_batch = kwargs.get("current_microbatch")
+        if micro_batch is None:
+            micro_batch = self._forwards.get(chunk, 0)
+        self._forwards[chunk] = micro_batch + 1
+        stage = self._find_stage(chunk)
+        found = self._recorder.act("F", stage, micro_batch, call, *args, **kwargs)
+        output = found[0] if isinstance(found, tuple) else found
+        self._done[_identify(output)] = stage, micro_batch
+        return found
+
+    def _backward(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        output = find_argument("output_tensor", 1, args, kwargs)
+        place = self._done.pop(_identify(output), None)
+        if place is None or self._recorder.is_busy():
+            return call(*args, **kwargs)
+        return self._recorder.act("B", *place, call, *args, **kwargs)
+
+
+def _identify(output: Any) -> int:
+    """Of a tensor, also where it stands in a list by itself."""
+    while isinstance(output, (list, tuple)) and output:
+        output = output[0]
+    return id(output)
+
+
+def _find_replica(groups: Any) -> int:
+    for name in ("dp", "dp_cp"):
+        group = getattr(groups, name, None) if groups is not None else None
+        if group is not None:
+            return int(group.rank())
+    if groups is not None:
+        return 0
+    return int(sys.modules["megatron.core.parallel_state"].get_data_parallel_rank())
+
+
+def _read_iteration() -> int | None:
+    """Megatron-LM's number of the step, as its log prints it; None for other scripts."""
+    state = sys.modules.get("megatron.training.global_vars") or sys.modules.get(
+        "megatron.global_vars"
+    )
+    arguments = getattr(state, "_GLOBAL_ARGS", None)
+    done = getattr(arguments, "curr_iteration", None)
+    return None if done is None else int(done) + 1

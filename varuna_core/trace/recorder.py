@@ -1,0 +1,204 @@
+"""What an engine that is not ours does, as its functions are called: actions, waits, steps.
+
+A wrapped function calls one of these; nothing here changes what it is given, returns or raises.
+An action within another one is part of it. Between two actions an engine waits for messages: the
+time since it first asked for one belongs to the action that follows, as its wait.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from varuna_core import trace
+
+log = logging.getLogger(__name__)
+
+Call = Callable[..., Any]
+Around = Callable[..., Any]
+"""Called with the wrapped function, then with that function's own arguments."""
+
+
+class Recorder:
+    """One rank's engine, as one thread runs it."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._depth = 0
+        """Of actions and spans that are open: what begins within one is part of it."""
+        self._backward: trace.Frames | None = None
+        """The open spans while a backward is called, which autograd runs in a thread of its own on
+        a GPU; this one waits for it."""
+        self._asked: float | None = None
+        """When it first asked for a message since the last action."""
+        self._last: float | None = None
+        """When a step of ours last did something; None before the first step."""
+        self._number = -1
+        self.is_driven = False
+        """True if an engine says where its steps begin: nothing else guesses it then."""
+        self.is_cut = False
+        """True while the step that is open has not come to its end."""
+
+    def is_busy(self) -> bool:
+        """True within an action, and in threads that are not the engine's."""
+        return self._depth > 0 or threading.get_ident() != self._thread
+
+    def place(self, stages: Sequence[int] | None, replica: int) -> None:
+        """Where this rank stands, before its first event; later calls change nothing."""
+        trace.start(stages=stages, replica=replica)
+
+    def begin_step(self, number: int | None = None, *, at: float | None = None) -> None:
+        """A step begins, now or at a `perf_counter` before; without a number they are counted. It
+        lasts until the next one begins.
+
+        A script that writes steps of its own keeps them.
+        """
+        self._asked = None  # for the last messages of the step before
+        writer = trace.get_writer()
+        if writer is None or (self._last is None and writer.is_in_step):
+            return
+        if self._last is None:
+            atexit.register(self._end)  # before the writer's own: the last registered is the first
+        elif self.is_cut:
+            writer.drop_step()
+        trace.is_guessed, self.is_cut = not self.is_driven, True
+        self._number = self._number + 1 if number is None else number
+        writer.begin_step(self._number, at)
+        self._last = time.perf_counter()
+
+    def run_step(self, number: int | None, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """A call of an engine that is one step."""
+        self.begin_step(number)
+        try:
+            found = call(*args, **kwargs)
+            self.is_cut = False
+            return found
+        finally:
+            self.touch()
+
+    def act(
+        self, kind: str, stage: int, micro_batch: int, call: Call, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """An action of a schedule."""
+        since, self._asked = self._asked, None
+        span = trace.open_span(kind, stage=stage, micro_batch=micro_batch, since=since)
+        if kind not in "BIW":
+            return self._span(span, call, *args, **kwargs)
+        self._backward = trace.get_frames()
+        try:
+            return self._span(span, call, *args, **kwargs)
+        finally:
+            self._backward = None
+
+    def span(self, kind: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Anything else of a known kind."""
+        if self.is_busy():
+            return call(*args, **kwargs)
+        return self._span_between(kind, call, *args, **kwargs)
+
+    def read(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """Reading a batch, also where a forward does it: it is no part of that then."""
+        if threading.get_ident() != self._thread:
+            return call(*args, **kwargs)
+        return self._span_between("data", call, *args, **kwargs)
+
+    def wait_within(self, what: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """A call that waits for other ranks in an action, and is no part of it then."""
+        frames = None
+        if threading.get_ident() != self._thread:
+            frames = self._backward
+            if frames is None:
+                return call(*args, **kwargs)
+        span = trace.open_span("communication", what=what)
+        with nullcontext() if frames is None else trace.sharing(frames):
+            return self._span(span, call, *args, **kwargs)
+
+    def ask(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """A call that waits for a message of the next action."""
+        if self._asked is None and not self._depth and threading.get_ident() == self._thread:
+            self._asked = time.perf_counter()
+        return call(*args, **kwargs)
+
+    def open(self, kind: str, stage: int | None = None, micro_batch: int | None = None) -> Any:
+        """A span that begins now, of an engine that calls at its ends alone."""
+        span = trace.open_span(kind, stage=stage, micro_batch=micro_batch)
+        span.__enter__()
+        self._depth += 1
+        return span
+
+    def close(self, span: Any) -> None:
+        self._depth -= 1
+        span.__exit__(None)
+        self.touch()
+
+    def touch(self) -> None:
+        """The step that is open goes on until now at least."""
+        if self._last is not None:
+            self._last = time.perf_counter()
+
+    def _span_between(self, kind: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        """What takes this long is no wait of the action that follows."""
+        began = time.perf_counter()
+        try:
+            return self._span(trace.open_span(kind), call, *args, **kwargs)
+        finally:
+            if self._asked is not None:
+                self._asked += time.perf_counter() - began
+
+    def _span(self, span: Any, call: Call, /, *args: Any, **kwargs: Any) -> Any:
+        self._depth += 1
+        try:
+            with span:
+                return call(*args, **kwargs)
+        finally:
+            self._depth -= 1
+            if self._last is not None:
+                self._last = time.perf_counter()
+
+    def _end(self) -> None:
+        """The last step ends with what it did last, not with the process; what has only begun, as
+        with the read that finds no further batch, is no step."""
+        writer = trace.get_writer() if self._last is not None else None
+        if writer is None or not writer.is_in_step:
+            return
+        if self.is_cut:
+            writer.drop_step()
+        else:
+            writer.end_step(self._last)
+
+
+def is_compiling() -> bool:
+    """True for torch.compile, which would trace us with what we wrap, piece by piece: of us it is
+    to see nothing but this."""
+    import torch
+
+    return torch.compiler.is_dynamo_compiling()
+
+
+def wrap(owner: Any, name: str, around: Around) -> bool:
+    """Put `around` about a function of a module or class; False where it has none of that name."""
+    inner = getattr(owner, name, None)
+    if inner is None:
+        return False
+    torch = sys.modules.get("torch")  # not all of it is there yet
+
+    @functools.wraps(inner)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if torch is not None and torch.compiler.is_dynamo_compiling():
+            return inner(*args, **kwargs)
+        return around(inner, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+    return True
+
+
+def find_argument(name: str, position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An argument that is given by its name or its place, or None."""
+    return kwargs[name] if name in kwargs else args[position] if position < len(args) else None
