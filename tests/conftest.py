@@ -39,6 +39,8 @@ LAB = (
     "tests/containers/test_pyxis",
 )
 """Tests that share the lab and its network run one after the other, in one process."""
+NICENESS = 5
+"""Of the tests that run beside the lab's: a third of a share of the processors."""
 CONTAINERS = "tests/containers"
 """Tests that share the container runtimes, and an image that takes a while to make."""
 
@@ -65,6 +67,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     at_lab = [item for item in items if "lab" in getattr(item, "fixturenames", ())]
     if astray := sorted({i.nodeid for i in at_lab if not i.nodeid.startswith(LAB)}):
         raise pytest.UsageError(f"these use the lab, but LAB does not name their file: {astray}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """The lab's tests run one after the other, so that they are what a run waits for: beside them
+    the others take the processors that they leave. Only root may lower a niceness again, and only
+    root has the lab."""
+    if "PYTEST_XDIST_WORKER" in os.environ and os.geteuid() == 0:
+        os.setpriority(os.PRIO_PROCESS, 0, 0 if item.nodeid.startswith(LAB) else NICENESS)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -29,7 +29,7 @@ from varuna_core.morph.memory import ROOT
 from varuna_core.programs.gpt import Gpt
 
 RESULT = RESULTS / "memory_copies.md"
-BOUND, STALL_BOUND = 1.01, 2.0
+BOUND, STALL_BOUND = 1.01, 0.5
 BATCH, MICRO, SEQUENCE, VOCAB = 8, 4, 128, 8192
 
 

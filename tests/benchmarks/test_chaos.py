@@ -26,6 +26,7 @@ def run_and_check(testbed: Testbed, seed: int, faults: tuple[Fault, ...], name: 
         testbed.close(keep=True)
 
 
+@pytest.mark.long
 def test_on_this_machine(tmp_path: Path) -> None:
     kinds = ("damage newest", "freeze manager", "kill agent")
     run_and_check(Testbed(tmp_path), 5, draw_faults(5, 3, kinds), "local")

@@ -31,7 +31,10 @@ def test_calls_on_the_run_folder_are_counted_and_no_others() -> None:
 
 
 @pytest.mark.skipif(find_obstacle() is not None, reason=f"{find_obstacle()}")
-@pytest.mark.parametrize("morphs", [False, True], ids=["fixed", "morphs"])
+@pytest.mark.parametrize(
+    "morphs",
+    [pytest.param(False, id="fixed"), pytest.param(True, id="morphs", marks=pytest.mark.long)],
+)
 def test_agents_make_few_calls_while_ranks_train(morphs: bool) -> None:
     """Looks four times a second, as before, are 500 calls a node in this time."""
     with traced_run(2, morphs=morphs) as run:

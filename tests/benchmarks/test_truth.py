@@ -88,6 +88,7 @@ def test_each_one_who_says_something_else_is_named() -> None:
         assert len(find_more_problems(cell, seen, changed)) == 1, changed
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.slow
 def test_what_vjob_says_is_what_slurm_says(clean_lab: Lab, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def make_session(folder: Path, env: dict[str, str]) -> Session:
     return Session(folder=folder, env={**os.environ, **env, **own}, vjob=vjob)
 
 
+@pytest.mark.long
 @pytest.mark.slurm
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,11 @@ ONE = "    - {group: one, count: 1, queue: gpu2, cpus: 1}"
 HANG = ["-1", "hang", "catch"]
 
 
+def usually(*names: str) -> list[Any]:
+    """These layouts, and the others in `make test-long`."""
+    return [pytest.param(one, marks=[pytest.mark.long] * (one not in names)) for one in LAYOUTS]
+
+
 @pytest.fixture
 def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
     return Vjob(tmp_path, clean_lab.env)
@@ -27,7 +33,7 @@ def read_state(vjob: Vjob, run: RunFolder) -> str:
     return str(vjob.status(run.name)["state"])
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", usually("single", "split"))
 def test_a_run_starts_once_all_of_the_one_before_has_ended_well(vjob: Vjob, layout: str) -> None:
     first = vjob.submit(conf("fail_as_told.py", HANG, layout))
     wait_ready(vjob, first, 12 if layout == "single" else 16)
@@ -40,7 +46,7 @@ def test_a_run_starts_once_all_of_the_one_before_has_ended_well(vjob: Vjob, layo
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", usually("split"))
 def test_a_run_never_starts_after_a_bad_end_and_says_why(
     vjob: Vjob, clean_lab: Lab, layout: str
 ) -> None:
@@ -93,6 +99,7 @@ def test_a_run_goes_on_waiting_while_the_one_before_is_requeued(vjob: Vjob, clea
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
 
 
+@pytest.mark.long
 def test_what_slurm_has_forgotten_needs_no_wait(vjob: Vjob) -> None:
     first = vjob.submit(conf(nodes=ONE))
     vjob.wait_over(first)

@@ -38,17 +38,23 @@ ENGINES = {
     "pipelining": "{script: pipelining.py, args: ['3', order, 1F1B]}",
 }
 """Of the first two the second stage is the shorter one: one layer of four, and two of eight."""
+LIBRARIES = {"megatron": "megatron.core", "deepspeed": "deepspeed"}
 
 
-def test_each_has_its_stages_micro_batches_and_bubble(clean_lab: Lab, tmp_path: Path) -> None:
-    for library in ("megatron.core", "deepspeed"):
-        pytest.importorskip(library, reason=f"{library} is not installed")
+@pytest.mark.parametrize(
+    "names",
+    [["pipelining"], pytest.param(["megatron", "deepspeed"], marks=pytest.mark.long)],
+    ids=" and ".join,
+)
+def test_each_has_its_stages_micro_batches_and_bubble(
+    clean_lab: Lab, tmp_path: Path, names: list[str]
+) -> None:
+    for name in set(names) & set(LIBRARIES):
+        pytest.importorskip(LIBRARIES[name], reason=f"{LIBRARIES[name]} is not installed")
     vjob = Vjob(tmp_path, clean_lab.env)
     for script in (PROGRAMS / "engines").glob("*.py"):
         (tmp_path / script.name).write_text(script.read_text())
-    runs = [
-        vjob.submit(CONF.format(name=name, program=program)) for name, program in ENGINES.items()
-    ]
+    runs = [vjob.submit(CONF.format(name=name, program=ENGINES[name])) for name in names]
     for run in runs:
         assert vjob.wait_over(run, 300)["verdict"] == "COMPLETED", vjob.explain(run)
         job = load_job(run.path)

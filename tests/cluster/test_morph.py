@@ -68,6 +68,7 @@ def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
     return Vjob(tmp_path, clean_lab.env)
 
 
+@pytest.mark.long
 def test_a_node_without_power_is_left_behind(clean_lab: Lab, vjob: Vjob, tmp_path: Path) -> None:
     from tests.varuna_core.programs.reference_training import train_plainly
 

@@ -73,6 +73,7 @@ def test_a_ddp_script_loses_two_nodes_and_gets_two(
     assert read_losses(run) == pytest.approx(alone, rel=1e-9) and len(alone) == 100
 
 
+@pytest.mark.long
 def test_a_varuna_script_goes_on_without_a_lost_node(
     clean_lab: Lab, vjob: Vjob, tmp_path: Path
 ) -> None:

@@ -40,7 +40,9 @@ env: {{OMP_NUM_THREADS: "1"}}
 """
 
 
-@pytest.mark.parametrize("partition", ["1-0-3-0", "3-1", pytest.param("4", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "partition", ["1-0-3-0", *(pytest.param(one, marks=pytest.mark.long) for one in ("3-1", "4"))]
+)
 def test_a_gpt_over_four_nodes_has_the_loss_curve_of_one_plain_process(
     clean_lab: Lab, tmp_path: Path, partition: str
 ) -> None:

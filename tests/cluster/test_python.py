@@ -98,6 +98,7 @@ def test_cancel_ends_a_job_and_lets_one_that_can_save_first(vjob: Vjob) -> None:
     assert found["waiting"]["state"] == "CANCELLED", found
 
 
+@pytest.mark.long
 def test_a_preempted_count_goes_on_where_it_was(vjob: Vjob) -> None:
     found, _ = run(vjob, "preempted.py")
     (done, starts), _ = found["results"]

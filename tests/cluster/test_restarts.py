@@ -29,6 +29,7 @@ def submit(vjob: Vjob, fates: str, layout: str = "single", nodes: str | None = N
     return vjob.submit(conf("fail_at_first.py", args, layout, more="  restarts: 3", nodes=nodes))
 
 
+@pytest.mark.long
 def test_failed_ranks_are_started_anew_in_the_same_job(vjob: Vjob, clean_lab: Lab) -> None:
     """A plain job, a het job and a split run whose rank fails twice; a run that fails alike twice;
     one that is cancelled as it waits: side by side."""

@@ -151,6 +151,7 @@ def test_settings_that_are_not_the_confs_are_told_at_once(vjob: Vjob) -> None:
     vjob("cancel", str(run.path), "--now")
 
 
+@pytest.mark.long
 def test_a_node_without_power_is_named(vjob: Vjob, clean_lab: Lab, tokens: None) -> None:
     run = train(vjob)
     clean_lab.crash_node("b3")

@@ -61,6 +61,7 @@ def test_a_script_of_submitits_runs_on_slurm(vjob: Vjob) -> None:
     assert found["twice"] == 2
 
 
+@pytest.mark.long
 def test_a_folder_that_no_node_sees_and_a_job_that_is_not_ours(vjob: Vjob, clean_lab: Lab) -> None:
     found = run(vjob, "bad_places.py", str(clean_lab.paths.local / "log"))
     assert "a job that vjob did not submit has no run" in found["theirs"]

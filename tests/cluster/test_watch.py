@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slurm
 PAIR = "    - {group: pair, count: 2, queue: gpu2, ranks: 2}"
 
 
-@pytest.mark.parametrize("layout", ["single", "hetjob"])
+@pytest.mark.parametrize("layout", ["single", pytest.param("hetjob", marks=pytest.mark.long)])
 def test_a_requeue_starts_the_same_job_anew(
     clean_lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_the_walk_through_the_port_runs_in_any_layout(
     assert run(tmp_path / "train.py", 2) == alone
 
 
+@pytest.mark.long
 def test_the_script_that_morphs_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     """In the page's own words: 40 steps of two ranks, then the rest of three, as one has them."""
     (program,) = read_programs("morph_scripts.md")

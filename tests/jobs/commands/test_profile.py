@@ -68,6 +68,7 @@ def test_a_dry_run_shows_the_command_and_writes_nothing(tmp_path: Path) -> None:
     assert "docs/profiling.md" in vjob("profile", "conf.yaml", code=2).stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_job_measures_and_a_second_one_extends(tmp_path: Path) -> None:

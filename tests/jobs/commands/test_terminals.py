@@ -325,7 +325,7 @@ def test_the_list_answers_keys_on_a_slow_line(stage: Stage, tmp_path: Path) -> N
 
 
 @HAS_TMUX
-@pytest.mark.parametrize("signal_name", ["INT", "TERM"])
+@pytest.mark.parametrize("signal_name", ["INT", pytest.param("TERM", marks=pytest.mark.long)])
 def test_the_screen_of_a_job_leaves_the_terminal_as_it_was(
     stage: Stage, tmp_path: Path, signal_name: str
 ) -> None:

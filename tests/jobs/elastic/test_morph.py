@@ -106,6 +106,7 @@ def test_a_run_that_loses_a_node_goes_on_with_the_rest_and_the_same_loss(vjob: V
     assert outcomes["code"] != 0
 
 
+@pytest.mark.long
 def test_a_killed_manager_goes_on_where_it_was(vjob: Vjob) -> None:
     run = vjob.submit(take_two(CONF).format(steps=STEPS, min_nodes=1))
     wait_for_checkpoint(vjob, run, 10)
@@ -118,6 +119,7 @@ def test_a_killed_manager_goes_on_where_it_was(vjob: Vjob) -> None:
     assert sorted(read_losses(run)) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_with_too_few_nodes_it_waits_then_ends_and_says_what_is_safe(vjob: Vjob) -> None:
     text = take_two(CONF).format(steps=5000, min_nodes=2)
     run = vjob.submit(text.replace("join_s: 30", "join_s: 15"))
@@ -178,6 +180,7 @@ def test_called_to_leave_it_saves_comes_back_and_trains_to_the_end(vjob: Vjob) -
     assert sorted(read_losses(run)) == list(range(1, STEPS + 1))
 
 
+@pytest.mark.long
 def test_told_to_end_it_ends_all_ranks(vjob: Vjob) -> None:
     run = vjob.submit(take_two(WARM).format(steps=5000, min_nodes=2))
     wait_for_checkpoint(vjob, run, 10)

@@ -58,6 +58,7 @@ def test_a_run_goes_on_without_its_second_group(vjob: Vjob, hetero: str) -> None
     assert read_losses(run) == pytest.approx(losses, rel=2e-5)
 
 
+@pytest.mark.long
 def test_both_halves_of_a_split_run_come_back_together(vjob: Vjob) -> None:
     text = text_of("split").replace("join_s: 30", "join_s: 30\n  requeue: true")
     run = vjob.submit(text)

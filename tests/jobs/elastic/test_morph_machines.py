@@ -172,7 +172,9 @@ def test_who_is_taken_off_the_list_leaves_and_usr1_starts_anew_on_the_list_as_it
     check_losses(run)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.long)]
+)
 def test_ended_or_killed_the_master_takes_all_with_it(
     vjob: Vjob, machines: Machines, number: signal.Signals
 ) -> None:
@@ -199,6 +201,7 @@ def test_ctrl_c_to_who_follows_saves_and_ends_the_run(vjob: Vjob, machines: Mach
     assert vjob.wait_over(run, 10)["verdict"] == "COMPLETED", vjob.explain(run)
 
 
+@pytest.mark.long
 def test_a_killed_watch_ends_its_agents_and_the_run_comes_back(
     vjob: Vjob, machines: Machines
 ) -> None:

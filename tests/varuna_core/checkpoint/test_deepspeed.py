@@ -152,6 +152,7 @@ def run(*words: str, world: int) -> None:
         assert process.returncode == 0, text[-3000:]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_deepspeed_and_ours_have_the_same_logits(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="deepspeed is not installed")

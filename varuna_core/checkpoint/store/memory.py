@@ -17,9 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from varuna_core.checkpoint.format.entries import CheckpointPart
+from varuna_core.checkpoint.format.errors import NotSaved
 from varuna_core.checkpoint.format.manifest import Save
 from varuna_core.checkpoint.store.store import SaveFolder
-from varuna_core.checkpoint.store.writer import Staging, encode_part, write_rank
+from varuna_core.checkpoint.store.writer import POLL_S, Staging, encode_part, write_rank
 from varuna_core.records.memory_copies import (
     SHARES,
     Share,
@@ -48,6 +49,8 @@ class MemoryCopies:
         self._count = 0
         self._newest = ""
         """The last one that was begun here, or that the training began with."""
+        self._copies_now = False
+        """A weight was changed too early once."""
         self._thread: threading.Thread | None = None
         self.is_off = False
 
@@ -93,8 +96,16 @@ class MemoryCopies:
     def is_first(self) -> bool:
         return self._count == 0
 
-    def lay(self, part: CheckpointPart, index: int, count: int, line: str) -> None:
-        """Begin a copy of this part, one of `count` shares."""
+    def wait_copied(self) -> None:
+        """Until what the last copy is made of may be changed."""
+        thread = self._thread
+        while thread is not None and thread.is_alive() and not self._staging.copied.wait(POLL_S):
+            pass
+
+    def lay(
+        self, part: CheckpointPart, index: int, count: int, line: str, *, later: bool = False
+    ) -> None:
+        """Begin a copy of this part, one of `count` shares; `later` as in `CheckpointWriter`."""
         self.settle()
         self._count += 1
         word = name_save(self.attempt, self._count)
@@ -103,7 +114,8 @@ class MemoryCopies:
         self._keep(self._newest, folder.path.name)
         self._newest = folder.path.name
         part = encode_part(part)
-        part = replace(part, segments=self._staging.take(part.segments))
+        later = later and not self._copies_now
+        part = replace(part, segments=self._staging.take(part.segments, later=later))
         share = Share(index, count, self._rank)
         self._thread = threading.Thread(
             target=self._write, args=(folder, part, share), name="memory copy"
@@ -111,6 +123,12 @@ class MemoryCopies:
         self._thread.start()
 
     def _write(self, folder: SaveFolder, part: CheckpointPart, share: Share) -> None:
+        try:
+            self._staging.copy_rest()
+        except NotSaved as error:
+            log.warning("iteration %d has no copy in memory: %s", part.iteration, error)
+            self._copies_now = True
+            return
         try:
             write_rank(folder, part, self._rank, self._world_size)
             done = folder.path / SHARES / name_share(share)

@@ -8,7 +8,8 @@ No rank waits for another. The last to finish completes the checkpoint; if any f
 stays incomplete, is never loaded, and is cleared away after the next one that succeeds.
 
 A save beside training writes from a copy of the state (`Staging`): one buffer, used again each
-time.
+time. Only the optimizer's step changes weights and its own state: where whoever steps it waits for
+`wait_copied` first, the thread that writes makes that copy, under the next forward and backward.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,12 +38,37 @@ from varuna_core.checkpoint.format.errors import (
     NotSaved,
     build_error,
 )
-from varuna_core.checkpoint.format.manifest import Marker, Save
+from varuna_core.checkpoint.format.manifest import BUFFER, WEIGHT, Marker, Save
 from varuna_core.checkpoint.format.plain import to_plain
 from varuna_core.checkpoint.store.store import Owner, SaveFolder, read_save
 from varuna_core.records.files import find_errno, list_names
 
 ALIGN = 64
+POLL_S = 0.5
+"""Between looks whether the thread that copies still lives."""
+NUM_SAMPLES = 64
+"""Elements of a weight that are compared with its copy."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A tensor that is still to be copied, and what shows that it was changed before it was."""
+
+    name: str
+    tensor: Tensor
+    copy: Tensor
+    version: int
+    sample: Tensor | None
+
+    def has_changed(self) -> bool:
+        """Once it is copied. torch counts changes in place but those through `.data`."""
+        if self.tensor._version != self.version:
+            return True
+        if self.sample is None:
+            return False
+        found = _sample(self.copy)
+        assert found is not None
+        return not torch.equal(found.view(torch.uint8), self.sample.cpu().view(torch.uint8))
 
 
 class Staging:
@@ -52,29 +79,76 @@ class Staging:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self.copied = threading.Event()
+        """Nothing is still to be copied."""
 
-    def take(self, segments: Mapping[int, Sequence[Entry]]) -> dict[int, list[Entry]]:
-        """The same entries, from the copy. What an earlier one gave is overwritten."""
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._pending: list[_Pending] = []
+        self._ready: dict[torch.device, Any] = {}
+        """Of each GPU: when what is still to be copied there has its values."""
+
+    def take(
+        self, segments: Mapping[int, Sequence[Entry]], *, later: bool = False
+    ) -> dict[int, list[Entry]]:
+        """The same entries, from the copy. What an earlier one gave is overwritten.
+
+        With `later` only buffers are copied now, which a forward may change: `copy_rest` does the
+        rest.
+        """
         size = sum(_padded(entry.num_bytes) for held in segments.values() for entry in held)
         if size > len(self._buffer):
             self._buffer = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is made
             self._buffer = self._allocate(size)
         staged: dict[int, list[Entry]] = {}
-        devices = set()
-        at = 0
+        now: set[torch.device] = set()
+        rest: set[torch.device] = set()
+        self._pending, at = [], 0
         for number, held in segments.items():
             staged[number] = []
             for entry in held:
                 tensor, copy = entry.load().detach(), self._view(at, entry)
-                copy.copy_(tensor, non_blocking=True)
+                waits = later and entry.kind != BUFFER
+                if waits:
+                    sample = _sample(tensor) if entry.kind == WEIGHT else None
+                    made = _Pending(entry.name, tensor, copy, tensor._version, sample)
+                    self._pending.append(made)
+                else:
+                    copy.copy_(tensor, non_blocking=True)
                 if tensor.is_cuda:
-                    devices.add(tensor.device)
+                    (rest if waits else now).add(tensor.device)
                 at += _padded(entry.num_bytes)
                 staged[number].append(replace(entry, load=_give(copy)))
-        for device in devices:
+        for device in now:
             torch.cuda.current_stream(device).synchronize()
+        self._ready = {one: torch.cuda.current_stream(one).record_event() for one in rest}
+        self.copied.clear()
         return staged
+
+    def copy_rest(self) -> None:
+        """In a thread that is beside training; on a GPU in a stream that is.
+
+        NotSaved if a weight was changed too early, by something else than the optimizer.
+        """
+        try:
+            with contextlib.ExitStack() as stack:
+                make: Any = torch.cuda.Stream
+                streams = [make(device) for device in self._ready]
+                for stream, ready in zip(streams, self._ready.values(), strict=True):
+                    stream.wait_event(ready)
+                    stack.enter_context(torch.cuda.stream(stream))
+                for one in self._pending:
+                    one.copy.copy_(one.tensor, non_blocking=True)
+                for stream in streams:
+                    stream.synchronize()
+                changed = next((one.name for one in self._pending if one.has_changed()), None)
+        finally:
+            self._pending, self._ready = [], {}
+            self.copied.set()
+        if changed is not None:
+            raise NotSaved(
+                f"{changed!r} was changed before it was copied: let nothing but the optimizer "
+                "change weights between a save and the next step"
+            )
 
     def _view(self, at: int, entry: Entry) -> Tensor:
         run = self._buffer[at : at + entry.num_bytes]
@@ -96,6 +170,13 @@ class Staging:
 
 def _give(copy: Tensor) -> Callable[[], Tensor]:
     return lambda: copy
+
+
+def _sample(tensor: Tensor) -> Tensor | None:
+    """Some elements of it, far apart; None where that would not be quick."""
+    if not tensor.is_contiguous() or not tensor.numel():
+        return None
+    return tensor.view(-1)[:: -(-tensor.numel() // NUM_SAMPLES)].clone()
 
 
 def _padded(size: int) -> int:
@@ -161,6 +242,9 @@ class CheckpointWriter:
 
         self._background = background or tempdir is not None
         self._staging = Staging(Path(tempdir) if tempdir is not None else None)
+        self._copies_now = False
+        """A weight was changed too early once."""
+
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         _OPEN.add(self)
@@ -171,10 +255,12 @@ class CheckpointWriter:
             self._staging = Staging(Path(tempdir))
         self._background = tempdir is not None
 
-    def save(self, part: CheckpointPart) -> SaveFolder:
+    def save(self, part: CheckpointPart, *, later: bool = False) -> SaveFolder:
         """Add this rank's part of a checkpoint; in the background, once the last one is written.
 
-        The folder is that of all ranks, which shows when the checkpoint is complete.
+        The folder is that of all ranks, which shows when the checkpoint is complete. With `later`
+        a save in the background copies what only the optimizer changes beside training:
+        `wait_copied` comes before its step.
         """
         # Of calls, not of successes: this rank's next save is the next of the others too.
         self._count += 1
@@ -191,7 +277,8 @@ class CheckpointWriter:
             self._write(folder, part)
             return folder
         try:
-            part = replace(part, segments=self._staging.take(part.segments))
+            staged = self._staging.take(part.segments, later=later and not self._copies_now)
+            part = replace(part, segments=staged)
         except OSError as error:
             self._give_up(folder)
             text = f"iteration {part.iteration} was not saved by rank {self.rank}"
@@ -226,6 +313,12 @@ class CheckpointWriter:
             raise error
         return thread is not None
 
+    def wait_copied(self) -> None:
+        """Until what the last save writes may be changed."""
+        thread = self._thread
+        while thread is not None and thread.is_alive() and not self._staging.copied.wait(POLL_S):
+            pass
+
     def close(self) -> None:
         """As `finish`; no more saves follow."""
         _OPEN.discard(self)
@@ -233,6 +326,13 @@ class CheckpointWriter:
 
     def _write_beside(self, folder: SaveFolder, part: CheckpointPart) -> None:
         try:
+            try:
+                self._staging.copy_rest()
+            except NotSaved as error:
+                self._copies_now = True
+                self._give_up(folder)
+                text = f"iteration {part.iteration} was not saved by rank {self.rank}"
+                raise NotSaved(f"{text}: {error}. Later saves are copied at once") from error
             self._write(folder, part)
         except Exception as error:  # comes out at the next call
             self._error = error

@@ -33,6 +33,7 @@ class NodeCopies:
             world_size=consensus.world_size,
             neighbours=neighbours,
         )
+        saving.await_memory_copy = self._copies.wait_copied
 
     def load(self, copy: str) -> tuple[int, TrainingProgress] | None:
         """Load this copy from the nodes' memory; None, with a warning, where it is not whole.
@@ -74,7 +75,7 @@ class NodeCopies:
             copies.refuse()
             return
         index, count = self._find_share()
-        copies.lay(part, index, count, saving.line)
+        copies.lay(part, index, count, saving.line, later=saving.is_told_of_updates)
 
     def _find_share(self) -> tuple[int, int]:
         """The number of this rank's share, and the count of shares; with ZeRO each replica has its

@@ -92,6 +92,11 @@ class Saving:
         self.is_told_to_end: Callable[[], bool] = lambda: False
         """True once this rank got SIGTERM: no save waits for room then."""
 
+        self.await_memory_copy: Callable[[], None] = lambda: None
+        """As `await_copies`, of a copy in the node's memory."""
+        self._hook: Any = None
+        """What the optimizer calls before it steps; it can be taken off."""
+
         self._number = -1
         """Of the last save that began."""
 
@@ -152,10 +157,17 @@ class Saving:
         writer.set_background(tempdir)
         self.news.report_begun(number, store)
         self._number = number
-        self.news.expect(number, writer.save(self.take_part(progress, number, shard)))
+        part = self.take_part(progress, number, shard)
+        self.news.expect(number, writer.save(part, later=self.is_told_of_updates))
         if tempdir is None:
             self.skipped.note_saved()
         return PendingSave(writer) if tempdir is not None else None
+
+    def await_copies(self) -> None:
+        """Before the optimizer changes what a save beside training still has to copy."""
+        for writer in self._writers.values():
+            writer.wait_copied()
+        self.await_memory_copy()
 
     def _await_last(self, writer: CheckpointWriter) -> None:
         """The last save, beside training, is written now, or was skipped."""
@@ -467,7 +479,16 @@ class Saving:
 
     # What is told of after a load.
 
+    @property
+    def is_told_of_updates(self) -> bool:
+        """True if the optimizer calls before it steps: until then a copy can wait."""
+        return self._hook is not None
+
     def optimizer_set(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        add = getattr(self.updates.optimizer, "register_step_pre_hook", None)
+        self._hook = None if add is None else add(lambda *_: self.await_copies())
         if self._loaded is not None:
             with CheckpointReader(self._loaded.folder, check_complete=False) as reader:
                 self._put_optimizer(self._loaded, reader)

@@ -231,6 +231,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.long
 def test_without_no_morphing_a_machine_may_leave_and_the_batch_stays(user: User) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
     (user.folder / "staged.py").write_text(STAGED)

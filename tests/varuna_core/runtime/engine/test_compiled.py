@@ -180,6 +180,7 @@ def test_a_backend_that_torch_has_not_is_refused() -> None:
         make(compile="nonsense")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler (g++)")
 def test_torchs_own_compiler_gives_the_same_losses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)

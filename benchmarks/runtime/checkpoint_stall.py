@@ -1,0 +1,197 @@
+"""What a save beside training costs the steps around it, for each way to hold the state.
+
+    torchrun --nproc-per-node 2 -m benchmarks.runtime.checkpoint_stall [--rounds 9] [--write]
+
+Two replicas, a processor each, a GPT with AdamW. A round, of each way: a step without a save, and a
+save with the step after it, in a drawn order; the saving call, cloning the same tensors, DCP's
+`async_save` of the same tensors. The step is taken to its end, the optimizer's update included,
+which waits for what is still to be copied. What rank 0 sees.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import platform
+import random
+import shutil
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from benchmarks import RESULTS
+from varuna_core import Varuna
+from varuna_core.morph.memory import ROOT
+from varuna_core.programs.gpt import Gpt
+
+RESULT = RESULTS / "checkpoint_stall.md"
+STALL_BOUND, CLONE_BOUND, STEP_BOUND = 0.1, 0.5, 1.05
+BATCH, MICRO, SEQUENCE, VOCAB = 16, 4, 128, 8192
+WAYS: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"precision": "bf16"},
+    "ZeRO 1": {"zero": 1},
+    "ZeRO 2": {"zero": 2},
+    "ZeRO 3": {"zero": 3},
+    "offload": {"precision": "bf16", "offload": "optimizer"},
+    "memory": {},
+}
+"""The last one lays copies in the node's memory."""
+
+
+class Training:
+    """One rank's."""
+
+    def __init__(self, way: str, folder: Path) -> None:
+        torch.manual_seed(0)
+        model = Gpt(layers=4, hidden=256, heads=8, sequence=SEQUENCE, vocab=VOCAB, dropout=0.0)
+        self.batch = {"tokens": torch.randint(VOCAB, (BATCH // 2, SEQUENCE + 1))}
+        dummies = {name: value[:MICRO] for name, value in self.batch.items()}
+        self.way, self.folder = way, folder
+        self.varuna = Varuna(model, "0,1;", dummies, BATCH, MICRO, device="cpu", **WAYS[way])
+        self.optimizer = torch.optim.AdamW(self.varuna.parameters(), lr=1e-4)
+        self.varuna.set_optimizer(self.optimizer)
+        if way == "memory":
+            self.varuna.keep_in_memory(folder / f"home{dist.get_rank()}", 0, 1)
+        self._count = 0
+
+    def step(self) -> None:
+        self.varuna.step(self.batch)
+        self.optimizer.step()
+        self.varuna.zero_grad()
+
+    def save(self) -> Callable[[], None]:
+        """Begin a save; the result waits for its end."""
+        self._count += 1
+        if self.way == "memory":
+            self.varuna.lay_copy()
+            return self.varuna.settle_copy
+        store, local = self.folder / "store", self.folder / f"copy{dist.get_rank()}"
+        done = self.varuna.checkpoint(store, self._count, tempdir=local, shard=True, keep=1)
+        assert done is not None
+        return done.result
+
+    def list_saved(self) -> dict[str, Tensor]:
+        """The tensors that this rank's part of a checkpoint holds."""
+        progress = self.varuna._find_progress()
+        part = self.varuna.saving.take_part(progress, 0, True, for_memory=self.way == "memory")
+        held = [entry for entries in part.segments.values() for entry in entries]
+        return {f"{e.kind}/{e.name}{e.box}": e.load() for e in held}
+
+
+def time_s(work: Callable[[], Any]) -> float:
+    dist.barrier()
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def save_by_dcp(tensors: dict[str, Tensor], folder: Path) -> float:
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    own = {f"{dist.get_rank()}/{name}": tensor for name, tensor in tensors.items()}
+    done: Any = None
+
+    def begin() -> None:
+        nonlocal done
+        with contextlib.redirect_stderr(None), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            done = dcp.async_save(own, checkpoint_id=str(folder))
+
+    took = time_s(begin)
+    done.result()
+    return took
+
+
+def measure(way: str, folder: Path, rounds: int) -> dict[str, list[float]]:
+    training = Training(way, folder)
+    draw = random.Random(0)
+    found: dict[str, list[float]] = {"stall": [], "clone": [], "dcp": [], "plain": [], "after": []}
+    for _ in range(2):
+        training.step()
+    for number in range(rounds + 1):
+        took: dict[str, float] = {}
+        for name in draw.sample(["plain", "after"], 2):
+            if name == "plain":
+                took["plain"] = time_s(training.step)
+                continue
+            done: list[Callable[[], None]] = []
+            took["stall"] = time_s(lambda: done.append(training.save()))  # noqa: B023
+            took["after"] = time_s(training.step)
+            done[0]()
+            dist.barrier()
+        tensors = training.list_saved()
+        took["clone"] = time_s(lambda: [tensor.clone() for tensor in tensors.values()])  # noqa: B023
+        took["dcp"] = save_by_dcp(tensors, folder / "dcp")
+        dist.barrier()
+        if number:  # the first round makes buffers and folders
+            for name, seconds in took.items():
+                found[name].append(seconds)
+    training.varuna.close()
+    return found
+
+
+def render_row(way: str, found: dict[str, list[float]]) -> str:
+    def ratio(first: str, second: str) -> str:
+        each = sorted(a / b for a, b in zip(found[first], found[second], strict=True))
+        return f"{statistics.median(each):.2f} ({each[0]:.2f} to {each[-1]:.2f})"
+
+    stall, step = (statistics.median(found[name]) * 1e3 for name in ("stall", "plain"))
+    cells = [way, f"{stall:.1f}", ratio("stall", "dcp"), ratio("stall", "clone"), f"{step:.0f}"]
+    return "| " + " | ".join([*cells, ratio("after", "plain")]) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = []
+    for way in options.ways:
+        name = tempfile.mkdtemp(dir=ROOT if way == "memory" else ".", prefix=".stall-")
+        shared = [name]
+        dist.broadcast_object_list(shared)
+        try:
+            rows.append(render_row(way, measure(way, Path(shared[0]), options.rounds)))
+        finally:
+            dist.barrier()
+            for folder in {name, shared[0]}:
+                shutil.rmtree(folder, ignore_errors=True)
+        if dist.get_rank() == 0:
+            print(rows[-1], flush=True)
+    if dist.get_rank() == 0:
+        text = "\n".join([
+            f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+            f"two replicas with one compute thread each, {options.rounds} rounds. Medians, and the "
+            "smallest and largest round.",
+            "",
+            f"| state | stall, ms | over DCP's async_save (bound {STALL_BOUND}) | over cloning the "
+            f"same tensors (bound {CLONE_BOUND}) | step, ms | the step after a save over one "
+            f"without (bound {STEP_BOUND}) |",
+            "|---|---|---|---|---|---|",
+            *rows,
+        ])  # fmt: skip
+        print(text)
+        if options.write:
+            command = "torchrun --nproc-per-node 2 -m benchmarks.runtime.checkpoint_stall"
+            RESULT.write_text(
+                "# A save beside training, and the steps around it\n\n"
+                f"Made by `{command} --rounds {options.rounds} --write`. {text}\n"
+            )
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
