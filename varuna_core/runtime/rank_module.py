@@ -179,11 +179,12 @@ class RankModule(nn.Module):
 
         Folder, tempdir and keep are by default those of `train.checkpoint` in the conf of a run.
 
-        `step` is the iteration if not given. With `tempdir`, a local folder, this returns once a
-        copy is there, with a thing whose `result()` waits until this rank's part is written; the
-        next save's call raises its error too, unless it found no room. `shard` deals the writing
-        out over the replicas. `on_demand` returns when the whole checkpoint is complete, or raises
-        the same error on all ranks. `keep` so many, the newest.
+        `step` is the iteration if not given. With `tempdir`, a local folder, this returns at
+        once, with a thing whose `result()` waits until this rank's part is written; the next save's
+        call raises its error too, unless it found no room. A copy is made there under the next
+        step, before the optimizer's: until then let nothing else change weights. `shard` deals the
+        writing out over the replicas. `on_demand` returns when the whole checkpoint is complete, or
+        raises the same error on all ranks. `keep` so many, the newest.
 
         A save that finds no room is skipped, with a warning, and the training goes on. One
         `on_demand` waits for room, up to ten minutes, and then raises NoRoom.
