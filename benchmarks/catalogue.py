@@ -121,6 +121,16 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "3", "--millions", "4"),
     ),
     Benchmark(
+        name="checkpoint_stall",
+        module="runtime.checkpoint_stall",
+        title="A save beside training",
+        peer="DCP's async_save; cloning the same tensors; the same step without",
+        needs=("torch",),
+        words=("--rounds", "9"),
+        quick=("--rounds", "2", "--ways", "fp32"),
+        ranks=True,
+    ),
+    Benchmark(
         name="memory_copies",
         module="runtime.memory_copies",
         title="Copies in memory",
@@ -288,6 +298,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         peer="none; every call of one rank fails once",
         needs=("torch",),
         quick=("--draws", "1"),
+    ),
+    Benchmark(
+        name="mutants",
+        module="suite.mutants",
+        title="Mutants",
+        peer="none; the share of changed lines that a test notices",
+        needs=("torch", "coverage"),
+        quick=("--count", "4"),
     ),
     Benchmark(
         name="mutation",

@@ -39,8 +39,8 @@ LAB = (
     "tests/containers/test_pyxis",
 )
 """Tests that share the lab and its network run one after the other, in one process."""
-NICENESS = 5
-"""Of the tests that run beside the lab's: a third of a share of the processors."""
+NICENESS = 10
+"""Of the tests that run beside the lab's: a ninth of a share of the processors."""
 CONTAINERS = "tests/containers"
 """Tests that share the container runtimes, and an image that takes a while to make."""
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.cluster.lab import Lab
-from tests.cluster.test_jobs import LAYOUTS, conf, wait_ready
+from tests.cluster.test_jobs import conf, usually, wait_ready
 from tests.command import Vjob, read_out, wait_for
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
@@ -17,11 +16,6 @@ from varuna_core.records.runfolder import RunFolder
 pytestmark = pytest.mark.slurm
 ONE = "    - {group: one, count: 1, queue: gpu2, cpus: 1}"
 HANG = ["-1", "hang", "catch"]
-
-
-def usually(*names: str) -> list[Any]:
-    """These layouts, and the others in `make test-long`."""
-    return [pytest.param(one, marks=[pytest.mark.long] * (one not in names)) for one in LAYOUTS]
 
 
 @pytest.fixture

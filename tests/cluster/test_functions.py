@@ -87,6 +87,7 @@ def test_a_preempted_function_goes_on_where_it_was(runs: Functions, clean_lab: L
     count_to_the_end(runs, run)
 
 
+@pytest.mark.long
 def test_a_function_preempted_without_a_warning_saves_in_its_grace(
     runs: Functions, clean_lab: Lab
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_function_preempted_without_a_warning_saves_in_its_grace(
     count_to_the_end(runs, run)
 
 
+@pytest.mark.long
 def test_a_het_job_near_its_time_limit_comes_again(runs: Functions, clean_lab: Lab) -> None:
     nodes = GROUPS.replace("count: 2, queue: gpu2, ranks: 2", "count: 1, queue: gpu2, ranks: 2")
     runs.timeout_min = 1

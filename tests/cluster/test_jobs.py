@@ -52,6 +52,11 @@ env: {{NOTE: "it's \\"$(id)\\"\\nünï"}}
 """
 
 
+def usually(*names: str) -> list[Any]:
+    """These layouts, and the others in `make test-long`."""
+    return [pytest.param(one, marks=[pytest.mark.long] * (one not in names)) for one in LAYOUTS]
+
+
 @pytest.fixture
 def vjob(clean_lab: Lab, tmp_path: Path) -> Vjob:
     return Vjob(tmp_path, clean_lab.env)
@@ -124,7 +129,7 @@ def test_every_rank_is_right_on_six_nodes(vjob: Vjob, clean_lab: Lab, layout: st
     assert len(record["jobs"]) == (2 if layout == "split" else 1)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", usually("single", "split"))
 def test_a_rank_that_exits_9_is_named_and_is_the_jobs_exit_code(
     vjob: Vjob, clean_lab: Lab, layout: str
 ) -> None:
@@ -184,7 +189,7 @@ def test_the_first_node_without_power_is_named_though_it_judged_nothing(
         assert layout == "split" or record["outcome"]["culprit_node"] == "b1", vjob.explain(run)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", usually("single", "split"))
 def test_cancel_asks_for_a_checkpoint_and_every_rank_hears(vjob: Vjob, layout: str) -> None:
     run = vjob.submit(conf("fail_as_told.py", ["-1", "hang", "catch", "child"], layout))
     count = 12 if layout == "single" else 16

@@ -136,6 +136,7 @@ def test_a_rank_that_was_killed_is_named_with_its_signal(vjob: Vjob, tokens: Non
     assert "SIGKILL" in found["reason"]
 
 
+@pytest.mark.long
 def test_a_loss_that_is_no_number_is_told(vjob: Vjob, tokens: None) -> None:
     run = train(vjob, lr="1.0e+30")
     found = wait_for_verdict(vjob, run, "FAILING", 60)

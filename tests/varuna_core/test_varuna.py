@@ -31,7 +31,7 @@ from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.split.cut import announce_segments
 
 SCHEDULES = ["gpipe", "1f1b", "varuna", "zero_bubble"]
-UNEVEN = [8, 7, 5, 1, 8, 3, 8, 8, 2, 8]
+UNEVEN = [8, 7, 5, 1, 8, 3]
 """Ten batches, few of which divide by two micro-batches of two; for two replicas one is too small
 to give both a sample."""
 DROPOUT = {"dropout": 0.2}

@@ -110,6 +110,7 @@ def test_the_port_in_the_page_runs_as_one_and_as_two_processes(tmp_path: Path) -
     assert run(tmp_path / "train.py", 2) == {alone}
 
 
+@pytest.mark.long
 def test_the_program_in_fp16_runs_as_one_and_as_two_processes(tmp_path: Path) -> None:
     program, rest, _ = read_trainings()
     (tmp_path / "train.py").write_text(program[: program.index("model = Varuna(")] + rest)

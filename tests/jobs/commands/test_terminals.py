@@ -306,6 +306,7 @@ def expect_restored(pane: Pane, folder: Path, code: int) -> None:
     assert (folder / "after").read_text() == (folder / "before").read_text()
 
 
+@pytest.mark.long
 @HAS_TMUX
 def test_the_list_answers_keys_on_a_slow_line(stage: Stage, tmp_path: Path) -> None:
     with open_screen(stage, "status", tmp_path) as pane:

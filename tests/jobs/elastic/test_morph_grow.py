@@ -57,6 +57,7 @@ def end_well(vjob: Vjob, run: RunFolder) -> None:
     assert vjob.wait_over(run, 60)["verdict"] == "COMPLETED", vjob.explain(run)
 
 
+@pytest.mark.long
 def test_a_node_joins_and_leaves_again_and_the_loss_stays_the_same(vjob: Vjob) -> None:
     from tests.varuna_core.programs.reference_training import train_plainly
 

@@ -19,6 +19,7 @@ SLOW_S = 0.05
 """Four times in each micro-batch: 0.6 s of a step more, whatever else the processors have to do."""
 
 
+@pytest.mark.long
 def test_a_slow_node_is_left_out_where_another_one_waits(vjob: Vjob, tmp_path: Path) -> None:
     from tests.varuna_core.programs.reference_training import train_plainly
 

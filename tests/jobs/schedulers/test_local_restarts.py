@@ -58,6 +58,7 @@ def test_a_rank_that_fails_twice_is_started_twice_and_the_job_ends_well(vjob: Vj
     assert "in 3 attempts" in report and "rank 2 on local1 exited 9" in report
 
 
+@pytest.mark.long
 def test_all_jobs_of_a_split_run_go_on_to_the_same_attempt(vjob: Vjob) -> None:
     """Rank 2 is the second job's; those of the first are ended for its failure, and start again."""
     groups = "[{group: m, count: 1, ranks: 2}, {group: s, count: 1, ranks: 2}]"
@@ -124,6 +125,7 @@ def test_a_cancel_while_ranks_run_starts_nothing_anew(vjob: Vjob) -> None:
     assert not read_restarts(run)
 
 
+@pytest.mark.long
 def test_a_requeued_job_goes_on_counting_attempts(vjob: Vjob) -> None:
     run = vjob.submit(conf("9,9,9", 2))
     wait_for(lambda: read_restarts(run), 60, lambda: vjob.explain(run))

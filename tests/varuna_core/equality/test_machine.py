@@ -8,7 +8,7 @@ from tests.varuna_core.equality.draws import draw_specs
 from tests.varuna_core.equality.spec import Layout, show
 from tests.varuna_core.equality.worlds import Verdict, Worlds, read_reports
 
-COUNT = int(os.environ.get("VJOB_EQUALITY_DRAWS", "120"))
+COUNT = int(os.environ.get("VJOB_EQUALITY_DRAWS", "80"))
 SEED = int(os.environ.get("VJOB_EQUALITY_SEED", "0"))
 """The same draws each time; `python -m benchmarks.runtime.equality` runs thousands of others."""
 

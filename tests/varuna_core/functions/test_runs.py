@@ -143,7 +143,7 @@ def send(run: RunFolder, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [functions.Counter, functions.Meeting])
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+@pytest.mark.parametrize("name", ["SIGUSR1", pytest.param("SIGUSR2", marks=pytest.mark.long)])
 def test_a_counter_goes_on_where_it_was_after_a_requeue(
     runs: Functions, kind: type[functions.Counter], name: str
 ) -> None:

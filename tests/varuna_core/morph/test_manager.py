@@ -419,6 +419,7 @@ def test_the_next_attempt_takes_over_the_ranks_that_wait(tmp_path: Path) -> None
         elastic.end()
 
 
+@pytest.mark.long
 def test_without_warm_nobody_waits(tmp_path: Path) -> None:
     program = WAITS.format(store=str(tmp_path / "ckpt"))
     elastic = Elastic(tmp_path, "", python=program)
@@ -472,10 +473,12 @@ FAILS_ALIKE = (
 @pytest.mark.parametrize(
     ("restarts", "text", "num_attempts", "why"),
     [
-        (1, "exit 7", 2, "no new checkpoint in 2 attempts"),
         (0, "exit 7", 1, "no new checkpoint in 1 attempt;"),
         (4, FAILS_ALIKE, 2, "the same error after step 7 twice running: not started again"),
-        (None, FAILS_ALIKE, 3, "no new checkpoint in 3 attempts"),
+        pytest.param(*(1, "exit 7", 2, "no new checkpoint in 2 attempts"), marks=pytest.mark.long),
+        pytest.param(
+            *(None, FAILS_ALIKE, 3, "no new checkpoint in 3 attempts"), marks=pytest.mark.long
+        ),
     ],
 )
 def test_restarts_of_the_conf_are_the_limit_of_attempts_without_a_new_checkpoint(

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.command import read_rank
 from tests.varuna_core.agent.local_run import wait_until
 from tests.varuna_core.morph.test_manager import Elastic
@@ -105,6 +107,7 @@ def test_a_script_that_hears_nothing_is_ended_and_goes_on(tmp_path: Path) -> Non
     assert "attempt 0 ends: node 2 is to leave" in said
 
 
+@pytest.mark.long
 def test_nodes_may_end_one_after_another_if_the_conf_lets_them(tmp_path: Path) -> None:
     for finish_s, rest_s, worlds in ((1.0, 1000, [3] * 4), (0.0, 4, [3])):
         code = f'say(3)\nif os.environ["RANK"] == "0": time.sleep({rest_s})\n'

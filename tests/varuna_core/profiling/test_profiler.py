@@ -319,7 +319,9 @@ def test_an_optimizer_is_made_anew_with_its_settings() -> None:
 # Models that know nothing of us.
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5"])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama", "bert", pytest.param("t5", marks=pytest.mark.long)]
+)
 def test_foreign_models(name: str, tmp_path: Path) -> None:
     if not foreign.is_installed(name):
         pytest.skip(f"{foreign.LIBRARY[name]} is not installed")

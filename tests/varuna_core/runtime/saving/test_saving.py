@@ -42,10 +42,11 @@ def saves(world_size: int) -> list[Case]:
 
 
 def pairs(kind: str) -> list[tuple[str, str]]:
-    """Layouts that save and that load: each its own and the next one's; of one kind also all that
-    are without ZeRO, and 2x2 with those that have it."""
+    """Layouts that save and that load: each the next one's; of one kind also its own, all that are
+    without ZeRO, and 2x2 with those that have it."""
     every = [(a, b) for a in NAMES for b in NAMES]
-    near = {(a, b) for a, b in every if (NAMES.index(b) - NAMES.index(a)) % len(NAMES) in (0, 1)}
+    far = (0, 1) if kind == "groups" else (1,)
+    near = {(a, b) for a, b in every if (NAMES.index(b) - NAMES.index(a)) % len(NAMES) in far}
     if kind != "groups":
         return [pair for pair in every if pair in near]
     plain = {(a, b) for a, b in every if not (a in ZERO or b in ZERO) or "2x2" in (a, b)}

@@ -14,11 +14,13 @@ from torch import Tensor
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.tensor_rank import Case, build_model, build_optimizer, make_batch, write_cases
 from tests.ranks.train_rank import SEED, cut_batch, read_loss
-from tests.varuna_core.test_varuna import SHORT, UNEVEN
+from tests.varuna_core.test_varuna import SHORT
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.split.cut import announce_segments
 
 pytestmark = pytest.mark.slow
+
+UNEVEN = [8, 7, 1, 8, 3]
 
 ALONE: list[Case] = [
     Case(name="gpt", stage_map="0;", batches=UNEVEN, clip=0.3),

@@ -35,8 +35,10 @@ def is_shared(name: str) -> bool:
 
 
 SHARED = [name for name in LAYOUTS if is_shared(name)]
-PAIRS = [(a, b) for a in SHARED for b in [*SHARED, "2x1", "2x2"]]
-PAIRS += [(a, b) for a in ("1x2", "4x1") for b in SHARED]
+NEXT = dict(zip(SHARED, [*SHARED[1:], SHARED[0]], strict=True))
+PAIRS = [(a, b) for a in SHARED for b in (a, NEXT[a])]
+PAIRS += [(SHARED[0], "2x2"), (SHARED[-1], "2x1"), ("1x2", SHARED[1]), ("4x1", SHARED[0])]
+"""Each in its own layout and in the next one, and to and from layouts that share no layers."""
 
 
 def build_case(name: str, store: str, layout: str, load: bool) -> Case:
