@@ -35,7 +35,7 @@ from varuna_core.programs.gpt import Gpt
 
 RESULT = RESULTS / "checkpoint_stall.md"
 STALL_BOUND, CLONE_BOUND, STEP_BOUND = 0.1, 0.5, 1.05
-BATCH, MICRO, SEQUENCE, VOCAB = 16, 4, 128, 8192
+BATCH, MICRO, SEQUENCE, VOCAB = 16, 4, 64, 8192
 WAYS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"precision": "bf16"},
@@ -48,12 +48,16 @@ WAYS: dict[str, dict[str, Any]] = {
 """The last one lays copies in the node's memory."""
 
 
+def build_model() -> Gpt:
+    torch.manual_seed(0)
+    return Gpt(layers=6, hidden=512, heads=8, sequence=SEQUENCE, vocab=VOCAB, dropout=0.0)
+
+
 class Training:
     """One rank's."""
 
     def __init__(self, way: str, folder: Path) -> None:
-        torch.manual_seed(0)
-        model = Gpt(layers=4, hidden=256, heads=8, sequence=SEQUENCE, vocab=VOCAB, dropout=0.0)
+        model = build_model()
         self.batch = {"tokens": torch.randint(VOCAB, (BATCH // 2, SEQUENCE + 1))}
         dummies = {name: value[:MICRO] for name, value in self.batch.items()}
         self.way, self.folder = way, folder
@@ -61,7 +65,9 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.varuna.parameters(), lr=1e-4)
         self.varuna.set_optimizer(self.optimizer)
         if way == "memory":
-            self.varuna.keep_in_memory(folder / f"home{dist.get_rank()}", 0, 1)
+            home = folder / f"home{dist.get_rank()}"
+            home.mkdir()
+            assert self.varuna.keep_in_memory(home, 0, 1)
         self._count = 0
 
     def step(self) -> None:
@@ -159,6 +165,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rows = []
+    millions = sum(weight.numel() for weight in build_model().parameters()) / 1e6
     for way in options.ways:
         name = tempfile.mkdtemp(dir=ROOT if way == "memory" else ".", prefix=".stall-")
         shared = [name]
@@ -174,9 +181,8 @@ def main() -> None:
     if dist.get_rank() == 0:
         text = "\n".join([
             f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
-            f"two replicas with one compute thread each, {options.rounds} rounds. Medians, and the "
-            "smallest and largest round.",
-            "",
+            f"two replicas with one compute thread each, {millions:.0f} million parameters, "
+            f"{options.rounds} rounds. Medians, and the smallest and largest round.",
             f"| state | stall, ms | over DCP's async_save (bound {STALL_BOUND}) | over cloning the "
             f"same tensors (bound {CLONE_BOUND}) | step, ms | the step after a save over one "
             f"without (bound {STEP_BOUND}) |",

@@ -40,9 +40,9 @@ class FailingGpt(Gpt):
 write = CheckpointWriter.save
 
 
-def save_slowly(writer: CheckpointWriter, *args: Any) -> Any:
+def save_slowly(writer: CheckpointWriter, *args: Any, **options: Any) -> Any:
     time.sleep(SAVES["saves"] * 1.5)
-    return write(writer, *args)
+    return write(writer, *args, **options)
 
 
 def find_limit(group: Any) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,13 +29,13 @@ def tensors() -> dict[str, Tensor]:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The thread that copies waits for it."""
-    opened, copy_rest = threading.Event(), Staging.copy_rest
+    opened, finish = threading.Event(), Staging.finish
 
-    def wait_and_copy(self: Staging) -> None:
+    def wait_and_copy(self: Staging) -> Any:
         assert opened.wait(60)
-        copy_rest(self)
+        return finish(self)
 
-    monkeypatch.setattr(Staging, "copy_rest", wait_and_copy)
+    monkeypatch.setattr(Staging, "finish", wait_and_copy)
     return opened
 
 
@@ -120,5 +121,5 @@ def test_whoever_waits_does_not_wait_for_a_thread_that_is_gone(tensors: dict[str
     staging = Staging()
     staging.take(make_part(tensors).segments, later=True)
     assert not staging.copied.is_set()
-    staging.copy_rest()
+    staging.finish()
     assert staging.copied.is_set()

@@ -297,7 +297,8 @@ def test_the_copy_is_one_buffer_that_outlives_the_state(in_folder: bool, tmp_pat
     job = Job(store="", job="a", iterations=[])
     for iteration in (1, 2):
         part = make_part(job, 0, iteration)
-        staged = staging.take(part.segments)
+        staging.take(part.segments)
+        staged = staging.finish()
         buffer = staging._buffer
         for number, entries in part.segments.items():
             for entry, copy in zip(entries, staged[number], strict=True):

@@ -111,25 +111,25 @@ class MemoryCopies:
         word = name_save(self.attempt, self._count)
         save = Save(iteration=part.iteration, save=word, job=word, line=line)
         folder = SaveFolder(self.home, save)
-        self._keep(self._newest, folder.path.name)
-        self._newest = folder.path.name
+        older, self._newest = self._newest, folder.path.name
         part = encode_part(part)
         later = later and not self._copies_now
-        part = replace(part, segments=self._staging.take(part.segments, later=later))
+        self._staging.take(part.segments, later=later)
         share = Share(index, count, self._rank)
         self._thread = threading.Thread(
-            target=self._write, args=(folder, part, share), name="memory copy"
+            target=self._write, args=(folder, part, share, older), name="memory copy"
         )
         self._thread.start()
 
-    def _write(self, folder: SaveFolder, part: CheckpointPart, share: Share) -> None:
+    def _write(self, folder: SaveFolder, part: CheckpointPart, share: Share, older: str) -> None:
         try:
-            self._staging.copy_rest()
+            part = replace(part, segments=self._staging.finish())
         except NotSaved as error:
             log.warning("iteration %d has no copy in memory: %s", part.iteration, error)
             self._copies_now = True
             return
         try:
+            self._keep(older, folder.path.name)
             write_rank(folder, part, self._rank, self._world_size)
             done = folder.path / SHARES / name_share(share)
             done.parent.mkdir(exist_ok=True)

@@ -24,9 +24,9 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,23 +50,23 @@ NUM_SAMPLES = 64
 """Elements of a weight that are compared with its copy."""
 
 
-@dataclass(frozen=True)
-class _Pending:
+class _Pending(NamedTuple):
     """A tensor that is still to be copied, and what shows that it was changed before it was."""
 
     name: str
     tensor: Tensor
-    copy: Tensor
+    at: int
+    entry: Entry
     version: int
     sample: Tensor | None
 
-    def has_changed(self) -> bool:
+    def has_changed(self, copy: Tensor) -> bool:
         """Once it is copied. torch counts changes in place but those through `.data`."""
         if self.tensor._version != self.version:
             return True
         if self.sample is None:
             return False
-        found = _sample(self.copy)
+        found = _sample(copy)
         assert found is not None
         return not torch.equal(found.view(torch.uint8), self.sample.cpu().view(torch.uint8))
 
@@ -83,52 +83,50 @@ class Staging:
         """Nothing is still to be copied."""
 
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._segments: Mapping[int, Sequence[Entry]] = {}
         self._pending: list[_Pending] = []
         self._ready: dict[torch.device, Any] = {}
         """Of each GPU: when what is still to be copied there has its values."""
 
-    def take(
-        self, segments: Mapping[int, Sequence[Entry]], *, later: bool = False
-    ) -> dict[int, list[Entry]]:
-        """The same entries, from the copy. What an earlier one gave is overwritten.
+    def take(self, segments: Mapping[int, Sequence[Entry]], *, later: bool = False) -> None:
+        """Copy them, over what was taken before.
 
-        With `later` only buffers are copied now, which a forward may change: `copy_rest` does the
-        rest.
+        With `later` only buffers are copied now, which a forward may change, and the rest by
+        `finish`.
         """
         size = sum(_padded(entry.num_bytes) for held in segments.values() for entry in held)
         if size > len(self._buffer):
             self._buffer = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is made
             self._buffer = self._allocate(size)
-        staged: dict[int, list[Entry]] = {}
         now: set[torch.device] = set()
         rest: set[torch.device] = set()
-        self._pending, at = [], 0
-        for number, held in segments.items():
-            staged[number] = []
+        self._segments, self._pending, at = segments, [], 0
+        for held in segments.values():
             for entry in held:
-                tensor, copy = entry.load().detach(), self._view(at, entry)
+                tensor = entry.load().detach()
                 waits = later and entry.kind != BUFFER
                 if waits:
                     sample = _sample(tensor) if entry.kind == WEIGHT else None
-                    made = _Pending(entry.name, tensor, copy, tensor._version, sample)
-                    self._pending.append(made)
+                    self._pending.append(
+                        _Pending(entry.name, tensor, at, entry, tensor._version, sample)
+                    )
                 else:
-                    copy.copy_(tensor, non_blocking=True)
+                    self._view(at, entry).copy_(tensor, non_blocking=True)
                 if tensor.is_cuda:
                     (rest if waits else now).add(tensor.device)
                 at += _padded(entry.num_bytes)
-                staged[number].append(replace(entry, load=_give(copy)))
         for device in now:
             torch.cuda.current_stream(device).synchronize()
         self._ready = {one: torch.cuda.current_stream(one).record_event() for one in rest}
         self.copied.clear()
-        return staged
 
-    def copy_rest(self) -> None:
-        """In a thread that is beside training; on a GPU in a stream that is.
+    def finish(self) -> dict[int, list[Entry]]:
+        """Copy the rest, in a thread beside training, on a GPU in a stream that is; then the
+        entries that `take` was given, from the copy.
 
         NotSaved if a weight was changed too early, by something else than the optimizer.
         """
+        changed = None
         try:
             with contextlib.ExitStack() as stack:
                 make: Any = torch.cuda.Stream
@@ -136,11 +134,14 @@ class Staging:
                 for stream, ready in zip(streams, self._ready.values(), strict=True):
                     stream.wait_event(ready)
                     stack.enter_context(torch.cuda.stream(stream))
-                for one in self._pending:
-                    one.copy.copy_(one.tensor, non_blocking=True)
+                copies = [self._view(one.at, one.entry) for one in self._pending]
+                for one, copy in zip(self._pending, copies, strict=True):
+                    copy.copy_(one.tensor, non_blocking=True)
                 for stream in streams:
                     stream.synchronize()
-                changed = next((one.name for one in self._pending if one.has_changed()), None)
+                for one, copy in zip(self._pending, copies, strict=True):
+                    if one.has_changed(copy):
+                        changed = one.name
         finally:
             self._pending, self._ready = [], {}
             self.copied.set()
@@ -149,6 +150,15 @@ class Staging:
                 f"{changed!r} was changed before it was copied: let nothing but the optimizer "
                 "change weights between a save and the next step"
             )
+        staged: dict[int, list[Entry]] = {}
+        at = 0
+        for number, held in self._segments.items():
+            staged[number] = []
+            for entry in held:
+                staged[number].append(replace(entry, load=_give(self._view(at, entry))))
+                at += _padded(entry.num_bytes)
+        self._segments = {}
+        return staged
 
     def _view(self, at: int, entry: Entry) -> Tensor:
         run = self._buffer[at : at + entry.num_bytes]
@@ -277,8 +287,7 @@ class CheckpointWriter:
             self._write(folder, part)
             return folder
         try:
-            staged = self._staging.take(part.segments, later=later and not self._copies_now)
-            part = replace(part, segments=staged)
+            self._staging.take(part.segments, later=later and not self._copies_now)
         except OSError as error:
             self._give_up(folder)
             text = f"iteration {part.iteration} was not saved by rank {self.rank}"
@@ -327,7 +336,7 @@ class CheckpointWriter:
     def _write_beside(self, folder: SaveFolder, part: CheckpointPart) -> None:
         try:
             try:
-                self._staging.copy_rest()
+                part = replace(part, segments=self._staging.finish())
             except NotSaved as error:
                 self._copies_now = True
                 self._give_up(folder)

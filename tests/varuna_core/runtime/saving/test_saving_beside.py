@@ -54,14 +54,14 @@ def describe(varuna: Varuna) -> dict[str, Tensor]:
 def test_each_has_the_state_of_its_moment_though_the_copy_is_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any]
 ) -> None:
-    copy_rest, late = Staging.copy_rest, []
+    finish, late = Staging.finish, []
 
-    def copy_late(self: Staging) -> None:
+    def copy_late(self: Staging) -> Any:
         late.append(len(self._pending))
         time.sleep(0.05)
-        copy_rest(self)
+        return finish(self)
 
-    monkeypatch.setattr(Staging, "copy_rest", copy_late)
+    monkeypatch.setattr(Staging, "finish", copy_late)
     varuna = make(name, "Gpt", **options)
     seen = {}
     for step in range(1, 5):
@@ -82,13 +82,13 @@ def test_each_has_the_state_of_its_moment_though_the_copy_is_slow(
 def test_the_optimizer_waits_for_the_copy_and_an_evaluation_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened, copy_rest = threading.Event(), Staging.copy_rest
+    opened, finish = threading.Event(), Staging.finish
 
-    def wait_and_copy(self: Staging) -> None:
+    def wait_and_copy(self: Staging) -> Any:
         assert opened.wait(60)
-        copy_rest(self)
+        return finish(self)
 
-    monkeypatch.setattr(Staging, "copy_rest", wait_and_copy)
+    monkeypatch.setattr(Staging, "finish", wait_and_copy)
     varuna = make("adamw", "Gpt")
     train(varuna, 1)
     varuna.checkpoint(tmp_path / "store", 1, tempdir=tmp_path / "copy")
@@ -126,9 +126,9 @@ def test_for_an_optimizer_without_hooks_all_is_copied_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late: list[int] = []
-    copy_rest = Staging.copy_rest
+    finish = Staging.finish
     monkeypatch.setattr(
-        Staging, "copy_rest", lambda self: (late.append(len(self._pending)), copy_rest(self))[1]
+        Staging, "finish", lambda self: (late.append(len(self._pending)), finish(self))[1]
     )
     varuna = make("adamw", "Gpt")
     varuna.set_optimizer(Foreign(varuna.parameters()))
