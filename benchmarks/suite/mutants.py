@@ -41,9 +41,10 @@ MODULES = (
 )
 TESTS = (
     "tests/varuna_core/schedule",
-    "tests/varuna_core/planner",
+    "tests/varuna_core/planner/test_partition.py",
     "tests/varuna_core/records",
-    "tests/varuna_core/morph",
+    "tests/varuna_core/morph/test_machine.py",
+    "tests/varuna_core/morph/test_machine_model.py",
     "tests/jobs/conf",
 )
 BOUND = 0.9
