@@ -211,7 +211,7 @@ def as_node_id(context: str) -> str:
 def make_environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
-        "PYTHONPATH": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
