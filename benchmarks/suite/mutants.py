@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -200,12 +200,19 @@ def find_tests(folder: Path) -> dict[str, dict[int, list[str]]]:
     }
 
 
-def as_node_id(context: str) -> str:
-    """tests.room.test_file.test_name, or with the class of a state machine before the name."""
+def as_node_id(context: str) -> str | None:
+    """tests.room.test_file.test_name, or with the class of a state machine before the name; None
+    for what only has a name like a test's."""
     parts = context.split(".")
-    end = next(n for n in range(1, len(parts) + 1) if (ROOT / f"{'/'.join(parts[:n])}.py").exists())
-    file, rest = f"{'/'.join(parts[:end])}.py", parts[end:]
-    return f"{file}::{rest[0]}" if len(rest) == 1 and rest[0].startswith("test_") else file
+    ends = [n for n in range(1, len(parts)) if (ROOT / f"{'/'.join(parts[:n])}.py").exists()]
+    if not ends or parts[0] != "tests":
+        return None
+    file, rest = f"{'/'.join(parts[: ends[0]])}.py", parts[ends[0] :]
+    return f"{file}::{rest[0]}" if len(rest) == 1 else file
+
+
+def find_nodes(contexts: Sequence[str]) -> list[str]:
+    return sorted({node for name in contexts if (node := as_node_id(name))})
 
 
 def make_environment(folder: Path) -> dict[str, str]:
@@ -274,7 +281,7 @@ def main() -> None:
             contexts = by_line.get(mutant.file, {}).get(mutant.line, [])
             place = copies.get()
             try:
-                said = run_mutant(mutant, place, sorted({as_node_id(name) for name in contexts}))
+                said = run_mutant(mutant, place, find_nodes(contexts))
             finally:
                 copies.put(place)
             print(f"{said:9}{mutant}", flush=True)
