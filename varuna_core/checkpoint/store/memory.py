@@ -20,7 +20,7 @@ from varuna_core.checkpoint.format.entries import CheckpointPart
 from varuna_core.checkpoint.format.errors import NotSaved
 from varuna_core.checkpoint.format.manifest import Save
 from varuna_core.checkpoint.store.store import SaveFolder
-from varuna_core.checkpoint.store.writer import POLL_S, Staging, encode_part, write_rank
+from varuna_core.checkpoint.store.writer import Staging, encode_part, write_rank
 from varuna_core.records.memory_copies import (
     SHARES,
     Share,
@@ -49,7 +49,7 @@ class MemoryCopies:
         self._count = 0
         self._newest = ""
         """The last one that was begun here, or that the training began with."""
-        self._copies_now = False
+        self._copies_at_once = False
         """A weight was changed too early once."""
         self._thread: threading.Thread | None = None
         self.is_off = False
@@ -98,9 +98,7 @@ class MemoryCopies:
 
     def wait_copied(self) -> None:
         """Until what the last copy is made of may be changed."""
-        thread = self._thread
-        while thread is not None and thread.is_alive() and not self._staging.copied.wait(POLL_S):
-            pass
+        self._staging.wait(self._thread)
 
     def lay(
         self, part: CheckpointPart, index: int, count: int, line: str, *, later: bool = False
@@ -113,7 +111,7 @@ class MemoryCopies:
         folder = SaveFolder(self.home, save)
         older, self._newest = self._newest, folder.path.name
         part = encode_part(part)
-        later = later and not self._copies_now
+        later = later and not self._copies_at_once
         self._staging.take(part.segments, later=later)
         share = Share(index, count, self._rank)
         self._thread = threading.Thread(
@@ -124,16 +122,14 @@ class MemoryCopies:
     def _write(self, folder: SaveFolder, part: CheckpointPart, share: Share, older: str) -> None:
         try:
             part = replace(part, segments=self._staging.finish())
-        except NotSaved as error:
-            log.warning("iteration %d has no copy in memory: %s", part.iteration, error)
-            self._copies_now = True
-            return
-        try:
             self._keep(older, folder.path.name)
             write_rank(folder, part, self._rank, self._world_size)
             done = folder.path / SHARES / name_share(share)
             done.parent.mkdir(exist_ok=True)
             done.touch()
+        except NotSaved as error:
+            log.warning("iteration %d has no copy in memory: %s", part.iteration, error)
+            self._copies_at_once = True
         except Exception as error:
             log.warning("no more copies in memory: iteration %d: %s", part.iteration, error)
             self.is_off = True

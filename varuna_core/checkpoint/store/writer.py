@@ -160,6 +160,11 @@ class Staging:
         self._segments = {}
         return staged
 
+    def wait(self, thread: threading.Thread | None) -> None:
+        """Until what was taken may be changed; `thread` is the one that calls `finish`."""
+        while thread is not None and thread.is_alive() and not self.copied.wait(POLL_S):
+            pass
+
     def _view(self, at: int, entry: Entry) -> Tensor:
         run = self._buffer[at : at + entry.num_bytes]
         return run.view(DTYPES[entry.dtype]).view(entry.box.extent)
@@ -252,7 +257,7 @@ class CheckpointWriter:
 
         self._background = background or tempdir is not None
         self._staging = Staging(Path(tempdir) if tempdir is not None else None)
-        self._copies_now = False
+        self._copies_at_once = False
         """A weight was changed too early once."""
 
         self._thread: threading.Thread | None = None
@@ -287,7 +292,7 @@ class CheckpointWriter:
             self._write(folder, part)
             return folder
         try:
-            self._staging.take(part.segments, later=later and not self._copies_now)
+            self._staging.take(part.segments, later=later and not self._copies_at_once)
         except OSError as error:
             self._give_up(folder)
             text = f"iteration {part.iteration} was not saved by rank {self.rank}"
@@ -324,9 +329,7 @@ class CheckpointWriter:
 
     def wait_copied(self) -> None:
         """Until what the last save writes may be changed."""
-        thread = self._thread
-        while thread is not None and thread.is_alive() and not self._staging.copied.wait(POLL_S):
-            pass
+        self._staging.wait(self._thread)
 
     def close(self) -> None:
         """As `finish`; no more saves follow."""
@@ -338,7 +341,7 @@ class CheckpointWriter:
             try:
                 part = replace(part, segments=self._staging.finish())
             except NotSaved as error:
-                self._copies_now = True
+                self._copies_at_once = True
                 self._give_up(folder)
                 text = f"iteration {part.iteration} was not saved by rank {self.rank}"
                 raise NotSaved(f"{text}: {error}. Later saves are copied at once") from error

@@ -75,7 +75,7 @@ class NodeCopies:
             copies.refuse()
             return
         index, count = self._find_share()
-        copies.lay(part, index, count, saving.line, later=saving.is_told_of_updates)
+        copies.lay(part, index, count, saving.line, later=saving.sees_updates)
 
     def _find_share(self) -> tuple[int, int]:
         """The number of this rank's share, and the count of shares; with ZeRO each replica has its

@@ -95,7 +95,7 @@ class Saving:
         self.await_memory_copy: Callable[[], None] = lambda: None
         """As `await_copies`, of a copy in the node's memory."""
         self._hook: Any = None
-        """What the optimizer calls before it steps; it can be taken off."""
+        """Handle of what the optimizer calls before it steps."""
 
         self._number = -1
         """Of the last save that began."""
@@ -158,7 +158,7 @@ class Saving:
         self.news.report_begun(number, store)
         self._number = number
         part = self.take_part(progress, number, shard)
-        self.news.expect(number, writer.save(part, later=self.is_told_of_updates))
+        self.news.expect(number, writer.save(part, later=self.sees_updates))
         if tempdir is None:
             self.skipped.note_saved()
         return PendingSave(writer) if tempdir is not None else None
@@ -480,7 +480,7 @@ class Saving:
     # What is told of after a load.
 
     @property
-    def is_told_of_updates(self) -> bool:
+    def sees_updates(self) -> bool:
         """True if the optimizer calls before it steps: until then a copy can wait."""
         return self._hook is not None
 
