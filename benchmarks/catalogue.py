@@ -156,6 +156,15 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("torch", "deepspeed", "theory", "--microbatches", "8", "--rounds", "2"),
     ),
     Benchmark(
+        name="adaptive",
+        module="pipeline",
+        title="A schedule that follows measured costs",
+        peer="the best order for the true costs, told beforehand",
+        needs=("torch",),
+        words=("adaptive", "--microbatches", "16", "--rounds", "15"),
+        quick=("adaptive", "--microbatches", "8", "--rounds", "3"),
+    ),
+    Benchmark(
         name="schedules",
         module="pipeline.simulated",
         title="Schedules on the same costs, simulated",

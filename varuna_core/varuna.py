@@ -30,6 +30,7 @@ from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.comm.devices import may_share, take_device
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.comm.links import join_ranks
+from varuna_core.runtime.engine.adapting import Adapting
 from varuna_core.runtime.engine.engine import Trace
 from varuna_core.runtime.engine.graph_memory import agree_on_memory, find_limit
 from varuna_core.runtime.engine.microbatch import (
@@ -56,7 +57,7 @@ from varuna_core.runtime.split.loss import AmbiguousLoss
 from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchronise_clocks
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
-from varuna_core.schedule.recompute import Recompute
+from varuna_core.schedule.recompute import Memory, Recompute
 from varuna_core.trace import NUM_FIRST, open_once, read_every, span
 
 
@@ -183,6 +184,7 @@ class Varuna(KeptInMemory):
         """Which samples of the global batch this rank is to be given."""
 
         self.plans, self.stage_map = parts.plans, parts.plans.stage_map
+        self.adapting = self._find_adapting(again)
         self.exchange, self._splitter = parts.exchange, parts.splitter
         self._names = parts.names
         self.last_grad_norm: Tensor | None = None
@@ -269,6 +271,8 @@ class Varuna(KeptInMemory):
             everywhere = self.engine.split_weight is not None
             totals = weights.start(microbatches, size, places, everywhere)
             self._set_memory_limit()
+            if self.adapting is not None:
+                self.adapting.begin_step()
             actions, ahead = self._plan(len(microbatches))
             scale = self.updates.scale
             num_backwards = sum(action.kind in "BW" for action in actions)
@@ -420,18 +424,31 @@ class Varuna(KeptInMemory):
         last = self.stage_map.slice(0).ranks[self.stage_map.placement[-1]]
         return spread(value, self.links.pipeline, last[self.replica], self.device)
 
+    def _find_adapting(self, recompute: Recompute) -> Adapting | None:
+        times = self.engine.times
+        if times is None:
+            return None
+        must_fit = self.device.type == "cuda" and recompute != "auto"  # auto knows it anyway
+        return Adapting(self.plans, self.links, times, self._find_memory if must_fit else None)
+
     def _set_memory_limit(self) -> None:
         """Set the memory limit from the second step on: the first one has measured what graphs
         hold."""
-        meter, limit = self.engine.meter, self.memory_limit
-        if meter is None or not self.iteration:
+        if not self.plans.lacks_memory or not self.iteration:
             return
-        if limit is None:
-            limit = find_limit(self.device, self.part.parameters().values())
-        memory = agree_on_memory(meter, limit, self.links)
+        memory = self._find_memory()
         if memory is not None:
             self.plans.set_memory(memory)
             self.engine.meter = None
+
+    def _find_memory(self) -> Memory | None:
+        """What the graphs of all stages hold, and may; None while that is not known."""
+        meter, limit = self.engine.meter, self.memory_limit
+        if meter is None:
+            return None
+        if limit is None:
+            limit = find_limit(self.device, self.part.parameters().values())
+        return agree_on_memory(meter, limit, self.links)
 
     def _plan(self, num_microbatches: int) -> tuple[tuple[Action, ...], int]:
         """This rank's actions for so many micro-batches, verified when first asked for, and how

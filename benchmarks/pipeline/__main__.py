@@ -1,6 +1,6 @@
 """Speed of the runtime, beside other engines and beside its own theory.
 
-    python -m benchmarks.pipeline [torch] [deepspeed] [theory] [staged] [overhead]
+    python -m benchmarks.pipeline [torch] [deepspeed] [theory] [staged] [adaptive] [overhead]
                                   [gpu] [gpu_stages] [--microbatches 8 16] [--rounds 5] [--write]
 
 Without names all parts, in about ten minutes on two cores. Every figure is a ratio within one run:
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.machine import read_processor
-from benchmarks.pipeline import gpu, overhead, paired, staged
+from benchmarks.pipeline import adaptive, gpu, overhead, paired, staged
 from benchmarks.pipeline.ranks import RanksFailed
 from benchmarks.pipeline.table import Part
 
@@ -29,6 +29,7 @@ RESULT = Path(__file__).parent.parent / "results" / "pipeline.md"
 PAIRED = ("torch", "deepspeed", "theory")
 OTHERS = {
     "staged": staged.run,
+    "adaptive": adaptive.run,
     "overhead": overhead.run,
     "gpu": gpu.run,
     "gpu_stages": gpu.run_stages,
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(every))
     parser.add_argument("--microbatches", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}, or adaptive.md of that part alone")
     given = parser.parse_args()
     if unknown := [name for name in given.parts if name not in every]:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(every)}")
@@ -78,9 +79,10 @@ def main() -> None:
     options = {"rounds": given.rounds, "microbatches": given.microbatches}
     parts = run_parts(given.parts or every, options)
     if given.write:
+        page = RESULT.with_name("adaptive.md") if given.parts == ["adaptive"] else RESULT
         command = " ".join(["python -m benchmarks.pipeline", *sys.argv[1:]])
         text = "\n\n".join(part.render() for part in parts)
-        RESULT.write_text(
+        page.write_text(
             "# The runtime's speed, as ratios in one run\n\n"
             f"Made by `{command}`. {machine} Medians over {given.rounds} rounds with the smallest "
             f"and the largest.\n\n{text}\n"

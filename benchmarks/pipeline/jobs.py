@@ -142,6 +142,7 @@ def build_ours(
     num_ranks: int,
     partition: str | None,
     costs: Costs | None = None,
+    opportunistic: bool = True,
 ) -> Job:
     """`Varuna` as a user has it; the model is copied."""
     job = Job(name=ours.name, run=lambda: None, parameters=[])
@@ -161,6 +162,7 @@ def build_ours(
         recompute=ours.recompute,  # type: ignore[arg-type]
         trace=job.trace,
         costs=costs,
+        opportunistic=opportunistic,
     )
     job.parameters = list(varuna.parameters())
     run_engine = varuna.engine.run

@@ -52,10 +52,9 @@ def slow_link(rate_mbit: float) -> Iterator[list[list[str]]]:
                 "ip link set lo up",
                 f"ip address add 10.254.77.{number}/24 dev eth0",
                 "ip link set eth0 up",
-                f"tc qdisc replace dev eth0 root tbf rate {rate_mbit}mbit "
-                f"burst {BURST_BYTES} latency 1000ms",
             ):
                 _run([*prefix, *line.split()])
+            _run([*prefix, *_limit(rate_mbit)])
         yield enter
     finally:
         for sleeper in sleepers:
@@ -63,6 +62,19 @@ def slow_link(rate_mbit: float) -> Iterator[list[list[str]]]:
             sleeper.wait()
             if sleeper.stdout is not None:
                 sleeper.stdout.close()
+
+
+def set_rate(rate_mbit: float | None) -> None:
+    """Called inside: what this side sends is as slow as that; None: as fast as it can be."""
+    if rate_mbit is None:
+        _run(["tc", "qdisc", "delete", "dev", "eth0", "root"])
+    else:
+        _run(_limit(rate_mbit))
+
+
+def _limit(rate_mbit: float) -> list[str]:
+    rate = f"rate {rate_mbit}mbit burst {BURST_BYTES} latency 1000ms"
+    return f"tc qdisc replace dev eth0 root tbf {rate}".split()
 
 
 def _run(command: list[str]) -> None:

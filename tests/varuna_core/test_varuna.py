@@ -109,6 +109,22 @@ def compiled(name: str, stage_map: str, schedule: str, **options: Any) -> Case:
 
 FULL: dict[str, Any] = {"stages_per_rank": 2, "recompute": "full", "model": "TiedGpt"}
 
+
+def adapting(name: str, stage_map: str, hops: list[float], **options: Any) -> Case:
+    """Twelve steps: the sixth is the first one with slow links, the tenth the first without."""
+    return Case(
+        name=f"{name} adapting", stage_map=stage_map, schedule="auto",
+        told=[hops, [0.0] * len(hops)], batches=[16] * 8 + [7] + [16] * 3, **options,
+    )  # fmt: skip
+
+
+ADAPTING = [
+    adapting("4x1", "0;1;2;3;", [3.0, 0.0, 0.0], clip=0.3),
+    adapting("2x2", "0,1;2,3;", [4.0], model="TiedGpt", clip=0.3),
+    adapting("2x1 two", "0;1;", [3.0, 0.0, 3.0], stages_per_rank=2, model="TiedGpt"),
+]
+"""The order changes in training, where the model is shared by replicas and by stages too."""
+
 CASES: dict[int, list[Case]] = {
     1: [
         *each_schedule("1x1 told", "0;", **TOLD),
@@ -134,7 +150,8 @@ CASES: dict[int, list[Case]] = {
         *means("0,1;", ["gpipe"], batches=[8, 8, 7, 1, 5]),
         *means("0;1;", ["interleaved", "zbv"], stages_per_rank=2, recompute="full"),
         *each_schedule("2x1", "0;1;", batches=UNEVEN, clip=0.3),
-        Case(name="2x1 auto", stage_map="0;1;", schedule="auto"),
+        Case(name="2x1 auto", stage_map="0;1;", schedule="auto", batches=[8] * 8),
+        ADAPTING[2],
         Case(name="2x1 other order", stage_map="1;0;"),
         Case(name="1x2", stage_map="0,1;", batches=UNEVEN, clip=0.3),
         Case(name="1x2 tied", stage_map="0,1;", model="TiedGpt"),
@@ -214,6 +231,7 @@ CASES: dict[int, list[Case]] = {
         Case(name="3x1 dropout", stage_map="0;1;2;", options=DROPOUT, recompute="full"),
     ],
     4: [
+        *ADAPTING[:2],
         Case(name="2x2 told", stage_map="0,2;1,3;", schedule="varuna", **TOLD),
         *means("0,2;1,3;", ["1f1b", "zero_bubble"], batches=[8, 8, 7, 1, 5]),
         *each_schedule("2x2", "0,2;1,3;", batches=UNEVEN, clip=0.3),
@@ -390,6 +408,28 @@ def test_running_ahead_changes_no_bit(folders: dict[int, Path]) -> None:
         assert torch.equal(torch.stack(ahead["losses"]), torch.stack(in_turn["losses"]))
         for name, tensor in ahead["state"].items():
             assert torch.equal(tensor, in_turn["state"][name]), name
+
+
+@pytest.mark.parametrize("case", ADAPTING, ids=[case.name for case in ADAPTING])
+def test_a_schedule_that_adapts_changes_when_it_is_told(
+    folders: dict[int, Path], case: Case
+) -> None:
+    """At the same step on all ranks; what it trains is compared with the plain model above."""
+    size = 2 if case.stage_map == "0;1;" else 4
+    assert not _train(folders[size], size)
+    ranks = [torch.load(folders[size] / f"{case.name}.{rank}.pt") for rank in range(size)]
+    orders = ranks[0]["orders"]
+    changed = [step for step in range(1, 12) if orders[step] != orders[step - 1]]
+    assert changed == ([5] if size == 2 else [5, 9]), "zbv's order is good for both"
+    assert all(rank["orders"] == orders for rank in ranks)
+
+
+def test_ranks_measure_the_same_costs(folders: dict[int, Path]) -> None:
+    assert not _train(folders[2], 2)
+    measured = [torch.load(folders[2] / f"2x1 auto.{rank}.pt")["costs"] for rank in range(2)]
+    assert measured[0] == measured[1]
+    assert all(seconds > 0 for figures in measured[0].values() for seconds in figures)
+    assert max(measured[0]["forward"]) < 100, "seconds, and no clock's reading"
 
 
 def test_auto_recomputes_what_memory_requires(folders: dict[int, Path]) -> None:

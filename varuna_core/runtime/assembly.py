@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from varuna_core.records.layout import StageMap, parse_stage_map
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
+from varuna_core.runtime.engine.adapting import ActionTimes
 from varuna_core.runtime.engine.compiled import compile_stages, why_none
 from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.engine.graph_memory import GraphMeter
@@ -44,7 +46,8 @@ from varuna_core.runtime.split.loss import LossForm
 from varuna_core.runtime.split.split import RankStages, Split, split_model
 from varuna_core.runtime.split.wrappers import take_plain
 from varuna_core.schedule.costs import Costs
-from varuna_core.schedule.registry import may_split_backward
+from varuna_core.schedule.registry import AUTO, may_split_backward
+from varuna_core.trace.device import find_clock
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
@@ -125,7 +128,7 @@ def assemble(
         masters=masters,
         gradients=gradients,
         exchange=None if owners is None else WeightExchange(owners, stages.parameters()),
-        engine=build_engine(plans.name, stages, links, gradients, split.record.loss, settings),
+        engine=build_engine(plans, stages, links, gradients, split.record.loss, settings),
         updates=Updates(needs_scale=settings.precision.name == "fp16"),
     )
 
@@ -166,6 +169,7 @@ def plan_schedule(
         # Ranks that share layers or weights must do the same in one order.
         opportunistic=settings.opportunistic and settings.zero != 3 and settings.tensor == 1,
         is_limit_given=settings.memory_limit is not None,
+        usual=usual,
     )
 
 
@@ -260,7 +264,7 @@ def make_masters(
 
 
 def build_engine(
-    schedule: str,
+    plans: Plans,
     stages: RankStages,
     links: Links,
     gradients: Gradients,
@@ -270,6 +274,9 @@ def build_engine(
     """The engine, which tells `gradients` of each gradient that it makes."""
     weight_grads = WeightGrads(gradients.note)
     is_split = settings.precision.half is not None and not loss.num_terms
+    times = find_times(plans.stage_map, settings)
+    # On a GPU a schedule that is chosen later must fit.
+    measures = settings.recompute == "auto" or (times and settings.device.type == "cuda")
     engine = Engine(
         stages.stages,
         links,
@@ -281,14 +288,26 @@ def build_engine(
         ),
         after_gradients=gradients.backward_done,
         split_weight=gradients.weight.split if is_split else None,
-        meter=GraphMeter(settings.chunk_size) if settings.recompute == "auto" else None,
+        meter=GraphMeter(settings.chunk_size) if measures else None,
         loss=loss,
+        times=times,
     )
-    puts_off = may_split_backward(schedule)
+    # `auto` may get to it in any step.
+    puts_off = may_split_backward(plans.name)
     compiled = compile_modules(stages, puts_off, settings)
     for stage in () if gradients.masters.slices else stages.stages:
         weight_grads.install(stage.module, puts_off, compiled)
     return engine
+
+
+def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | None:
+    """What measures actions for a schedule that follows them; None where it stays as it is: it was
+    named, or the user wants a run to give the same bits again."""
+    stays = settings.schedule != AUTO or not settings.opportunistic or stage_map.depth == 1
+    if stays or torch.are_deterministic_algorithms_enabled():
+        return None
+    is_on_gpu = settings.device.type == "cuda"
+    return ActionTimes(stage_map, find_clock() if is_on_gpu else None)
 
 
 def compile_modules(

@@ -33,6 +33,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -202,7 +203,10 @@ class Receiver:
         """The other direction, to the same neighbour."""
 
         self.capacity = 1
-        self._messages: deque[Crossing] = deque()
+        self.came_s = 0.0
+        """When the message that was taken last had come, by `time.perf_counter`."""
+
+        self._messages: deque[tuple[float, Crossing]] = deque()
         self._changed = arrivals.changed
         self._error: BaseException | None = None
         self._discarding = False
@@ -223,7 +227,7 @@ class Receiver:
                 raise ChannelClosed(
                     f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
                 ) from self._error
-            message = self._messages.popleft()
+            self.came_s, message = self._messages.popleft()
             self._changed.notify_all()
         self.wire.enter(message.tensors)
         return message
@@ -304,11 +308,12 @@ class Receiver:
             self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
 
     def _put(self, message: Crossing) -> None:
+        now = time.perf_counter()
         with self._changed:
             while len(self._messages) >= self.capacity and not self._discarding:
                 self._changed.wait()
             if not self._discarding:
-                self._messages.append(message)
+                self._messages.append((now, message))
             self._changed.notify_all()
 
 

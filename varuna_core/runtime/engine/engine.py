@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from varuna_core.runtime.comm.channel import Receiver, Sender
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing
+from varuna_core.runtime.engine.adapting import ActionTimes
 from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.random_streams import build_seeder
@@ -106,6 +107,7 @@ class Engine:
         meter: GraphMeter | None = None,
         split_weight: Callable[[float, float], float] | None = None,
         loss: LossForm | None = None,
+        times: ActionTimes | None = None,
     ) -> None:
         """`after_gradients` is called after each B and each W; `loss` is what the model returns.
 
@@ -121,6 +123,9 @@ class Engine:
         self.weight_grads = weight_grads or WeightGrads()
         self.before_gradients, self.after_gradients = before_gradients, after_gradients
         self.meter, self.split_weight = meter, split_weight
+        self.times = times
+        self._noting: ActionTimes | None = None
+        """`times` while it is a training step."""
         self._held: dict[tuple[int, int], HeldMicroBatch] = {}
         self._handed: dict[tuple[bool, int, int], Crossing] = {}
         self._step = self._total = 0
@@ -159,6 +164,9 @@ class Engine:
         when a gradient is late.
         """
         self._start(step)
+        self._noting = self.times if actions else None
+        if self._noting is not None:
+            self._noting.begin(len(microbatches))
         self._count, self._total, self._loss_scale = count, 0, loss_scale
         self._weigh, self._keep = weigh, keep
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
@@ -183,6 +191,9 @@ class Engine:
             run[action.kind](connected, number, microbatches[number])
             if self.trace is not None:
                 self.trace(str(action), begin, self._ready, time.perf_counter())
+            if self._noting is not None:
+                self._noting.add(action.kind, action.stage, self._ready, time.perf_counter())
+        self._noting = None
         self.done_s = time.perf_counter()
         self.links.flush()
         return self._loss
@@ -229,6 +240,7 @@ class Engine:
 
     def _start(self, step: int) -> None:
         self._step = step
+        self._noting = None
         self._held.clear()
         self._handed.clear()
         terms = self.loss_form.num_terms
@@ -319,10 +331,14 @@ class Engine:
             return self._handed.pop(key)
         received = channel.take()
         self._ready = self._now()
+        if self._noting is not None:
+            self._noting.has_come(key, channel.came_s)
         return received
 
     def _send(self, channel: Sender | None, key: tuple[bool, int, int], crossing: Crossing) -> None:
         if channel is not None:
+            if self._noting is not None:
+                self._noting.has_left(key, time.perf_counter())
             channel.send(crossing.tensors, crossing.structure)
             return
         # Tensors of their own, on the same memory: the next stage collects gradients in them.

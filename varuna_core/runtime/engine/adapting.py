@@ -1,0 +1,162 @@
+"""A schedule that follows what its actions take: `schedule: auto`, measured again in training.
+
+    steps      1      2 3 4 5      6 7 8 9      ...
+    each rank  warm   notes times of actions and of messages
+    all ranks         one sum at the end of four: the same costs on all
+                      where they have moved: the best schedule for them, if it is shorter by GAIN
+
+A message's time comes from two clocks that have nothing to do with each other. Between two stages
+messages go both ways, and what the clocks differ by is in one way with the other sign: it is gone
+in the mean of the two. Of a step's messages the quickest counts, for others wait for the link.
+
+On a GPU actions are timed by events, and messages are not: when one leaves is not known to the
+host. There, what micro-batches hold is measured too, and a schedule that does not fit is not taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from varuna_core.records.layout import StageMap
+from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.engine.plans import Plans
+from varuna_core.schedule.actions import Kind
+from varuna_core.schedule.measured import MEASURED, KnownCosts
+from varuna_core.schedule.recompute import Memory
+from varuna_core.trace.device import DeviceClock
+
+log = logging.getLogger(__name__)
+
+WINDOW = 4
+"""Steps that are measured before the ranks agree. A change is followed within two windows."""
+
+Message = tuple[bool, int, int]
+"""Whether it is an activation (or a gradient), the stage that it is for, its micro-batch."""
+
+
+class ActionTimes:
+    """What one rank's actions took in the last steps, and when messages left and came."""
+
+    def __init__(self, stage_map: StageMap, clock: DeviceClock | None = None) -> None:
+        self.num_stages, self.clock = stage_map.num_stages, clock
+        self.counts = not stage_map.tensor_rank
+        """Of ranks that share layers the first one's are taken."""
+
+        self.num_microbatches = 0
+        self._times: dict[tuple[Kind, int], list[tuple[float, float]]] = {}
+        self._messages: list[torch.Tensor] = []
+
+    def clear(self) -> None:
+        self._times.clear()
+        self._messages.clear()
+
+    def begin(self, num_microbatches: int) -> None:
+        """A step begins. Those of another size before it are forgotten."""
+        if num_microbatches != self.num_microbatches:
+            self.clear()
+        self.num_microbatches = num_microbatches
+        shape = 2, self.num_stages - 1, num_microbatches
+        self._messages.append(torch.zeros(shape, dtype=torch.float64))
+
+    def add(self, kind: Kind, stage: int, ready: float, end: float) -> None:
+        """An action ran from when it had its message until its end, by `time.perf_counter`."""
+        if self.clock is not None:
+            self.clock.mark(end)
+        self._times.setdefault(("F" if kind == "f" else kind, stage), []).append((ready, end))
+
+    def has_left(self, message: Message, at: float) -> None:
+        self._note(message, -at)
+
+    def has_come(self, message: Message, at: float) -> None:
+        self._note(message, at)
+
+    def _note(self, message: Message, value: float) -> None:
+        is_activation, stage, microbatch = message
+        boundary = stage - 1 if is_activation else stage
+        self._messages[-1][int(is_activation), boundary, microbatch] += value
+
+    def list_figures(self) -> torch.Tensor:
+        """The median of each kind and stage, 0 where none ran; then the messages of each step."""
+        times = torch.zeros(len(MEASURED), self.num_stages, dtype=torch.float64)
+        if self.clock is not None:
+            self.clock.settle()
+        for (kind, stage), spans in self._times.items():
+            times[MEASURED.index(kind), stage] = statistics.median(map(self._measure, spans))
+        parts = [times.flatten(), *(step.flatten() for step in self._messages)]
+        return torch.cat(parts) * self.counts
+
+    def _measure(self, span: tuple[float, float]) -> float:
+        ready, end = span
+        return end - ready if self.clock is None else self.clock.find(end) - self.clock.find(ready)
+
+
+def find_hops(times: torch.Tensor) -> torch.Tensor:
+    """Seconds of a message between two stages, from what lay between its leave and its arrival by
+    the clocks of either: by step, way, pair of stages and micro-batch."""
+    return times.amin(dim=3).mean(dim=1).median(dim=0).values.clamp(min=0)
+
+
+def agree_on_times(times: ActionTimes, links: Links) -> tuple[dict[Kind, list[float]], list[float]]:
+    """The same on all ranks: seconds by kind and stage, and of a message between two stages."""
+    stages = times.num_stages
+    summed = times.list_figures()
+    dist.all_reduce(summed, group=links.pipeline)
+    kinds, messages = summed[: len(MEASURED) * stages], summed[len(MEASURED) * stages :]
+    hops = torch.zeros(stages - 1, dtype=torch.float64)
+    if messages.numel():
+        hops = find_hops(messages.view(-1, 2, stages - 1, times.num_microbatches))
+    figures = torch.cat([kinds, hops])
+    if links.replicas is not None:
+        dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=links.replicas)
+    listed = figures.tolist()
+    each = {kind: listed[i * stages : (i + 1) * stages] for i, kind in enumerate(MEASURED)}
+    return each, listed[len(MEASURED) * stages :]
+
+
+class Adapting:
+    """Builds one rank's schedule again where costs turn out otherwise; all ranks do the same."""
+
+    def __init__(
+        self,
+        plans: Plans,
+        links: Links,
+        times: ActionTimes,
+        find_memory: Callable[[], Memory | None] | None = None,
+    ) -> None:
+        """`find_memory` agrees with the other ranks on what micro-batches hold and may hold; None
+        from it while that is not known, and without it memory sets no bound."""
+        self.plans, self.links, self.times, self._find_memory = plans, links, times, find_memory
+        self.known = KnownCosts(plans.costs)
+        self._num_steps = 0
+
+    def begin_step(self) -> None:
+        """Called by all ranks where a step begins."""
+        if self.plans.lacks_memory:
+            self.times.clear()
+            return
+        self._num_steps += 1
+        if self._num_steps == 2:  # the first one did everything for the first time
+            self.times.clear()
+        elif self._num_steps > 2 and (self._num_steps - 2) % WINDOW == 0:
+            self._settle()
+            self.times.clear()
+
+    def _settle(self) -> None:
+        by_kind, hops = agree_on_times(self.times, self.links)
+        is_timed = self.times.clock is None
+        costs = self.known.measure(by_kind, hops if is_timed else [None] * len(hops))
+        if costs is None or not self.known.has_moved():
+            return
+        memory = None
+        if self._find_memory is not None:
+            memory = self._find_memory()
+            if memory is None:
+                return
+        found = self.plans.adapt(costs, memory)
+        if found is not None and not self.links.place and not self.links.replica:
+            log.warning("%s", found)

@@ -1,0 +1,82 @@
+"""Costs of actions as a training measures them, in place of those that were counted or profiled.
+
+A schedule runs only some kinds of action: 1f1b has no `I`. What the others would take is what was
+believed of them, times how much longer the stage's measured kinds take than was believed.
+
+    believed   F 1   I 1   W 1   B 2        any unit
+    measured   F 3               B 9
+    then       F 3   I 4   W 4   B 9        seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from varuna_core.schedule.actions import Kind
+from varuna_core.schedule.costs import Costs
+
+MEASURED: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
+"""`f` counts as `F`."""
+
+MOVED = 0.1
+"""Of the mean action: a figure that differs by more has moved."""
+
+
+class KnownCosts:
+    """What is known of the costs of all stages."""
+
+    def __init__(self, given: Costs) -> None:
+        self._by_kind = {kind: list(given.by_kind[kind]) for kind in MEASURED}
+        self._hops = list(given.hops)
+        self._seen: list[float] | None = None
+        """The figures of the last costs that had moved."""
+
+    def measure(
+        self, by_kind: Mapping[Kind, Sequence[float]], hops: Sequence[float | None]
+    ) -> Costs | None:
+        """Take figures of all stages, 0 where a kind has not run, None for a hop that is not known.
+
+        The costs as they are known now; None if there is a stage of which nothing was measured.
+        """
+        stages = range(len(self._by_kind["F"]))
+        before = after = 0.0
+        believed = {kind: list(figures) for kind, figures in self._by_kind.items()}
+        for stage in stages:
+            ran = [kind for kind in MEASURED if by_kind[kind][stage] > 0]
+            was = sum(believed[kind][stage] for kind in ran)
+            now = sum(by_kind[kind][stage] for kind in ran)
+            if not ran:
+                return None
+            before, after = before + was, after + now
+            for kind in MEASURED:
+                rest = believed[kind][stage] * now / was if was else now / len(ran)
+                believed[kind][stage] = by_kind[kind][stage] if kind in ran else rest
+        factor = after / before if before else 1.0
+        self._by_kind = believed
+        self._hops = [
+            old * factor if new is None else new for old, new in zip(self._hops, hops, strict=True)
+        ]
+        return self.costs
+
+    @property
+    def costs(self) -> Costs:
+        return Costs(
+            forward=tuple(self._by_kind["F"]),
+            input_grad=tuple(self._by_kind["I"]),
+            weight_grad=tuple(self._by_kind["W"]),
+            backward=tuple(self._by_kind["B"]),
+            recompute=tuple(self._by_kind["R"]),
+            hops=tuple(self._hops),
+        )
+
+    def has_moved(self) -> bool:
+        """Whether any figure differs from those for which this was true the last time."""
+        figures = [one for kind in MEASURED for one in self._by_kind[kind]]
+        mean = sum(figures) / len(figures)
+        figures += self._hops
+        if self._seen is not None and all(
+            abs(new - old) <= MOVED * mean for new, old in zip(figures, self._seen, strict=True)
+        ):
+            return False
+        self._seen = figures
+        return True
