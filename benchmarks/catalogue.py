@@ -121,6 +121,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "3", "--millions", "4"),
     ),
     Benchmark(
+        name="cross_entropy",
+        module="runtime.cross_entropy",
+        title="Cross-entropy of many words",
+        peer="torch.nn.functional.cross_entropy",
+        needs=("torch",),
+        quick=("--rounds", "3"),
+    ),
+    Benchmark(
         name="checkpoint_stall",
         module="runtime.checkpoint_stall",
         title="A save beside training",

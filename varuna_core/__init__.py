@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from varuna_core.data.place import DataPlace as DataPlace
     from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiling.profiler import Profiler as Profiler
+    from varuna_core.runtime.cross_entropy import cross_entropy as cross_entropy
     from varuna_core.runtime.saving import leaving as leaving
     from varuna_core.runtime.split.criterion import with_loss as with_loss
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
@@ -30,6 +31,7 @@ _LAZY = {
     "Profiler": "varuna_core.profiling.profiler",
     "TokenMean": "varuna_core.runtime.split.loss",
     "Varuna": "varuna_core.varuna",
+    "cross_entropy": "varuna_core.runtime.cross_entropy",
     "cut_before": "varuna_core.runtime.split.cut",
     "open_weights": "varuna_core.checkpoint.foreign.weight_files",
     "parameters_on_meta": "varuna_core.runtime.split.weights",

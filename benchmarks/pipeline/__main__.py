@@ -70,7 +70,11 @@ def main() -> None:
     parser.add_argument("parts", nargs="*", metavar="part", help=", ".join(every))
     parser.add_argument("--microbatches", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}, or adaptive.md of that part alone")
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help=f"write {RESULT.name}, or adaptive.md of that part alone",
+    )
     given = parser.parse_args()
     if unknown := [name for name in given.parts if name not in every]:
         parser.error(f"no part {', '.join(unknown)}; there are {', '.join(every)}")

@@ -18,8 +18,8 @@ from varuna_core.programs.layers import (
     PostNormBlock,
     number_positions,
     plan_blocks,
-    sum_cross_entropy,
 )
+from varuna_core.runtime.cross_entropy import cross_entropy
 from varuna_core.runtime.split.cut import CutPoint
 from varuna_core.runtime.split.loss import TokenMean
 
@@ -73,8 +73,7 @@ class Bert(nn.Module):
         is_random: Tensor,
     ) -> TokenMean:
         tokens, order = self.predict(text, types, padding_mask)
-        masked = sum_cross_entropy(tokens, labels, ignored=NO_LABEL)
-        return masked + sum_cross_entropy(order, is_random, ignored=NO_LABEL)
+        return _find_loss(tokens, labels) + _find_loss(order, is_random)
 
     def loss_counts(self, labels: Tensor, is_random: Tensor, **others: Tensor) -> list[Tensor]:
         """How many tokens of the batch are predicted, and how many pairs."""
@@ -97,3 +96,8 @@ class Bert(nn.Module):
             x = block(cut(x), mask)
         x = self.cuts[-1](x)
         return self.token_head(x), self.order_head(torch.tanh(self.pooler(x[:, 0])))
+
+
+def _find_loss(logits: Tensor, labels: Tensor) -> TokenMean:
+    total = cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
+    return TokenMean(total, (labels != NO_LABEL).sum())

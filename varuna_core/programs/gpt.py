@@ -14,10 +14,10 @@ from varuna_core.programs.layers import (
     Dense,
     Embedding,
     PreNormBlock,
-    mean_cross_entropy,
     number_positions,
     plan_blocks,
 )
+from varuna_core.runtime.cross_entropy import cross_entropy
 from varuna_core.runtime.split.cut import CutPoint
 
 
@@ -41,7 +41,7 @@ class Gpt(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return mean_cross_entropy(self.predict(tokens[:, :-1]), tokens[:, 1:])
+        return cross_entropy(self.predict(tokens[:, :-1]), tokens[:, 1:])
 
     def tensor_parallel_plan(self, sequence_parallel: bool = False) -> dict[str, Any]:
         """For `Varuna(tensor_plan=...)`; the loss is taken of logits that stay shared."""

@@ -14,8 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from varuna_core.runtime.split.loss import TokenMean
-
 STD = 0.02
 """Of a normal distribution: GPT-2's and BERT's initial weights."""
 
@@ -128,22 +126,6 @@ def compile_blocks(module: nn.Module, **options: Any) -> int:
     for block in found:
         block.compile(**options)
     return len(found)
-
-
-def mean_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> Tensor:
-    """In fp32, whatever the logits are in; they may be a DTensor, shared by words."""
-    flat = logits.float().view(-1, logits.shape[-1])
-    loss: Any = F.cross_entropy(flat, labels.reshape(-1), ignore_index=ignored)
-    mean: Tensor = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-    return mean
-
-
-def sum_cross_entropy(logits: Tensor, labels: Tensor, ignored: int = -100) -> TokenMean:
-    """As `mean_cross_entropy`, for a mean over the labels that are not ignored."""
-    flat = logits.float().view(-1, logits.shape[-1])
-    loss: Any = F.cross_entropy(flat, labels.reshape(-1), ignore_index=ignored, reduction="sum")
-    total: Tensor = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-    return TokenMean(total, (labels != ignored).sum())
 
 
 def plan_blocks(sequence_parallel: bool) -> dict[str, Any]:

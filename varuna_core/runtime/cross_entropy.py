@@ -1,0 +1,74 @@
+"""Cross-entropy of many words with little memory: rows by rows, in fp32.
+
+    torch's    logits, as fp32, log-softmax of all, gradient of it, gradient of the logits
+    here       logits, a number a row,              gradient of the logits
+
+A block of rows is small enough to stay in the cache, so it takes less time too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+BLOCK = {"cpu": 2**20}
+"""Elements of a block."""
+BLOCK_ELSEWHERE = 2**25
+
+
+def cross_entropy(
+    logits: Tensor, labels: Tensor, ignore_index: int = -100, reduction: str = "mean"
+) -> Tensor:
+    """torch's, of `logits` with the words in the last dimension and a label for each row; the mean
+    is of labels that are not ignored. In fp32, whatever the logits are in."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(f"reduction {reduction!r}: want 'mean' or 'sum'")
+    flat, flat_labels = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    if hasattr(logits, "full_tensor") or flat.dtype == torch.float64:
+        # Words that several ranks share are never brought together.
+        wide = flat if flat.dtype == torch.float64 else flat.float()
+        given: Any = F.cross_entropy(
+            wide, flat_labels, ignore_index=ignore_index, reduction=reduction
+        )
+        whole: Tensor = given.full_tensor() if hasattr(given, "full_tensor") else given
+        return whole
+    total: Tensor = _Summed.apply(flat, flat_labels, ignore_index)  # type: ignore[no-untyped-call]
+    return total / (flat_labels != ignore_index).sum() if reduction == "mean" else total
+
+
+class _Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, ignored: int) -> Tensor:
+        counts = labels != ignored
+        places = torch.where(counts, labels, 0)[:, None]
+        # Of each row the logarithm of the sum of all exponentials, and the label's own logit.
+        sums, own = (torch.empty(len(logits), device=logits.device) for _ in range(2))
+        for rows in _list_blocks(logits):
+            block = logits[rows].float()
+            sums[rows] = torch.logsumexp(block, dim=1)
+            own[rows] = block.gather(1, places[rows])[:, 0]
+        ctx.save_for_backward(logits, places, counts, sums)
+        return torch.where(counts, sums - own, 0.0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        logits, places, counts, sums = ctx.saved_tensors
+        factors = torch.where(counts, gradient, 0.0)[:, None]
+        made = torch.empty_like(logits)
+        for rows in _list_blocks(logits):
+            block = torch.exp(logits[rows].float() - sums[rows, None])
+            block.scatter_add_(1, places[rows], torch.full_like(block[:, :1], -1.0))
+            made[rows] = block.mul_(factors[rows])
+        return made, None, None
+
+
+def _list_blocks(logits: Tensor) -> Iterator[slice]:
+    elements = BLOCK.get(logits.device.type, BLOCK_ELSEWHERE)
+    step = max(1, elements // logits.shape[1])
+    return (slice(begin, begin + step) for begin in range(0, len(logits), step))
