@@ -54,7 +54,7 @@ env: {OMP_NUM_THREADS: "1"}
 
 # In the ranks, and in whatever runs before them. Named by module and function: who calls a function
 # by its module's name for it calls the one that is timed.
-_MARKS = '''\
+_MARKS = """\
 import importlib.machinery, os, sys, time
 
 _WATCHED = {
@@ -118,7 +118,7 @@ class _Finder:
 
 
 sys.meta_path.insert(0, _Finder)
-'''
+"""
 
 PARTS = (
     ("agent: open, checks, until the ranks' processes are there", "ranks"),

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wanted = _parse(words)
     except SystemExit as end:  # argparse has said why
         return int(end.code or 0)
+    _spare_compiler(wanted.training)
     if wanted.standby:
         from varuna_core.programs.standby import wait_for_task
 
@@ -98,6 +99,16 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")
     parser.add_argument("--tensor", type=read_numbers, metavar="1,2,..", help="tensor degrees")
     return parser.parse_args(words)
+
+
+def _spare_compiler(path: Path) -> None:
+    """Keep torch's compiler out, where blocks are not compiled; a wrong file is told of later."""
+    from varuna_core.programs.dynamo import spare_dynamo
+    from varuna_core.records.training import read_training
+
+    with contextlib.suppress(ValueError):
+        if not read_training(path).compile:
+            spare_dynamo()
 
 
 def _read(path: Path) -> Training:

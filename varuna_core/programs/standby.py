@@ -18,10 +18,12 @@ import threading
 
 NICE = 10
 """A tenth of a processor where a training wants all of it: at 19 it would never come to an end."""
-# The optimizers and the meta device load torch._dynamo at first use: half of all that is imported.
+# The dry run loads symbolic_shapes, the optimizers and the meta device torch._dynamo, at first use:
+# half of all that is imported. Where nothing is compiled a stand-in is there for the latter.
 MODULES = (
     "torch",
     "torch.distributed",
+    "torch.fx.experimental.symbolic_shapes",
     "torch._dynamo",
     "varuna_core.data.errors",
     "varuna_core.planner.profile.errors",
