@@ -40,7 +40,8 @@ from varuna_core.agent.processes.process import (
 )
 from varuna_core.agent.processes.signals import ENDING, Signals
 from varuna_core.agent.setup.container import fill_in
-from varuna_core.agent.setup.ranks import Meeting, build_rank
+from varuna_core.agent.setup.forked_ranks import can_fork, fork_ranks
+from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank
 from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.track.process import END_S, TrackerProcess
@@ -104,8 +105,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Start the ranks, see them end, and return the node's exit code."""
-        adopt_orphans()
-        self._start_ranks()
+        self._start_ranks(adopts=adopt_orphans())
         self._tracker.start(self._meeting)
         # Threads only now: a fork beside running threads may copy a lock that is held.
         self._pump.start()
@@ -136,26 +136,42 @@ class Supervisor:
             return self._stopped_at + self._grace_s - time.monotonic()
         return END_S
 
-    def _start_ranks(self) -> None:
+    def _start_ranks(self, *, adopts: bool) -> None:
         site = self._site
+        starts = []
         for local_rank, rank in enumerate(site.node.ranks):
             start = build_rank(
                 site.plan, site.node, local_rank, self._meeting, site.env, site.container
             )
-            argv = fill_in(start.argv, site, rank)
+            starts.append(replace(start, argv=fill_in(start.argv, site, rank)))
+        forked: list[RankProcess] = []
+        for local_rank, rank in enumerate(site.node.ranks):
+            start = starts[local_rank]
             self._started[rank] = time.time()
             try:
                 if local_rank == 0:
                     self._exits.reserve()
-                inside = ContainerProcesses(start.marks) if start.marks else None
-                process = self._standby.take(local_rank, replace(start, argv=argv))
-                process = process or start_rank(argv, start.env, start.cwd, inside)
+                    forked = self._fork(starts) if adopts else []
+                if forked:
+                    process = forked[local_rank]
+                else:
+                    inside = ContainerProcesses(start.marks) if start.marks else None
+                    waiting = self._standby.take(local_rank, start)
+                    process = waiting or start_rank(start.argv, start.env, start.cwd, inside)
             except OSError as error:
                 self._refuse_rank(rank, error)
                 return
             self._alive[rank] = process
             self._pump.add(rank, process.stdout, process.stderr)
         self._standby.end()
+
+    def _fork(self, starts: list[RankStart]) -> list[RankProcess]:
+        """The ranks, from one process; none where each has to be started."""
+        if not self._standby.is_empty or not can_fork(self._site, starts):
+            return []
+        with contextlib.suppress(OSError):  # the first rank will say what is wrong
+            return fork_ranks(starts)
+        return []
 
     def _refuse_rank(self, rank: int, error: OSError) -> None:
         """A rank that could not even start fails like one that did; the rest do not start."""

@@ -3,7 +3,8 @@
 `vjob submit` makes the file of a conf with `program: pretrain_gpt` or `pretrain_bert` and starts
 the ranks; under torchrun, or alone, it runs as well. With `--profile FILE`, as `vjob profile` says
 it, the rank measures what the model costs and does not train. With `--standby` it imports, waits,
-and trains what its standard input says (varuna_core/agent/setup/standby_ranks.py).
+and trains what its standard input says (varuna_core/agent/setup/standby_ranks.py). With `--fork` it
+imports, and forks the ranks of a node (varuna_core/agent/setup/forked_ranks.py).
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said why
         return int(end.code or 0)
     _spare_compiler(wanted.training)
+    if wanted.fork:
+        from varuna_core.programs.forking import fork_ranks
+
+        fork_ranks()
     if wanted.standby:
         from varuna_core.programs.standby import wait_for_task
 
@@ -95,6 +100,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m varuna_core.programs.pretrain")
     parser.add_argument("training", type=Path, metavar="training.json")
     parser.add_argument("--standby", action="store_true", help="wait for standard input first")
+    parser.add_argument("--fork", action="store_true", help="fork what standard input says")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="measure, do not train")
     parser.add_argument("--sizes", type=read_numbers, metavar="1,2,..", help="micro-batches")
     parser.add_argument("--tensor", type=read_numbers, metavar="1,2,..", help="tensor degrees")

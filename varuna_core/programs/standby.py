@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import threading
+from collections.abc import Mapping
 
 NICE = 10
 """A tenth of a processor where a training wants all of it: at 19 it would never come to an end."""
@@ -36,27 +37,34 @@ MODULES = (
 def wait_for_task() -> list[str] | None:
     """The arguments of the rank that this is to be, its environment set; None: nobody wants it."""
     initial = dict(os.environb)
-    importing = threading.Thread(target=_import_all, name="imports", daemon=True)
+    importing = threading.Thread(target=_import_quietly, name="imports", daemon=True)
     importing.start()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return None
     task = json.loads(line)
     importing.join()
-    # What a module sets for itself as it is imported stays, as it would in any rank.
-    added = {name: value for name, value in os.environb.items() if name not in initial}
-    told = {_encode(name): _encode(value) for name, value in task["env"].items()}
-    os.environb.clear()
-    os.environb.update({**added, **told})
+    take_environment(task["env"], initial)
     arguments: list[str] = task["arguments"]
     sys.argv[1:] = arguments
-    _forget_input()
+    forget_input()
     return arguments
 
 
-def _import_all() -> None:
+def take_environment(told: Mapping[str, str], initial: Mapping[bytes, bytes]) -> None:
+    """What a module set for itself as it was imported stays, as it would in any rank."""
+    added = {name: value for name, value in os.environb.items() if name not in initial}
+    os.environb.clear()
+    os.environb.update({**added, **{_encode(name): _encode(told[name]) for name in told}})
+
+
+def _import_quietly() -> None:
     with contextlib.suppress(OSError):  # a kernel without niceness a thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+    import_all()
+
+
+def import_all() -> None:
     for name in MODULES:
         try:
             importlib.import_module(name)
@@ -64,7 +72,7 @@ def _import_all() -> None:
             return
 
 
-def _forget_input() -> None:
+def forget_input() -> None:
     """From now on standard input is empty, as every rank's is."""
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)

@@ -167,10 +167,9 @@ def find_program(name: str, path: str | None) -> str | None:
     return shutil.which(name, path=path)
 
 
-def set_process_option(option: int, value: int) -> None:
-    """Linux's prctl; nothing where there is none."""
-    if _PRCTL is not None:
-        _PRCTL(option, value)
+def set_process_option(option: int, value: int) -> bool:
+    """Linux's prctl; False where there is none."""
+    return _PRCTL is not None and _PRCTL(option, value) == 0
 
 
 def start_rank(
@@ -181,11 +180,14 @@ def start_rank(
     *,
     waits: bool = False,
     log: int | None = None,
+    errors: int | None = None,
+    passed: Sequence[int] = (),
 ) -> RankProcess:
     """Start a rank; call it from the main thread, as the rank dies with the thread that did.
 
     One that `waits` reads from us what it is to do. With `log` it is no rank: it prints there, and
-    its errors are ours. OSError tells why it could not start.
+    its errors are ours. With `errors` they go there; `passed` stays open in it. OSError tells why
+    it could not start.
     """
     agent = os.getpid()
 
@@ -203,7 +205,8 @@ def start_rank(
             [_encode(word) for word in argv],
             stdin=subprocess.PIPE if waits else subprocess.DEVNULL,
             stdout=subprocess.PIPE if log is None else log,
-            stderr=subprocess.PIPE if log is None else None,
+            stderr=(subprocess.PIPE if log is None else None) if errors is None else errors,
+            pass_fds=passed,
             bufsize=0,
             env=_encode_environment(env),
             cwd=_encode(cwd),
@@ -283,9 +286,9 @@ _LEFTOVERS_PATIENCE_S = 5.0
 _LEFTOVERS_POLL_S = 0.05
 
 
-def adopt_orphans() -> None:
-    """From now on, processes whose parents ended are children of this process."""
-    set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
+def adopt_orphans() -> bool:
+    """From now on, processes whose parents ended are children of this process; True if so."""
+    return set_process_option(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_leftovers(patience_s: float, tidy_s: float = 0, *, spared: int | None = None) -> list[str]:

@@ -35,6 +35,10 @@ class StandbyRanks:
     def __init__(self) -> None:
         self._ranks: dict[int, tuple[RankStart, RankProcess]] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._ranks
+
     def start(self, plan: Plan, node: NodePlan, meeting: Meeting, own: Mapping[str, str]) -> None:
         """One for each rank of a node like this; from the main thread, with which they die."""
         for local_rank in range(node.group.ranks):

@@ -1,0 +1,74 @@
+"""Forks the ranks of a node from one process that has imported torch once, on `--fork`.
+
+Nothing but imports comes before the fork: no thread of ours, no CUDA, no process group. The agent
+(varuna_core/agent/setup/forked_ranks.py) says on standard input what makes each rank a rank, and
+adopts it when this process ends.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from varuna_core.programs.standby import forget_input, import_all, take_environment
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_PTRACER, _ANY = 0x59616D61, -1
+_LOOK_S = 0.001
+
+
+def fork_ranks() -> None:
+    """Returns in each rank; the process that was called ends here."""
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        os._exit(0)
+    task = json.loads(line)
+    report = os.dup(1)
+    os.dup2(2, 1)  # for what modules print as they are imported
+    initial = dict(os.environb)
+    import_all()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    gc.freeze()  # so that no rank writes into what all of them share
+    origin = os.getpid()
+    for rank in task["ranks"]:
+        ready, done = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os.setsid()
+            for end in (ready, done, report):
+                os.close(end)
+            _become(rank, task, origin, initial)
+            return
+        os.close(done)
+        os.read(ready, 1)  # it has a session of its own: the agent ends what is left of ours
+        os.close(ready)
+        os.write(report, b"%d\n" % pid)
+    os._exit(0)
+
+
+def _become(
+    rank: Mapping[str, Any], task: Mapping[str, Any], origin: int, initial: Mapping[bytes, bytes]
+) -> None:
+    os.dup2(rank["out"], 1)
+    os.dup2(rank["err"], 2)
+    for each in task["ranks"]:
+        os.close(each["out"])
+        os.close(each["err"])
+    forget_input()
+    take_environment(rank["env"], initial)
+    while os.getppid() == origin:
+        time.sleep(_LOOK_S)
+    # As the agent does it for ranks that it starts itself; neither outlives a fork.
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    prctl(_PR_SET_PTRACER, _ANY)
+    if os.getppid() != task["agent"]:
+        os._exit(128 + signal.SIGKILL)
