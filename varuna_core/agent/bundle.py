@@ -2,16 +2,28 @@
 programs with all of varuna_core into `program.pyz`, so that ranks need torch and nothing of vjob;
 and what runs a pickled function, likewise, into `function.pyz`.
 
-The same sources give the same bytes, so a run folder can be compared with another. Stored, not
+Beside each source lies what this Python compiles it to, which the same version of Python on a node
+takes as it is: compiling is half of an agent's start. Any other one finds by the number in front
+that it is not for it, and compiles the source (PEP 552: an unchecked hash-based pyc).
+
+The same sources and the same Python give the same bytes, so a run folder can be compared with
+another. They are kept in ~/.cache/vjob, for compiling takes longer than a submit. Stored, not
 compressed: a stripped python3 may lack zlib.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.util
 import io
+import marshal
 import os
+import sys
 import zipfile
 from pathlib import Path
+from types import CodeType
+from typing import Mapping
 
 import varuna_core
 
@@ -48,16 +60,23 @@ from varuna_core.functions.runner import main
 sys.exit(main())
 """
 _ENVIRONMENT = "varuna_core.functions.environment:VjobJobEnvironment"
+_UNCHECKED = (1).to_bytes(4, "little")
+_MARSHAL = 2
+"""The last version whose bytes do not depend on who else holds an object."""
+_MOST_KEPT = 9
+"""Bundles in the cache: three of each kind."""
 
 
-def write_bundle(path: Path) -> None:
-    """Write agent.pyz; it lands whole or not at all."""
-    _write(path, collect_sources())
+def write_bundle(path: Path, *, compiled: bool = True) -> None:
+    """Write agent.pyz; it lands whole or not at all. Without `compiled` it is a third as large."""
+    sources = collect_sources()
+    _write(path, _render("agent.pyz", sources) if compiled else render_bundle(sources))
 
 
 def write_program(path: Path) -> None:
     """Write program.pyz, likewise."""
-    _write(path, {"__main__.py": _PROGRAM.encode(), **_collect_package()})
+    sources = {"__main__.py": _PROGRAM.encode(), **_collect_package()}
+    _write(path, _render("program.pyz", sources))
 
 
 def write_function(path: Path) -> None:
@@ -73,7 +92,7 @@ def write_function(path: Path) -> None:
         f"{name}/METADATA": metadata.encode(),
         f"{name}/entry_points.txt": f"[submitit]\njob_environment = {_ENVIRONMENT}\n".encode(),
     }
-    _write(path, {**sources, **_collect_package()})
+    _write(path, _render("function.pyz", {**sources, **_collect_package()}))
 
 
 def _collect_package() -> dict[str, bytes]:
@@ -81,11 +100,11 @@ def _collect_package() -> dict[str, bytes]:
     return {f"varuna_core/{p.relative_to(root)}": p.read_bytes() for p in root.rglob("*.py")}
 
 
-def _write(path: Path, sources: dict[str, bytes]) -> None:
+def _write(path: Path, data: bytes) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with open(part, "wb") as handle:
-            handle.write(render_bundle(sources))
+            handle.write(data)
             handle.flush()
             os.fsync(handle.fileno())
         os.chmod(part, 0o700)
@@ -105,7 +124,47 @@ def collect_sources() -> dict[str, bytes]:
     return {"__main__.py": _MAIN.encode(), **sources}
 
 
-def render_bundle(sources: dict[str, bytes]) -> bytes:
+def _render(name: str, sources: Mapping[str, bytes]) -> bytes:
+    """The bundle with what its sources are compiled to, from the cache where it was made before."""
+    key = hashlib.sha256(f"{name} {sys.version}".encode())
+    for each in sorted(sources):
+        key.update(f"{each} {len(sources[each])} ".encode() + sources[each])
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    kept = Path(base) / "vjob" / "bundles" / f"{key.hexdigest()}.pyz"
+    with contextlib.suppress(OSError):
+        return kept.read_bytes()
+    data = render_bundle({**sources, **compile_sources(name, sources)})
+    with contextlib.suppress(OSError):  # a home that is full, or of somebody else
+        kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write(kept, data)
+        by_age = sorted(kept.parent.glob("*.pyz"), key=lambda path: path.stat().st_mtime)
+        for old in by_age[:-_MOST_KEPT]:
+            old.unlink()
+    return data
+
+
+def compile_sources(archive: str, sources: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The pyc files of these modules; some have none, which are compiled on the node."""
+    found = {}
+    for name, source in sources.items():
+        if name.endswith(".py") and name != "__main__.py":
+            code = compile(source, f"{archive}/{name}", "exec", dont_inherit=True)
+            if sys.version_info < (3, 11) and _has_set(code):
+                continue  # written in the order of hashes, which differ from process to process
+            with contextlib.suppress(ValueError):  # slices, of Python 3.14
+                head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
+                found[f"{name}c"] = head + marshal.dumps(code, _MARSHAL)
+    return found
+
+
+def _has_set(code: CodeType) -> bool:
+    return any(
+        isinstance(const, frozenset) or (isinstance(const, CodeType) and _has_set(const))
+        for const in code.co_consts
+    )
+
+
+def render_bundle(sources: Mapping[str, bytes]) -> bytes:
     memory = io.BytesIO()
     memory.write(_SHEBANG)
     with zipfile.ZipFile(memory, "a", zipfile.ZIP_STORED) as archive:

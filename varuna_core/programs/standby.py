@@ -19,12 +19,13 @@ from collections.abc import Mapping
 
 NICE = 10
 """A tenth of a processor where a training wants all of it: at 19 it would never come to an end."""
-# The dry run loads symbolic_shapes, the optimizers and the meta device torch._dynamo, at first use:
-# half of all that is imported. Where nothing is compiled a stand-in is there for the latter.
+# The dry run loads symbolic_shapes and tensor, the optimizers and the meta device torch._dynamo, at
+# first use: half of all that is imported. Where nothing is compiled dynamo.py stands in for it.
 MODULES = (
     "torch",
     "torch.distributed",
     "torch.fx.experimental.symbolic_shapes",
+    "torch.distributed.tensor",
     "torch._dynamo",
     "varuna_core.data.errors",
     "varuna_core.planner.profile.errors",

@@ -53,7 +53,7 @@ def collect_job_stacks(
     hosts = [name for part in running for name in slurm.expand_nodes(part.info.nodes)]
     with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
         bundle = Path(folder) / "agent.pyz"
-        write_bundle(bundle)
+        write_bundle(bundle, compiled=False)
         text = base64.b64encode(bundle.read_bytes()).decode()
     ids = sorted({number for part in job.parts for number in (part.raw_id, part.info.leader)})
     spy = str(Path(sys.executable).with_name("py-spy"))

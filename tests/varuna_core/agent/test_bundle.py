@@ -9,7 +9,38 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from varuna_core.agent.bundle import write_bundle
+from varuna_core.agent.bundle import compile_sources, render_bundle, write_bundle
+
+MODULE = """
+from typing import NamedTuple
+
+COLOURS = ("red", "green", "blue")
+
+
+class Place(NamedTuple):
+    rank: int
+    host: str = "n0"
+
+
+def find(word: str, *, among: int = 3) -> bool:
+    \"\"\"Among others.\"\"\"
+    return word in {"red", "green", "blue", "n0"} and among in (1, 2, 3) and bool(word[1:])
+
+
+def fail() -> None:
+    raise RuntimeError("in a bundle")
+"""
+MAIN = b"""
+import traceback
+
+import place
+
+try:
+    place.fail()
+except RuntimeError:
+    traceback.print_exc()
+"""
+SOURCES = {"__main__.py": MAIN, "place.py": MODULE.encode()}
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +62,70 @@ def test_the_same_sources_give_the_same_bytes(bundle: Path) -> None:
     write_bundle(again)
     os.utime(again, (0, 0))
     assert again.read_bytes() == bundle.read_bytes()
+
+
+def test_the_bytes_are_the_same_whatever_the_hashes_and_whoever_holds_the_names() -> None:
+    code = (
+        "import sys; from tests.varuna_core.agent.test_bundle import SOURCES; "
+        "from varuna_core.agent.bundle import *; held = [sys.intern('among'), sys.argv]; "
+        "data = render_bundle({**SOURCES, **compile_sources('x.pyz', SOURCES)}); "
+        "import hashlib; print(hashlib.sha256(data).hexdigest())"
+    )
+    found = set()
+    for seed in ("0", "1", "2", "3"):
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+        words = [sys.executable, "-c", code, *"abc"[: int(seed)]]
+        done = subprocess.run(words, capture_output=True, text=True, env=env, timeout=60)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+def write_small(folder: Path, **changes: bytes) -> Path:
+    path = folder / "x.pyz"
+    compiled = compile_sources("x.pyz", SOURCES)
+    assert list(compiled) == ["place.pyc"]
+    path.write_bytes(render_bundle({**SOURCES, **compiled, **changes}))
+    return path
+
+
+def test_a_module_is_taken_as_it_was_compiled_and_its_errors_show_the_source(
+    tmp_path: Path,
+) -> None:
+    other = compile_sources("x.pyz", {"place.py": SOURCES["place.py"].replace(b"in a", b"of a")})
+    result = call(str(write_small(tmp_path, **other)))
+    assert "RuntimeError: of a bundle" in result.stderr, "not the source's"
+    assert 'File "x.pyz/place.py", line ' in result.stderr
+    assert 'raise RuntimeError("in a bundle")' in result.stderr
+
+
+def test_another_python_compiles_the_source(tmp_path: Path) -> None:
+    """As of another version: the number in front of what was compiled is not its own."""
+    compiled = compile_sources("x.pyz", SOURCES)["place.pyc"]
+    foreign = b"\0\0\r\n" + compiled[4:16] + b"not for us"
+    result = call(str(write_small(tmp_path, **{"place.pyc": foreign})))
+    assert "RuntimeError: in a bundle" in result.stderr
+    assert f'File "{tmp_path}/x.pyz/place.py", line ' in result.stderr
+
+
+def test_it_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_bundle(tmp_path / "first.pyz")
+    monkeypatch.setattr("varuna_core.agent.bundle.compile_sources", None)
+    write_bundle(tmp_path / "second.pyz")
+    assert (tmp_path / "first.pyz").read_bytes() == (tmp_path / "second.pyz").read_bytes()
+
+
+def test_a_home_that_cannot_be_written_to_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    write_bundle(tmp_path / "agent.pyz")
+    assert "varuna_core/records/plan.pyc" in zipfile.ZipFile(tmp_path / "agent.pyz").namelist()
+    write_bundle(tmp_path / "agent.pyz", compiled=False)
+    names = zipfile.ZipFile(tmp_path / "agent.pyz").namelist()
+    assert not [name for name in names if name.endswith(".pyc")]
 
 
 def test_it_holds_the_agent_and_the_records_and_nothing_else(bundle: Path) -> None:
