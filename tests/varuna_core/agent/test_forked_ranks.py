@@ -1,0 +1,175 @@
+"""Ranks that one process forks: each is a rank as any other, for the agent and for itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import ROOT
+from tests.varuna_core.agent.local_run import (
+    Stage,
+    is_running,
+    make_container,
+    make_group,
+    make_plan,
+    wait_until,
+)
+from varuna_core.agent.setup.forked_ranks import can_fork
+from varuna_core.agent.setup.ranks import Meeting, build_rank
+from varuna_core.records.plan import Plan, write_plan
+from varuna_core.records.runfolder import RunFolder
+
+MakeStage = Callable[..., Stage]
+
+PROGRAM = f"""
+import os, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+origin = os.getpid()
+
+def import_all():
+    os.environ["SET_AT_IMPORT"] = "yes"
+    print("imported", flush=True)
+    {{imports}}
+
+from varuna_core.programs import forking
+forking.import_all = import_all
+is_forked = "--fork" in sys.argv
+if is_forked:
+    forking.fork_ranks()
+rank = int(os.environ["RANK"])
+{{rank}}
+"""
+
+
+def make(make_stage: MakeStage, rank: str, imports: str = "pass", ranks: int = 3) -> Stage:
+    stage = make_stage(make_plan(make_group("a", 1, ranks)))
+    stage.run.program.write_text(PROGRAM.format(rank=rank, imports=imports))
+    command = (sys.executable, "-u", str(stage.run.program), "training.json")
+    stage.plan = replace(stage.plan, command=command)
+    write_plan(stage.run.plan, stage.plan)
+    return stage
+
+
+def test_each_has_its_own_place_session_pipes_and_parent(make_stage: MakeStage) -> None:
+    stage = make(
+        make_stage,
+        """
+import json
+own = {name: os.environ.get(name) for name in ("LOCAL_RANK", "WORLD_SIZE", "SET_AT_IMPORT")}
+print(json.dumps([is_forked, origin != os.getpid(), os.getsid(0) == os.getpid(), os.getppid(),
+                  own, sys.stdin.read(), sorted(os.listdir("/proc/self/fd"))]))
+print("error of", rank, file=sys.stderr)
+""",
+    )
+    stage.open()
+    stage.start_all()
+    assert stage.wait() == [0]
+    lines = sorted(line for line in stage.log("n0", "out").splitlines() if "[" in line)
+    assert [line[0] for line in lines] == ["0", "1", "2"]
+    for number, line in enumerate(lines):
+        own = {"LOCAL_RANK": str(number), "WORLD_SIZE": "3", "SET_AT_IMPORT": "yes"}
+        *facts, open_files = json.loads(line[3:])
+        assert facts == [True, True, True, stage.nodes[0].pid, own, ""]
+        assert open_files == ["0", "1", "2", "3"], "and the listing itself"
+    errors = sorted(stage.log("n0", "err").splitlines())
+    assert errors == ["0: error of 0", "0: imported", "1: error of 1", "2: error of 2"]
+    assert {rank: exit.code for rank, exit in stage.exits().items()} == {0: 0, 1: 0, 2: 0}
+
+
+def test_one_that_fails_is_the_culprit(make_stage: MakeStage) -> None:
+    stage = make(make_stage, "if rank == 1: sys.exit('boom')\ntime.sleep(60)")
+    codes, outcome = stage.play()
+    assert (codes, outcome.code, outcome.culprit_rank) == ([1], 1, 1)
+    assert outcome.reason == "rank 1 on n0 exited 1: boom"
+    assert [stage.exits()[rank].stopped for rank in range(3)] == [True, False, True]
+
+
+def test_one_that_a_signal_ended_is_told_apart(make_stage: MakeStage) -> None:
+    stage = make(make_stage, "if rank == 2: os.kill(os.getpid(), 9)\ntime.sleep(60)")
+    codes, outcome = stage.play()
+    assert (codes, outcome.culprit_rank, outcome.culprit_signal) == ([137], 2, "SIGKILL")
+
+
+def test_they_die_with_a_killed_agent(make_stage: MakeStage) -> None:
+    stage = make(make_stage, "print('pid', os.getpid(), flush=True)\ntime.sleep(60)")
+    stage.open()
+    agent = stage.start(0)
+    wait_until(lambda: stage.log("n0", "out").count("pid") == 3, "three pids")
+    pids = [int(line.split()[-1]) for line in stage.log("n0", "out").splitlines()]
+    agent.kill()
+    wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of the ranks")
+
+
+def test_what_ends_the_imports_ends_the_ranks(make_stage: MakeStage) -> None:
+    stage = make(make_stage, "pass", "print('no torch', file=sys.stderr, flush=True); os._exit(5)")
+    codes, outcome = stage.play()
+    assert (codes, outcome.code, outcome.reason) == ([5], 5, "rank 0 on n0 exited 5: no torch")
+    assert {rank: exit.code for rank, exit in stage.exits().items()} == {0: 5, 1: 5, 2: 5}
+
+
+def test_an_agent_that_has_to_end_does_not_wait_for_imports(make_stage: MakeStage) -> None:
+    stage = make(make_stage, "pass", "time.sleep(600)")
+    stage.open()
+    agent = stage.start(0)
+    stage.wait_for_log("n0", "err", "imported")
+    agent.send_signal(signal.SIGTERM)
+    assert stage.wait() == [143]
+    assert all(exit.stopped for exit in stage.exits().values())
+
+
+def test_a_signal_that_is_forwarded_reaches_each(make_stage: MakeStage) -> None:
+    stage = make(
+        make_stage,
+        """
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))
+print("ready", flush=True)
+time.sleep(60)
+""",
+    )
+    stage.open()
+    agent = stage.start(0)
+    wait_until(lambda: stage.log("n0", "out").count("ready") == 3, "three ranks")
+    agent.send_signal(signal.SIGUSR1)
+    assert stage.wait() == [0]
+
+
+def ask(plan: Plan, run: Path, **changes: Any) -> bool:
+    """Whether the ranks of the plan's first node may be forked."""
+    meeting = Meeting(run, 0, run / "trace", "10.0.0.1", 6000, "eth0", "n0")
+    node = plan.node(0)
+    container = changes.pop("container", None)
+    starts = [
+        build_rank(plan, node, local_rank, meeting, {"PATH": os.environ["PATH"]}, container)
+        for local_rank in range(node.group.ranks)
+    ]
+    site: Any = SimpleNamespace(plan=plan, run=RunFolder(run), container=container)
+    return can_fork(site, starts)
+
+
+def test_who_is_forked(tmp_path: Path) -> None:
+    command = (sys.executable, "-u", str(RunFolder(tmp_path).program), "training.json")
+    plan = make_plan(make_group("a", 1, 2), command=command)
+    assert ask(plan, tmp_path)
+    assert not ask(replace(plan, command=(sys.executable, "train.py", "x")), tmp_path)
+    assert not ask(make_plan(make_group("a", 2, 1), command=command), tmp_path), "one rank"
+    assert not ask(replace(plan, prefix=("nsys", "profile")), tmp_path)
+    assert not ask(replace(plan, timeline=True), tmp_path)
+    assert not ask(plan, tmp_path, container=make_container())
+
+
+@pytest.mark.parametrize("line", [b"", b"half a line"])
+def test_an_origin_that_nobody_tells_ends(line: bytes) -> None:
+    code = "from varuna_core.programs.forking import fork_ranks; fork_ranks(); print('rank')"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], input=line, capture_output=True, env=env)
+    assert (done.returncode, done.stdout) == (0, b"")
