@@ -139,6 +139,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         ranks=True,
     ),
     Benchmark(
+        name="startup",
+        module="runtime.startup",
+        title="From the agent's start to the first step",
+        peer="none by itself; with --before another checkout",
+        needs=("torch",),
+        quick=("--rounds", "1"),
+    ),
+    Benchmark(
         name="memory_copies",
         module="runtime.memory_copies",
         title="Copies in memory",
