@@ -1,12 +1,18 @@
 """Do the tests notice a changed line? Mutants of the code that must not be wrong.
 
-    python -m benchmarks.suite.mutants [--count 200] [--seed 1] [--write]
+    python -m benchmarks.suite.mutants [--count 200] [--seed 1] [--again] [--write]
 
 A mutant is the code with one small change: another comparison, operator, constant or condition. It
-is drawn evenly from all that can be changed in the modules below. coverage.py says which tests run
-the changed line; these run, in a copy of the checkout, until one fails. A mutant that runs longer
-than its limit is caught too. Those that survive are listed with their line, to be read: a change
-that no program can notice is equivalent, and stands in EQUIVALENT with its reason.
+is drawn evenly from all that can be changed in the modules below; the draw hangs on the seed and
+the changed code alone, so that a sample stays the same while other lines change. coverage.py says
+which tests run the changed line; these run, in a copy of the checkout, until one fails. A mutant
+that runs longer than its limit is caught too. Those that survive are listed with their line, to be
+read: a change that no program can notice is equivalent, and stands in EQUIVALENT with its reason.
+
+What was measured and found is kept (`--keep`), and an interrupted run goes on from there; `--again`
+runs once more what was not caught. Lines that only processes of their own run count as run by no
+test, and a test that fails or takes too long under coverage.py is left out: the share is a lower
+bound.
 """
 
 from __future__ import annotations
@@ -14,20 +20,23 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import hashlib
 import json
 import os
-import random
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from benchmarks import RESULTS, ROOT
 
@@ -41,12 +50,36 @@ MODULES = (
 )
 TESTS = (
     "tests/varuna_core/schedule",
-    "tests/varuna_core/planner/test_partition.py",
     "tests/varuna_core/records",
+    "tests/varuna_core/planner/test_partition.py",
     "tests/varuna_core/morph/test_machine.py",
     "tests/varuna_core/morph/test_machine_model.py",
     "tests/jobs/conf",
+    "tests/test_docs.py",
+    "tests/jobs/submit",
+    "tests/jobs/planning",
+    "tests/jobs/monitor/readers",
+    "tests/jobs/monitor/rules",
+    "tests/reports/load",
+    "tests/jobs/runs",
+    "tests/jobs/commands",
 )
+"""What exercises the modules, without a cluster and within minutes."""
+PYTEST = (
+    *("-q", "--no-header", "-p", "no:cacheprovider", "-p", "benchmarks.suite.chosen"),
+    # The server that forks has imported them.
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-m", "not long and not slow and not slurm and not browser"),
+)
+NOTHING_RAN = "5"
+"""Pytest's exit code where it finds none of the tests."""
+CAUGHT = ("caught", "time")
+TEST_S = 20.0
+"""A test that takes longer under coverage.py is left out."""
+ROOM_S = 300.0
+"""No further test of a room starts under coverage.py after this."""
+START_S = 40.0
+"""For the start of pytest, beside five times what the tests took."""
 BOUND = 0.9
 LIMIT_S = 300.0
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -66,13 +99,25 @@ class Mutant:
     file: str
     """Relative to the checkout."""
     line: int
-    change: str
-    """What stood there, and what stands there now."""
-    text: str
-    """The whole module."""
+    lines: range
+    """Of the statement; of a block its first lines."""
+    key: str
+    """File, function and change; the same wherever in the file the function stands."""
+    old: ast.AST
+    new: ast.AST
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.change}"
+        return f"{self.key} (line {self.line})"
+
+    def render(self) -> str:
+        """The whole module. The change is written into the text, so that lines keep their
+        numbers."""
+        text = (ROOT / self.file).read_text()
+        data = text.encode()
+        begin, end = find_span(text, self.old)
+        after = ast.unparse(self.new)
+        after = f"({after})" if isinstance(self.old, ast.expr) else after
+        return (data[:begin] + after.encode() + data[end:]).decode()
 
 
 # The changes.
@@ -139,125 +184,260 @@ def _list_skipped(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def draw_mutants(count: int, seed: int) -> list[Mutant]:
+    def draw(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
+
+    return sorted(list_mutants(), key=draw)[:count]
+
+
+@cache
+def list_mutants() -> list[Mutant]:
     files = [
         file for name in MODULES for file in (sorted((ROOT / name).rglob("*.py")) or [ROOT / name])
     ]
-    places: list[tuple[Path, int]] = []
-    for file in files:
-        changes = list(list_changes(ast.parse(file.read_text())))
-        places += [(file, index) for index in range(len(changes))]
-    drawn = random.Random(seed).sample(places, min(count, len(places)))
-    return [make_mutant(file, index) for file, index in drawn]
+    return [mutant for file in files for mutant in list_mutants_of(file)]
 
 
-def make_mutant(file: Path, index: int) -> Mutant:
-    """The change is written into the text itself, so that lines keep their numbers."""
+def list_mutants_of(file: Path) -> Iterator[Mutant]:
     text = file.read_text()
-    old, new = list(list_changes(ast.parse(text)))[index]
-    if isinstance(old, (ast.If, ast.While)) and isinstance(new, (ast.If, ast.While)):
-        old, new = old.test, new.test
-    before, after = ast.get_source_segment(text, old), ast.unparse(new)
-    assert before is not None and isinstance(old, (ast.expr, ast.stmt))
-    lines = text.encode().splitlines(keepends=True)
-    begin = sum(map(len, lines[: old.lineno - 1])) + old.col_offset
-    data = text.encode()
-    if isinstance(old, ast.expr):
-        after = f"({after})"
-    changed = data[:begin] + after.encode() + data[begin + len(before.encode()) :]
-    short = [" ".join(part.split())[:70] for part in (before, after)]
-    return Mutant(
-        str(file.relative_to(ROOT)), old.lineno, f"`{short[0]}` -> `{short[1]}`", changed.decode()
+    tree = ast.parse(text)
+    around = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    name = str(file.relative_to(ROOT))
+    seen: Counter[str] = Counter()
+    for old, new in list_changes(tree):
+        outer: list[ast.AST] = [old]
+        while outer[-1] in around:
+            outer.append(around[outer[-1]])
+        statement = next(node for node in outer if isinstance(node, ast.stmt))
+        last = statement.end_lineno or statement.lineno
+        if body := getattr(statement, "body", None):
+            last = max(statement.lineno, body[0].lineno - 1)
+        place = ".".join(
+            getattr(node, "name", "") for node in reversed(outer[1:]) if is_named(node)
+        )
+        if isinstance(old, (ast.If, ast.While)) and isinstance(new, (ast.If, ast.While)):
+            old, new = old.test, new.test
+        begin, end = find_span(text, old)
+        parts = (text.encode()[begin:end].decode(), ast.unparse(new))
+        before, after = [" ".join(part.split())[:70] for part in parts]
+        key = f"{name}, {place or 'the module'}: `{before}` -> `{after}`"
+        seen[key] += 1
+        if seen[key] > 1:
+            key += f", no. {seen[key]}"
+        lines = range(statement.lineno, last + 1)
+        yield Mutant(name, getattr(old, "lineno", 0), lines, key, old, new)
+
+
+def is_named(node: ast.AST) -> bool:
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+
+
+def find_span(text: str, node: ast.AST) -> tuple[int, int]:
+    """Its first byte in the text, and the one after its last."""
+    assert isinstance(node, (ast.expr, ast.stmt))
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    starts = list_starts(text)
+    return (
+        starts[node.lineno - 1] + node.col_offset,
+        starts[node.end_lineno - 1] + node.end_col_offset,
     )
+
+
+@cache
+def list_starts(text: str) -> list[int]:
+    """The first byte of each line."""
+    found = [0]
+    for line in text.encode().split(b"\n"):
+        found.append(found[-1] + len(line) + 1)
+    return found
 
 
 # Which tests run a line, and whether they notice.
 
 
-def find_tests(folder: Path) -> dict[str, dict[int, list[str]]]:
-    """Of each file: the tests that run a line, by coverage's contexts."""
-    settings = folder / "coverage.ini"
-    settings.write_text(
-        f"[run]\ndata_file = {folder / 'coverage'}\ndynamic_context = test_function\n"
-        f"source = {','.join(str(ROOT / top) for top in ('varuna_core', 'jobs'))}\n"
-    )
-    command = [
-        sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest", "-q",
-        "-p", "no:cacheprovider", "-m", "not slow and not long and not slurm", *TESTS,
-    ]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=make_environment(ROOT), check=False)
-    if done.returncode:
-        raise SystemExit("the tests fail without any mutant")
+@dataclass(frozen=True)
+class Measured:
+    """What the tests of all rooms run, and how long they take."""
+
+    seconds: dict[str, float]
+    """Of each test that passes."""
+    lines: dict[str, dict[int, set[str]]]
+    """Of each file of the modules: the tests that run a line; "" where an import runs it."""
+    files: dict[str, set[str]]
+    """The tests that run anything of a file, of all files."""
+
+    def list_phases(self, mutant: Mutant) -> list[list[str]]:
+        """The tests for a mutant, fastest first: those of its own room; the others that run its
+        lines; then what else stands in the files of either, as a fixture or a cache lets only the
+        first of its users run a line. What only an import runs is anybody's: the tests that run
+        anything of its file, or of a file that imports it."""
+        by_line = self.lines.get(mutant.file, {})
+        running = set().union(*(by_line.get(line, set()) for line in mutant.lines)) - {""}
+        if not running:
+            near = [mutant.file, *find_importers(mutant.file)]
+            running = set().union(*(self.files.get(file, set()) for file in near)) - {""}
+        room = find_room(mutant.file)
+        here = {name for name in running if name.startswith(room)}
+        files = {name.partition("::")[0] for name in running}
+        beside = {name for name in self.seconds if name.partition("::")[0] in files}
+        phases = [here, running - here, beside - running]
+        return [sorted(phase & self.seconds.keys(), key=self.seconds.__getitem__)
+                for phase in phases if phase & self.seconds.keys()]  # fmt: skip
+
+
+@cache
+def find_importers(file: str) -> list[str]:
+    name = file.removesuffix(".py").replace("/", ".")
+    name = name if name.startswith("varuna_core") else f"vjob.{name}"
+    package, _, module = name.rpartition(".")
+    words = (f"from {name} import", f"import {name}", f"from {package} import {module}")
+    return [
+        str(path.relative_to(ROOT))
+        for top in ("varuna_core", "jobs")
+        for path in sorted((ROOT / top).rglob("*.py"))
+        if any(word in path.read_text() for word in words)
+    ]
+
+
+def find_room(file: str) -> str:
+    """The folder of tests that mirrors a module's."""
+    folder = ROOT / "tests" / Path(file).parent
+    while not folder.is_dir():
+        folder = folder.parent
+    return f"{folder.relative_to(ROOT)}/"
+
+
+def measure(kept: Path) -> Measured:
+    """Run the tests of each room under coverage.py, unless they and the code are as they were."""
     from coverage import CoverageData
 
-    data = CoverageData(str(folder / "coverage"))
-    data.read()
-    return {
-        str(Path(file).relative_to(ROOT)): {
-            line: [name for name in contexts if name]
-            for line, contexts in data.contexts_by_lineno(file).items()
-        }
-        for file in data.measured_files()
-    }
+    found = Measured({}, {}, {})
+    code = hash_files("varuna_core", "jobs", "templates", "containers", "reports")
+    for room in TESTS:
+        name = room.removesuffix(".py").replace("/", ".")
+        data, passed, state = (kept / f"{name}.{end}" for end in ("coverage", "json", "state"))
+        now = f"{code} {hash_files(room)}"
+        if not state.exists() or state.read_text() != now:
+            run_room(room, data, passed)
+            state.write_text(now)
+        found.seconds.update(json.loads(passed.read_text()))
+        read = CoverageData(str(data))
+        read.read()
+        for full in read.measured_files():
+            file = str(Path(full).relative_to(ROOT))
+            by_line = read.contexts_by_lineno(full)
+            found.files.setdefault(file, set()).update(*by_line.values())
+            if file.startswith(MODULES):
+                lines = found.lines.setdefault(file, {})
+                for line, contexts in by_line.items():
+                    lines.setdefault(line, set()).update(contexts)
+    return found
 
 
-def as_node_id(context: str) -> str | None:
-    """tests.room.test_file.test_name, or with the class of a state machine before the name; None
-    for what only has a name like a test's."""
-    parts = context.split(".")
-    ends = [n for n in range(1, len(parts)) if (ROOT / f"{'/'.join(parts[:n])}.py").exists()]
-    if not ends or parts[0] != "tests":
-        return None
-    file, rest = f"{'/'.join(parts[: ends[0]])}.py", parts[ends[0] :]
-    return f"{file}::{rest[0]}" if len(rest) == 1 else file
+def hash_files(*names: str) -> str:
+    listed = run_git("ls-files", "-s", "--", *names) + run_git("diff", "HEAD", "--", *names)
+    return hashlib.sha256(listed.encode()).hexdigest()
 
 
-def find_nodes(contexts: Sequence[str]) -> list[str]:
-    return sorted({node for name in contexts if (node := as_node_id(name))})
+def run_git(*words: str) -> str:
+    return subprocess.run(
+        ["git", *words], cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout
+
+
+def run_room(room: str, data: Path, passed: Path) -> None:
+    settings = data.with_suffix(".ini")
+    settings.write_text(
+        f"[run]\ndata_file = {data}\n"
+        f"source = {','.join(str(ROOT / top) for top in ('varuna_core', 'jobs'))}\n"
+    )
+    data.unlink(missing_ok=True)
+    passed.unlink(missing_ok=True)
+    began = time.monotonic()
+    command = [
+        sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest",
+        *PYTEST, "--at-most", f"{ROOM_S:.0f}", "--timeout", f"{TEST_S:.0f}",
+        "--passed", str(passed), room,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, env=make_environment(ROOT), check=False, text=True, capture_output=True
+    )
+    if not passed.exists():
+        raise SystemExit(f"{room}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    failed = re.findall("^(?:FAILED|ERROR) (.*)", done.stdout, re.MULTILINE)
+    print(f"{room}: {time.monotonic() - began:.0f} s; left out: {failed}", flush=True)
 
 
 def make_environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
     }
 
 
-def run_mutant(mutant: Mutant, folder: Path, tests: list[str]) -> str:
-    """`caught`, `time`, `survived`, or `no test` runs its line."""
-    if not tests:
-        return "no test"
-    file = folder / mutant.file
-    plain = file.read_text()
-    file.write_text(mutant.text)
-    command = [
-        sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header",
-        "-m", "not slow and not long and not slurm", *tests,
-    ]  # fmt: skip
-    child = subprocess.Popen(
-        command, cwd=folder, env=make_environment(folder), start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    try:
-        child.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, 9)
-        child.communicate()
-        return "time"
-    finally:
-        file.write_text(plain)
-    return "caught" if child.returncode else "survived"
+class Copy:
+    """A checkout of its own, and the process that runs its tests (server.py)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        copy_checkout(folder)
+        self.server = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.suite.server"], cwd=folder,
+            env=make_environment(folder), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def run_mutant(self, mutant: Mutant, measured: Measured) -> dict[str, str]:
+        """`said` is `caught`, `time`, `survived`, or `no test` runs its line; `by` the test."""
+        file = self.folder / mutant.file
+        plain = file.read_text()
+        phases = measured.list_phases(mutant)
+        file.write_text(mutant.render())
+        try:
+            for tests in phases:
+                seconds = sum(map(measured.seconds.__getitem__, tests))
+                limit_s = min(LIMIT_S, START_S + 5 * seconds)
+                if found := self.run_tests(tests, limit_s):
+                    return found
+        finally:
+            file.write_text(plain)
+        return {"said": "survived" if phases else "no test", "by": ""}
+
+    def run_tests(self, tests: list[str], limit_s: float) -> dict[str, str] | None:
+        """None where all pass."""
+        assert self.server.stdin and self.server.stdout
+        chosen, output = self.folder / "chosen.json", self.folder / "output.txt"
+        chosen.write_text(json.dumps(tests))
+        files = sorted({name.partition("::")[0] for name in tests})
+        words = ["-x", *PYTEST, "--chosen", str(chosen), *files]
+        self.server.stdin.write(json.dumps([str(output), limit_s, words]) + "\n")
+        self.server.stdin.flush()
+        answer = self.server.stdout.readline().strip()
+        if answer in ("0", NOTHING_RAN):
+            return None
+        text = output.read_text(errors="replace")
+        failed = re.findall("^(?:FAILED|ERROR) (.*?)(?: - .*)?$", text, re.MULTILINE)
+        return {
+            "said": "time" if answer == "time" else "caught",
+            "by": failed[0] if failed else text[-300:],
+        }
+
+    def end(self) -> None:
+        assert self.server.stdin and self.server.stdout
+        self.server.stdin.close()
+        self.server.wait()
+        self.server.stdout.close()
 
 
 def copy_checkout(target: Path) -> None:
-    names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
-    ).stdout.decode().split("\0")  # fmt: skip
-    for name in filter(None, names):
-        if (ROOT / name).is_file():
+    """With its links: without those of vjob/ the tests would import the installed vjob."""
+    for name in filter(None, run_git("ls-files", "-z").split("\0")):
+        if (ROOT / name).is_file() or (ROOT / name).is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, target / name)
+            shutil.copy(ROOT / name, target / name, follow_symlinks=False)
+    # Tests ask git for the files.
+    subprocess.run(["git", "init", "-q"], cwd=target, check=True)
+    subprocess.run(["git", "add", "-A"], cwd=target, check=True)
 
 
 def main() -> None:
@@ -265,59 +445,106 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
+    parser.add_argument("--again", action="store_true", help="run what was not caught once more")
+    parser.add_argument(
+        "--keep", type=Path, default=ROOT / "build/mutants", help="resume from here"
+    )
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
-    began = time.monotonic()
     mutants = draw_mutants(options.count, options.seed)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        by_line = find_tests(folder)
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(options.jobs):
-            copy_checkout(folder / str(number))
-            copies.put(folder / str(number))
+    options.keep.mkdir(parents=True, exist_ok=True)
+    measured = measure(options.keep)
+    kept = options.keep / "results.jsonl"
+    found = read_results(kept, mutants)
+    if options.again:
+        found = {name: said for name, said in found.items() if said in CAUGHT}
+    if todo := [mutant for mutant in mutants if mutant.key not in found]:
+        with tempfile.TemporaryDirectory() as name:
+            found |= run_mutants(todo, measured, Path(name), kept, options.jobs)
+    report(mutants, found, measured, options)
 
-        def try_mutant(mutant: Mutant) -> str:
-            contexts = by_line.get(mutant.file, {}).get(mutant.line, [])
-            place = copies.get()
-            try:
-                said = run_mutant(mutant, place, find_nodes(contexts))
-            finally:
-                copies.put(place)
-            print(f"{said:9}{mutant}", flush=True)
-            return said
 
-        with ThreadPoolExecutor(options.jobs) as pool:
-            found = dict(zip(map(str, mutants), pool.map(try_mutant, mutants), strict=False))
-    report(mutants, found, time.monotonic() - began, options)
+def read_results(kept: Path, mutants: list[Mutant]) -> dict[str, str]:
+    """Of earlier runs, where the module is the same."""
+    lines = kept.read_text().splitlines() if kept.exists() else []
+    rows = {row["mutant"]: row for row in map(json.loads, lines)}
+    return {
+        mutant.key: rows[mutant.key]["said"]
+        for mutant in mutants
+        if rows.get(mutant.key, {}).get("text") == hash_text(mutant.render())
+    }
+
+
+def hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def run_mutants(
+    mutants: list[Mutant], measured: Measured, folder: Path, kept: Path, jobs: int
+) -> dict[str, str]:
+    copies = [Copy(folder / str(number)) for number in range(jobs)]
+    free: SimpleQueue[Copy] = SimpleQueue()
+    for place in copies:
+        free.put(place)
+
+    def try_mutant(mutant: Mutant) -> dict[str, Any]:
+        place = free.get()
+        began = time.monotonic()
+        try:
+            row: dict[str, Any] = {"mutant": mutant.key, "text": hash_text(mutant.render())}
+            row |= place.run_mutant(mutant, measured)
+        finally:
+            free.put(place)
+        row["seconds"] = round(time.monotonic() - began, 1)
+        print(f"{row['said']:9}{mutant}   [{row['by'][:100]}, {row['seconds']} s]", flush=True)
+        return row
+
+    found = {}
+    with ThreadPoolExecutor(jobs) as pool, kept.open("a") as file:
+        for done in as_completed([pool.submit(try_mutant, mutant) for mutant in mutants]):
+            row = done.result()
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            found[row["mutant"]] = row["said"]
+    for place in copies:
+        place.end()
+    return found
 
 
 def report(
-    mutants: list[Mutant], found: dict[str, str], took_s: float, options: argparse.Namespace
+    mutants: list[Mutant], found: dict[str, str], measured: Measured, options: argparse.Namespace
 ) -> None:
-    alive = [m for m in mutants if found[str(m)] in ("survived", "no test")]
-    equal = [m for m in alive if str(m) in EQUIVALENT]
+    alive = [m for m in mutants if found[m.key] not in CAUGHT]
+    equal = [m for m in alive if m.key in EQUIVALENT]
+    lost = [m for m in alive if m not in equal]
     real = len(mutants) - len(equal)
-    share = (len(mutants) - len(alive)) / max(1, real)
-    rooms = Counter(next(room for room in MODULES if m.file.startswith(room)) for m in mutants)
-    lost = Counter(next(room for room in MODULES if m.file.startswith(room))
-                   for m in alive if m not in equal)  # fmt: skip
-    rows = "\n".join(f"| {room} | {rooms[room]} | {lost[room]} |" for room in MODULES)
+    share = (real - len(lost)) / max(1, real)
     counts = Counter(found.values())
+    rows = []
+    for room in MODULES:
+        of_room = [m for m in mutants if m.file.startswith(room)]
+        rows.append(
+            f"| {room} | {len(of_room)} | {sum(m in equal for m in of_room)} "
+            f"| {sum(m in lost for m in of_room)} |"
+        )
     text = (
-        f"{len(mutants)} mutants, seed {options.seed}, {took_s / 60:.0f} minutes: "
+        f"{len(mutants)} mutants of {len(list_mutants())}, seed {options.seed}: "
         f"{counts['caught']} failed a test, {counts['time']} ran out of time, "
         f"{counts['survived']} passed all, {counts['no test']} lie on lines that none of "
-        f"these tests run. {len(equal)} are "
-        f"equivalent. Caught of the others: **{share:.1%}** (bound {BOUND:.0%}).\n\n"
-        f"| modules | mutants | not caught |\n|---|---|---|\n{rows}\n\n"
-        "Not caught:\n\n"
-        + "\n".join(f"- {m} ({found[str(m)]})" for m in alive if m not in equal)
+        f"these {len(measured.seconds)} tests runs. {len(equal)} are equivalent. Caught of the "
+        f"others: **{share:.1%}** (bound {BOUND:.0%}).\n\n"
+        "| modules | mutants | equivalent | not caught |\n|---|---|---|---|\n"
+        + "\n".join(rows)
+        + "\n\nNot caught:\n\n"
+        + "\n".join(f"- {m} ({found[m.key]})" for m in lost)
         + "\n\nEquivalent:\n\n"
-        + "\n".join(f"- {m}: {EQUIVALENT[str(m)]}" for m in equal)
+        + "\n".join(f"- {m}: {EQUIVALENT[m.key]}" for m in equal)
     )
     print(text)
     print(json.dumps({"share": share}))
+    known = {mutant.key for mutant in list_mutants()}
+    if gone := sorted(EQUIVALENT.keys() - known):
+        raise SystemExit(f"EQUIVALENT names what is no longer there: {gone}")
     if options.write:
         RESULT.write_text(
             "# Mutants: one small change, and whether a test fails\n\nMade by `python -m "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.logs.times import format_mark, parse_marks
+from varuna_core.records.logs.times import Cut, format_mark, move_marks, parse_marks
 
 
 @given(
@@ -40,3 +40,13 @@ def test_a_torn_mark_and_a_clock_that_steps_back_do_no_harm() -> None:
     assert out.find(0) == 100.0 and out.find(60) == 100.0
     assert err.offsets == (0, 8)
     assert parse_marks(b"")[0].find(0) is None
+
+
+def test_marks_move_with_the_log_out_of_which_a_part_was_cut() -> None:
+    """Of those that now stand at one place of both logs only the last is kept."""
+    cut = Cut(place=100, begin=500, end=160, num_bytes=340)
+    marks = b"1.000 0 0\n2.000 90 7\n3.000 300 7\n4.000 450 7\ntorn\n5.000 450 9\n6.000 540 9\n"
+    assert move_marks(marks, 0, cut) == (
+        b"1.000 0 0\n2.000 90 7\n4.000 100 7\n5.000 100 9\n6.000 200 9\n"
+    )
+    assert move_marks(b"1.000 5 0\n2.000 6 540\n", 1, cut) == b"1.000 5 0\n2.000 6 200\n"
