@@ -70,15 +70,13 @@ def test_a_sample_stays_while_other_lines_change(
 def test_the_tests_of_a_line_run_first_and_fastest_first(module: Path) -> None:
     mutant = next(m for m in list_mutants_of(module) if m.line == 8)
     room = mutants.find_room(mutant.file)
+    slow, fast, far = f"{room}a.py::slow", f"{room}a.py::fast", "x.py::far"
     measured = Measured(
-        seconds={f"{room}a.py::slow": 2.0, f"{room}a.py::fast": 0.1, "x.py::far": 0.01,
-                 "x.py::beside": 0.01, "y.py::other": 0.01},
-        lines={"jobs/near.py": {8: {f"{room}a.py::slow", f"{room}a.py::fast", "x.py::far", "gone"}}},
+        seconds={slow: 2.0, fast: 0.1, far: 0.01, "x.py::beside": 0.01},
+        lines={"jobs/near.py": {8: {slow, fast, far, "left out"}}},
         files={},
-    )  # fmt: skip
-    assert measured.list_phases(mutant) == [
-        [f"{room}a.py::fast", f"{room}a.py::slow"], ["x.py::far"],
-    ]  # fmt: skip
+    )
+    assert measured.list_phases(mutant) == [[fast, slow], [far]]
 
 
 def test_what_an_import_runs_is_held_against_who_runs_the_file_or_imports_it(module: Path) -> None:

@@ -186,6 +186,37 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("parallel: {tensor: 2, sequence_parallel: true}", None),
+        ("parallel: {sequence_parallel: true}", "sequence_parallel = True: needs parallel.tensor"),
+        (
+            "parallel: {tensor: 8, sequence_parallel: true}",
+            "parallel.tensor 8 must divide model.sequence, 1028",
+        ),
+        (
+            "parallel: {tensor: 2, schedule: 1f1b}\ntrain: {compile: true}",
+            "train.compile = True: cannot be with parallel.tensor above 1",
+        ),
+        ("parallel: {schedule: 1f1b}\ntrain: {compile: true, optimizer: {name: lamb}}", None),
+        (
+            "parallel: {tensor: 2}\ntrain: {optimizer: {name: lamb}}",
+            "train.optimizer.name = lamb: looks at whole weights",
+        ),
+    ],
+)
+def test_shared_layers_are_refused_what_they_lack(text: str, problem: str | None) -> None:
+    head = (
+        "name: run\nprogram: pretrain_gpt\ndata: {synthetic: true}\n"
+        "model: {layers: 8, hidden: 64, heads: 8, sequence: 1028}\n"
+        "cluster: {nodes: [{group: a, ranks: 8}]}\n"
+    )
+    problems = find_problems(text + "\n", head=head)
+    assert len(problems) == (problem is not None), problems
+    assert problem is None or problem in problems[0]
+
+
 def test_the_global_batch_is_a_multiple_of_what_the_replicas_take() -> None:
     text = "train: {micro_batch_size: 4, global_batch_size: 20}\n"
     assert find_in_groups("group: a, ranks: 2", text=text) == [

@@ -206,6 +206,11 @@ train: {schedule: {warmup_steps: "${model.layers}"}}
     assert conf.profile.options == ("n1", "n2") and conf.train.schedule.warmup_steps == 48
 
 
+def test_a_mapping_that_is_not_written_is_an_empty_one() -> None:
+    conf = parse_more("cluster: {nodes: [{group: a, env: '${env}'}], sbatch: '${prices}'}\n")
+    assert conf.cluster.nodes[0].env == {} and conf.cluster.sbatch == {}
+
+
 def test_shell_text_and_patterns_keep_their_dollars() -> None:
     text = """\
 setup: ['export A="${HOME}" $${B}']

@@ -81,6 +81,21 @@ def test_a_secret_is_known_by_its_shape(text: str) -> None:
         assert REDACTED in shown and X not in shown and HEX[:32] not in shown, shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("export HF_TOKEN=q7z", "export HF_TOKEN=<redacted>"),
+        ("run --api-key=q7z -x 1", "run --api-key=<redacted> -x 1"),
+        ("run --api-key q7z -x 1", "run --api-key <redacted> -x 1"),
+        ("X-Api-Key: q7z", "X-Api-Key: <redacted>"),
+        ("sshpass -p q7z ssh host", "sshpass -p <redacted> ssh host"),
+        ("postgresql://user:q7z@db/train", "postgresql://<redacted>@db/train"),
+    ],
+)  # fmt: skip
+def test_what_stands_around_a_secret_stays(text: str, shown: str) -> None:
+    assert redact_string(text) == shown
+
+
 HARMLESS = [
     "echo ready | tee log",
     "torchrun --nproc-per-node 8 train.py --lr 1e-4",

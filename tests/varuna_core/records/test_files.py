@@ -43,7 +43,8 @@ def test_fields_of_the_kind_that_they_say_are_taken(fields: dict[str, Any]) -> N
         {"count": True}, {"count": 1.5}, {"count": "1"}, {"count": 2**63}, {"count": None},
         {"seconds": False}, {"seconds": "0.5"}, {"seconds": float("inf")},
         {"seconds": float("nan")}, {"name": 1}, {"word": 1}, {"ranks": ["a"]}, {"ranks": 1},
-        {"ranks": [True]}, {"pair": [1]}, {"pair": ["a", 1]}, {"sizes": {1: 1.0}}, {"sizes": {"a": "b"}},
+        {"ranks": [True]}, {"pair": [1]}, {"pair": ["a", 1]}, {"sizes": {1: 1.0}},
+        {"sizes": {"a": "b"}},
         {"sizes": [1]},
     ],
 )  # fmt: skip

@@ -493,6 +493,49 @@ def test_docker_run_is_an_image_and_its_mounts(tmp_path: Path) -> None:
     }
 
 
+def convert_line(folder: Path, line: str) -> tuple[dict[str, object], list[str]]:
+    (folder / "train.py").touch()
+    (folder / "x.sh").write_text(f"#!/bin/bash\n{line}\n")
+    text, notes = translate_source(folder / "x.sh", ENVIRON)
+    return yaml.safe_load(text), notes
+
+
+@pytest.mark.parametrize(
+    ("line", "args"),
+    [
+        ("torchrun train.py data.txt", ["data.txt"]),
+        ("torchrun train.py a b --lr 1 --n=x c", ["a", "b", "--lr", "1", "--n", "x", "c"]),
+        ("torchrun train.py --name=x --flag", ["--name=x", "--flag"]),
+        ("python -u -X dev -W ignore train.py --a 1", ["--a", "1"]),
+        ("env A=1 nohup python3.11 -m torch.distributed.run train.py 7", ["7"]),
+    ],
+)  # fmt: skip
+def test_arguments_of_a_script_are_handed_on(line: str, args: list[str], tmp_path: Path) -> None:
+    conf, _ = convert_line(tmp_path, line)
+    assert conf["program"] == {"script": "train.py", "args": args}
+
+
+@pytest.mark.parametrize(
+    "line", ["python setup.py install", "python -m pip install x", "python tool", "python"]
+)
+def test_other_python_lines_start_no_training(line: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        convert_line(tmp_path, line)
+
+
+def test_what_srun_says_otherwise_than_sbatch_is_told(tmp_path: Path) -> None:
+    head = "#SBATCH --gres=gpu:a10:4\n#SBATCH --partition=q1\n#SBATCH --nodes=2\n"
+    _, notes = convert_line(tmp_path, f"{head}srun --gres=gpu:a10:2 --partition=q1 python train.py")
+    assert notes == ["line 5: srun --gres=gpu:a10:2 is not used: #SBATCH says gpu:a10:4"]
+    conf, notes = convert_line(
+        tmp_path, f"{head}srun --gres=gpu:a10:4 --partition=q2 python train.py"
+    )
+    assert notes == ["line 5: srun --partition=q2 is not used: #SBATCH says q1"]
+    assert conf["cluster"] == {
+        "nodes": [{"group": "master", "count": 2, "gpus": "a10:4", "queue": "q1"}]
+    }
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
