@@ -109,6 +109,11 @@ def test_ranks_stopped_without_a_word_were_stopped_from_outside() -> None:
     assert judge(*(stopped(rank) for rank in range(4))).code == 143
 
 
+def test_ranks_that_ended_well_after_they_were_asked_to_stop_are_done() -> None:
+    outcome = judge(*(make_exit(rank, 0, stopped=True) for rank in range(4)))
+    assert (outcome.code, outcome.reason) == (0, "all 4 ranks exited 0")
+
+
 def test_exits_and_outcome_come_back(attempt: AttemptFolder) -> None:
     node = NodeExits(attempt, 0, 2)
     node.write(make_exit(1, 9, last_error="모델"))

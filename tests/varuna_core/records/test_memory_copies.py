@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from varuna_core.records import memory_copies
 from varuna_core.records.memory_copies import (
     SHARES,
     Share,
@@ -89,3 +93,20 @@ def test_a_node_tells_what_was_laid_to_its_end(tmp_path: Path) -> None:
     assert list_held(tmp_path) == (f"{first}/0-of-2", f"{first}/1-of-2")
     assert list_held(tmp_path / "gone") == ()
     assert find_room(tmp_path) > 0
+
+
+def test_the_room_is_the_least_of_disk_memory_and_the_jobs_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 3000 kB\n")
+    disk = SimpleNamespace(f_bavail=1000, f_frsize=4096)
+    limits = [4_000_000]
+    monkeypatch.setattr(memory_copies, "open", lambda *_, **__: meminfo.open(), raising=False)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    monkeypatch.setattr(memory_copies, "_find_limits", lambda: limits)
+    assert find_room(tmp_path) == 3000 * 1024
+    limits.append(1_000_000)
+    assert find_room(tmp_path) == 1_000_000
+    disk.f_bavail = 100
+    assert find_room(tmp_path) == 409_600

@@ -178,11 +178,18 @@ def test_memory_beyond_its_bound_is_found_where_it_happens() -> None:
 
 def test_bounded_channels_can_lock_what_unbounded_ones_run() -> None:
     """Two ranks that both send before they read: each waits for the other to make room."""
-    schedule = build_interleaved(2, 4)
+    schedule = build_interleaved(2, 4, stages_per_rank=2)
     verify(schedule, capacity=2)
     assert find_capacity(schedule) == 2
     with pytest.raises(ScheduleError, match=r"rank 0 at 2F0 .* waits for room to send to rank 1"):
         verify(schedule, capacity=1)
+
+
+def test_a_schedule_that_no_room_would_help_says_where_it_is_stuck() -> None:
+    schedule = build_one_f_one_b(2, 2)
+    stuck = edit(schedule, 0, list(schedule.ranks[0][::-1]))
+    with pytest.raises(ScheduleError, match="deadlock: rank 0"):
+        find_capacity(stuck)
 
 
 @given(schedules())

@@ -507,6 +507,8 @@ def convert_line(folder: Path, line: str) -> tuple[dict[str, object], list[str]]
         ("torchrun train.py a b --lr 1 --n=x c", ["a", "b", "--lr", "1", "--n", "x", "c"]),
         ("torchrun train.py --name=x --flag", ["--name=x", "--flag"]),
         ("python -u -X dev -W ignore train.py --a 1", ["--a", "1"]),
+        ("bash -lc 'python train.py --a 1'", ["--a", "1"]),
+        ("srun sh -ec 'exec torchrun train.py --a 1'", ["--a", "1"]),
         ("env A=1 nohup python3.11 -m torch.distributed.run train.py 7", ["7"]),
     ],
 )  # fmt: skip
