@@ -602,16 +602,16 @@ class _Reader:
             spelled = f"$({part.text})"
             return (spelled, frozenset([spelled])) if found is None else (found, frozenset())
         default = _DEFAULT.fullmatch(part.text)
-        name, mark, other = (default[1], default[2][-1], default[3]) if default else (
-            part.text, "", "")  # fmt: skip
+        name, mark, other = default.groups() if default else (part.text, "", "")
         if name == "0":
             return (self.inside[-1] if self.inside else "") or "script.sh", frozenset()
         if name in _EVERYTHING:
             return "", frozenset()
         value, is_set = self._look_up(name)
-        if mark == "+":
-            return (other if is_set and value else ""), frozenset()
-        if mark and (not is_set or value == ""):
+        is_given = is_set and (value != "" or mark[:1] != ":")
+        if mark.endswith("+"):
+            return self._expand_text(other) if is_given and value is not None else ("", frozenset())
+        if mark and not is_given:
             return self._expand_text(other)
         if value is not None:
             return value, frozenset()

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.logs.progress import MARKS, parse_progress, parse_time, split_tag
+from varuna_core.records.logs.progress import (
+    MARKS,
+    parse_line,
+    parse_progress,
+    parse_time,
+    split_tag,
+)
 from varuna_core.records.logs.training_log import PHASE_MARKS, parse_mark
 
 MEGATRON = (
@@ -147,6 +153,12 @@ def test_ordinary_lines_are_no_marks() -> None:
 )
 def test_the_tag_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
     assert split_tag(line) == (rank, rest)
+
+
+def test_a_bar_tells_its_epoch_and_how_many_there_are_where_it_says_so() -> None:
+    bar = "  10%|█ | 10/100 [00:10<01:30, 2.00it/s, train_loss=2.30]"
+    told = [parse_line(f"{name}:{bar}") for name in ("Epoch 2/5", "Epoch 2", "Training")]
+    assert [(one.epoch, one.num_epochs) for one in told if one] == [(2, 5), (2, None), (None, None)]
 
 
 def test_a_line_that_begins_with_a_time_tells_it() -> None:

@@ -88,6 +88,13 @@ def test_the_line_of_the_old_scripts_submit_is_kept_with_the_homogeneous_conf() 
         ("B=2\nA=${B:-3}", "2"),
         ("B=2\nA=${B-$C}", "2"),
         ("A=${B:-$C}", None),
+        ("B=2\nA=${B:+x}", "x"),
+        ("B=\nA=y${B:+x}", "y"),
+        ("A=y${B:+x}", "y"),
+        ("B=\nA=y${B+x}", "yx"),
+        ("B=\nA=y${B-x}", "y"),
+        ("B=2\nC=3\nA=${B:+x $C}", "x 3"),
+        ("B=2\nA=${B:+$C}", None),
         ("A=$(dirname /x/y.sh)", "/x"),
         ("A=1\nA+=2", "12"),
         ("A=1\nA=$A$A", "11"),
@@ -98,6 +105,11 @@ def test_the_line_of_the_old_scripts_submit_is_kept_with_the_homogeneous_conf() 
 )
 def test_an_assignment_is_worked_out_without_a_shell(line: str, value: str | None) -> None:
     assert parse_values(line)["A"] == value
+
+
+def test_a_variable_may_be_exported_later_and_one_of_the_shell_only_by_its_name() -> None:
+    found = parse_shell_conf("A=1\nB=2\nexport A HOME\n").variables
+    assert [(name, one.exported) for name, one in found.items()] == [("A", True), ("B", False)]
 
 
 @pytest.mark.parametrize(
