@@ -204,6 +204,18 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
             "parallel: {tensor: 2}\ntrain: {optimizer: {name: lamb}}",
             "train.optimizer.name = lamb: looks at whole weights",
         ),
+        (
+            "parallel: {zero: 3, schedule: 1f1b}\ntrain: {compile: true}",
+            "parallel.zero = 3: cannot be with train.compile; use 1 or 2",
+        ),
+        (
+            "parallel: {zero: 3}\ntrain: {optimizer: {name: lamb}}",
+            "parallel.zero = 3: holds slices",
+        ),
+        (
+            "parallel: {schedule: zbv}\ntrain: {compile: true}",
+            "train.compile = True: cannot be with parallel.schedule: zbv",
+        ),
     ],
 )
 def test_shared_layers_are_refused_what_they_lack(text: str, problem: str | None) -> None:

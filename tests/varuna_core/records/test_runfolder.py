@@ -1,6 +1,7 @@
 """The run folder, its files that land whole, and readers that bear with what did not."""
 
 import errno
+import inspect
 import os
 from pathlib import Path
 
@@ -139,3 +140,24 @@ def test_node_reports_come_back_and_foreign_ones_are_passed_over(tmp_path: Path)
     attempt.node_report(4).write_text('{"index": 4}')
     assert read_reports(attempt) == {3: report}
     assert read_json(attempt.node_report(3))["ok"] is False
+
+
+def list_places(folder: object, path: Path) -> list[Path]:
+    """Each place that a folder of ours names; a number or a word where it asks for one."""
+    found = []
+    for name, member in vars(type(folder)).items():
+        if isinstance(member, property):
+            found.append(getattr(folder, name))
+        elif name[0] != "_" and inspect.isfunction(member):
+            hints = list(inspect.signature(member).parameters.values())[1:]
+            if member.__annotations__.get("return") == "Path":
+                found.append(member(folder, *("k" if "str" in str(one) else 3 for one in hints)))
+    return [one for one in found if isinstance(one, Path) and one != path]
+
+
+def test_every_file_of_a_run_has_a_place_of_its_own_below_it(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for folder in (run, run.attempt(2), run.morph):
+        places = list_places(folder, folder.path)
+        assert len(places) > 15 and len(set(places)) == len(places)
+        assert all(folder.path in place.parents for place in places), places

@@ -60,6 +60,25 @@ def test_a_step_that_was_cut_off_keeps_its_events(tmp_path: Path) -> None:
     assert event[:2] == ["F", 7]
 
 
+def test_of_a_step_with_too_many_events_the_first_are_kept_and_all_are_added_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(traces, "MOST_EVENTS", 3)
+    writer = TraceWriter(tmp_path / "0.jsonl", 0, log_every=1)
+    for step in (1, 2):
+        writer.begin_step(step)
+        for number in range(10 if step == 1 else 2):
+            writer.add("optimizer", 1.0, 2.0, microbatch=number)
+        writer.end_step()
+    writer.close()
+    _, *lines = read(tmp_path / "0.jsonl")
+    events = [line for line in lines if isinstance(line, list)]
+    assert [event[1:4:2] for event in events] == [[1, 0], [1, 1], [1, 2], [2, 0], [2, 1]]
+    sums = [line["sums"]["optimizer"] for line in lines if isinstance(line, dict)]
+    assert sums == [[10, 0, 10 * 10**9], [2, 0, 2 * 10**9]]
+    assert caplog.text.count("step 1 has too many spans") == len(caplog.records) == 1
+
+
 def test_without_an_end_a_step_lasts_to_the_next(tmp_path: Path) -> None:
     writer = TraceWriter(tmp_path / "0.jsonl", 0)
     for step in (1, 2):

@@ -250,6 +250,12 @@ def test_a_limit_that_nothing_fits_is_refused_where_it_is_hit() -> None:
         apply_recompute(build_gpipe(1, 4), "auto")
 
 
+def test_where_no_schedule_fits_it_says_why_each_does_not() -> None:
+    memory = Memory(graphs=(10.0,), inputs=(9.0,), limits=(5.0,))
+    with pytest.raises(ScheduleError, match=r"^no schedule fits; zero_bubble: .*; varuna: "):
+        build_schedule("auto", 1, 4, recompute="auto", memory=memory)
+
+
 @given(RANKS, MICROBATCHES, st.floats(0.0, 1.0), st.sampled_from(["gpipe", "1f1b", "interleaved"]))
 @settings(deadline=None)
 def test_auto_fits_whatever_full_fits_and_recomputes_less(p, m, share, name) -> None:
