@@ -525,6 +525,50 @@ def test_other_python_lines_start_no_training(line: str, tmp_path: Path) -> None
         convert_line(tmp_path, line)
 
 
+def test_a_function_that_is_called_is_told_of_by_its_own_lines(tmp_path: Path) -> None:
+    lines = "run() {\n  foo bar\n  python train.py\n}\nif true; then\nrun\nfi"
+    _, notes = convert_line(tmp_path, lines)
+    assert notes == ["line 3: not understood, left out: foo bar"]
+
+
+def convert_megatron(folder: Path, options: str) -> tuple[dict[str, object], list[str]]:
+    (folder / "pretrain_gpt.py").touch()
+    return convert_line(folder, f"torchrun pretrain_gpt.py --mock-data {options}")
+
+
+def test_a_size_that_fits_no_model_takes_the_others_with_it(tmp_path: Path) -> None:
+    sizes = "--num-layers 2 --hidden-size 10 --num-attention-heads 3"
+    conf, notes = convert_megatron(tmp_path, sizes)
+    assert (conf["model"], conf["data"]) == ("gpt2-small", {"synthetic": True})
+    assert [note for note in notes if note.startswith("model")] == [
+        "model.hidden = 10 is left out: must be a multiple of heads, 3",
+        "model.layers = 2 is left out: is required: a whole number",
+        "model.heads = 3 is left out: is required: a whole number",
+        "model: gpt2-small stands in: model.hidden is required: a whole number",
+    ]
+
+
+def test_a_beta_alone_has_megatrons_other_one(tmp_path: Path) -> None:
+    sizes = "--num-layers 2 --hidden-size 12 --num-attention-heads 3"
+    conf, _ = convert_megatron(tmp_path, f"{sizes} --adam-beta1 0.8")
+    assert conf["train"] == {"optimizer": {"betas": [0.8, 0.999]}}
+    conf, _ = convert_megatron(tmp_path, f"{sizes} --adam-beta1 0.8 --adam-beta2 x")
+    assert conf["program"] == {
+        "megatron": "pretrain_gpt.py",
+        "args": ["--adam-beta1", "0.8", "--adam-beta2", "x"],
+    }
+
+
+def test_a_change_of_the_folder_before_the_launch_is_the_workdir(tmp_path: Path) -> None:
+    here = "is left out: paths are relative to the conf's folder"
+    lines = "cd .\ncd code\ncd -\ncd deep\npython train.py\ncd later"
+    conf, notes = convert_line(tmp_path, lines)
+    assert conf["workdir"] == "code/deep"
+    assert conf["program"] == {"script": "code/deep/train.py", "args": []}
+    assert notes[:2] == [f"line 2: cd . {here}", f"line 4: cd - {here}"]
+    assert "workdir" not in convert_line(tmp_path, "python train.py\ncd code")[0]
+
+
 def test_what_srun_says_otherwise_than_sbatch_is_told(tmp_path: Path) -> None:
     head = "#SBATCH --gres=gpu:a10:4\n#SBATCH --partition=q1\n#SBATCH --nodes=2\n"
     _, notes = convert_line(tmp_path, f"{head}srun --gres=gpu:a10:2 --partition=q1 python train.py")
