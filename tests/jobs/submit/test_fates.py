@@ -26,6 +26,7 @@ from vjob.jobs.conf.fates import (
     find_value,
     goes_by_reference,
     list_leaves,
+    reaches,
 )
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
@@ -231,6 +232,15 @@ def test_a_key_that_the_script_refers_to_reaches_it(key: str) -> None:
     plan, _ = build(conf, lines)
     value = spell_value(find_value(conf, name))
     assert plan.command[-2:] == (f"--it={value}", "${x}") and plan.env["IT"] == value
+
+
+def test_a_script_gets_a_key_that_is_written_with_a_variable_or_referred_to() -> None:
+    sizes = ("train.micro_batch_size", "train.global_batch_size")
+    conf, _, _ = read(SCRIPT, [])
+    assert reaches(conf, sizes, *sizes) and not reaches(conf, sizes[:1], *sizes)
+    assert not reaches(conf, ("train.steps",), "train.steps")
+    conf, _, _ = read(SCRIPT, ["train.steps=5", "program.args=['--it=${train.steps}']"])
+    assert reaches(conf, (), "train.steps")
 
 
 def test_a_default_reaches_no_script_and_what_is_written_does_even_if_it_is_the_default() -> None:

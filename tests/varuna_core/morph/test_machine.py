@@ -31,7 +31,7 @@ from varuna_core.morph.messages import (
     StopRanks,
     Tick,
 )
-from varuna_core.records.morphing import RUNNING, ManagerState, parse_state
+from varuna_core.records.morphing import ENDED, RUNNING, ManagerState, parse_state
 
 RULES = Rules(
     min_nodes=2,
@@ -239,6 +239,16 @@ def test_too_few_nodes_are_waited_for_up_to_a_deadline() -> None:
 
 def test_cancelled_while_gathering_it_ends_at_once() -> None:
     assert Story().tell(CalledToEnd("cancel")) == [End(143, "cancel", False)]
+
+
+def test_a_run_that_was_over_counts_anew_and_one_that_comes_back_goes_on_counting() -> None:
+    before = replace(ManagerState(), phase=ENDED, fruitless=2, saved=100, base=100)
+    again = begin(RULES, 0.0, before, 100, 3)
+    assert (again.fruitless, again.saved, again.attempt) == (0, 100, 3)
+    assert begin(RULES, 0.0, replace(before, requeue=True), 100, 3).fruitless == 2
+    lost = replace(before, phase=RUNNING)
+    assert begin(RULES, 0.0, lost, 100, 3).fruitless == 3
+    assert begin(RULES, 0.0, lost, 101, 3).fruitless == 0
 
 
 def test_a_state_of_another_version_is_not_taken() -> None:

@@ -84,6 +84,12 @@ def test_a_node_that_left_nothing_was_lost() -> None:
     assert outcome.missing_ranks == [2, 3]
 
 
+def test_one_rank_that_left_nothing_means_its_node() -> None:
+    outcome = judge(*map(make_exit, (0, 1, 3)))
+    assert (outcome.code, outcome.culprit_node) == (NODE_LOST, "n61")
+    assert outcome.reason == "n61 was lost: rank 2 left no exit code"
+
+
 def test_the_signal_that_follows_a_lost_node_does_not_hide_it() -> None:
     """srun sends SIGTERM to the other nodes when one is gone; they say so in stop.json."""
     said = {"kind": "signal", "code": 143, "reason": "SIGTERM from the scheduler"}

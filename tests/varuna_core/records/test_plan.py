@@ -13,10 +13,13 @@ from varuna_core.records.plan import (
     MorphPlan,
     parse_plan,
     parse_prediction,
+    read_facts,
     read_plan,
     render_plan,
     write_plan,
 )
+from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.training import TrainingFacts
 
 MIXED = make_plan(
     make_group("big", 1, 4, gpus=4, gpu_type="a100", devices=(4, 5, 6, 7), memory_gb=0),
@@ -95,3 +98,13 @@ def test_a_plan_whose_machine_list_stood_with_the_limits_is_read() -> None:
     del value["morphing"]["facts"]
     value["morphing"].update(machine_list="/runs/machines", ssh_config=None)
     assert parse_plan(value) == replace(plan, machine_list="/runs/machines")
+
+
+def test_the_facts_of_a_run_are_those_of_its_plan_else_of_its_training(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    facts = TrainingFacts("script", 12, 8, "1f1b", 100, "/ckpt")
+    limits = MorphPlan(min_nodes=1, max_nodes=4, requeue=False, save_s=9.0, facts=facts)
+    assert read_facts(run, replace(MIXED, morphing=limits)) == facts
+    for morphing in (None, replace(limits, facts=None)):
+        with pytest.raises(ValueError):
+            read_facts(run, replace(MIXED, morphing=morphing))

@@ -4,6 +4,7 @@ import errno
 import inspect
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,22 +143,20 @@ def test_node_reports_come_back_and_foreign_ones_are_passed_over(tmp_path: Path)
     assert read_json(attempt.node_report(3))["ok"] is False
 
 
-def list_places(folder: object, path: Path) -> list[Path]:
+def list_places(folder: object) -> dict[str, Any]:
     """Each place that a folder of ours names; a number or a word where it asks for one."""
-    found = []
+    found = {}
     for name, member in vars(type(folder)).items():
-        if isinstance(member, property):
-            found.append(getattr(folder, name))
-        elif name[0] != "_" and inspect.isfunction(member):
-            hints = list(inspect.signature(member).parameters.values())[1:]
-            if member.__annotations__.get("return") == "Path":
-                found.append(member(folder, *("k" if "str" in str(one) else 3 for one in hints)))
-    return [one for one in found if isinstance(one, Path) and one != path]
+        made = member.fget if isinstance(member, property) else member
+        if inspect.isfunction(made) and made.__annotations__.get("return") == "Path":
+            asked = list(inspect.signature(made).parameters.values())[1:]
+            found[name] = made(folder, *("k" if "str" in str(one) else 3 for one in asked))
+    return found
 
 
 def test_every_file_of_a_run_has_a_place_of_its_own_below_it(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for folder in (run, run.attempt(2), run.morph):
-        places = list_places(folder, folder.path)
-        assert len(places) > 15 and len(set(places)) == len(places)
-        assert all(folder.path in place.parents for place in places), places
+        places = list_places(folder)
+        assert len(places) > 15 and len(set(places.values())) == len(places)
+        assert [name for name, at in places.items() if folder.path not in at.parents] == []
