@@ -24,7 +24,7 @@ from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
 from vjob.jobs.conf.parse import get_hints, get_members, get_section_class
 from vjob.jobs.conf.redact import redact_string, redact_text
 from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program, Track
-from vjob.jobs.conf.write import render_resolved, resolve_conf
+from vjob.jobs.conf.write import dump_yaml, render_resolved, resolve_conf
 
 BASE = Path("/conf")
 
@@ -205,6 +205,14 @@ def test_a_text_without_secrets_has_the_same_keys(tree: dict[str, Any]) -> None:
     text = yaml.safe_dump(tree, allow_unicode=True)
     hidden = yaml.safe_load(redact_text(text))
     assert hidden.keys() == yaml.safe_load(text).keys()
+
+
+def test_a_list_is_broken_at_a_hundred_columns_unless_it_is_to_be_one_line() -> None:
+    for length in (1, 2, 3):
+        value = {"k" * length: ["x"] * 60}
+        lines = dump_yaml(value).splitlines()
+        assert len(lines) > 1 and max(map(len, lines)) <= 100 + len("x, ")
+        assert dump_yaml(value, one_line=True).count("\n") == 1
 
 
 def test_the_starter_conf_has_no_problems(tmp_path: Path) -> None:
