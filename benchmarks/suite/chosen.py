@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,6 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if file := config.getoption("--passed"):
         config.pluginmanager.register(Passed(file, config.getoption("--at-most")))
+    if config.getoption("--chosen"):
+        # One failure is enough: not the smallest example of it. After the conftest's own profile,
+        # and before the tests are imported.
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("unshrunk", settings.default, phases=phases, database=None)
+        settings.load_profile("unshrunk")
 
 
 @pytest.hookimpl(trylast=True)
