@@ -17,7 +17,10 @@ import yaml
 
 from vjob.jobs.conf.yaml_tree import Items, Scalar, Table
 
-SECRET_PARTS = ("token", "secret", "password", "passphrase", "credential", "webhook", "apikey")
+SECRET_PARTS = (
+    "token", "secret", "password", "passphrase", "credential", "webhook", "apikey",
+    "api_key", "access_key", "private_key",
+)  # fmt: skip
 SECRET_WORDS = frozenset(
     {"auth", "authorization", "cookie", "dsn", "key", "pass", "passwd", "pat", "pwd"}
 )

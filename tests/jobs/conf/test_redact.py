@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vjob.jobs.conf.redact import REDACTED, find_secrets, redact_code, redact_string
+from vjob.jobs.conf.redact import REDACTED, find_secrets, is_secret, redact_code, redact_string
 
 
 @pytest.mark.parametrize(
@@ -134,3 +134,9 @@ def test_what_a_program_prints_beside_a_common_name_is_no_secret(line: str) -> N
 
 def test_a_drawn_value_beside_a_secrets_name_is_one() -> None:
     assert "9f27ab4417c0d1e2" in find_secrets("HF_TOKEN=9f27ab4417c0d1e2", in_output=True)
+
+
+@pytest.mark.parametrize("key", ["API_KEYS", "api_keys", "S3_ACCESS_KEYS", "ssh.private_keys"])
+def test_several_secrets_are_as_secret_as_one(key: str) -> None:
+    assert is_secret(key)
+    assert not is_secret("sort_keys")
