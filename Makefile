@@ -1,30 +1,41 @@
 # Two commands: `make demo` and `make test`. Both make the venv first.
 PYTHON ?= python3
 VENV ?= .venv
+override VENV := $(shell echo $(VENV))
 BIN := $(VENV)/bin
 DEMO ?= demo
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ifeq ($(shell test -w . && echo yes),yes)
+SOURCE := .
+else  # setuptools writes beside the sources: of a checkout that cannot be written a copy is installed.
+SOURCE := $(VENV)/source
+COPY = rm -rf $(SOURCE) && mkdir -p $(SOURCE) && cp -R setup.cfg pyproject.toml README.md LICENSE \
+  vjob varuna_core jobs templates reports containers $(SOURCE)
+endif
 
 .PHONY: demo test test-long test-enroot test-containers newest check release bench gpu packages docs \
   pictures site clean
 
 $(VENV)/.installed: setup.cfg constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(COPY)
+	$(PIP) -e $(SOURCE)
 	touch $@
 
 # MLflow lies beside the venv's own packages: DeepSpeed imports it wherever it finds it, which makes each
 # of its ranks start half as fast.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,train,report]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --upgrade --target $(VENV)/track mlflow-skinny
+	$(PIP) -e '$(SOURCE)[dev,docs,train,report]'
+	$(PIP) --upgrade --target $(VENV)/track mlflow-skinny
 	touch $@
 
 $(VENV)/.installed-train: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[train,data,report]'
+	@echo 'Installing torch and what else training and report need: some minutes.'
+	$(PIP) -e '$(SOURCE)[train,data,report]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(PIP) -e '$(SOURCE)[docs]'
 	touch $@
 
 # A tiny GPT from raw text on this machine: prepared, trained by four ranks, stopped at step 40,
