@@ -17,6 +17,7 @@ import pytest
 
 from tests import ROOT
 from tests.pythons import list_pythons
+from tests.second_user import make_colleague
 
 FOLDERS = {name: f"vjob/{name}" for name in ("jobs", "templates", "reports", "containers")}
 """Where a folder of the checkout lies when installed; the others keep their names."""
@@ -89,6 +90,17 @@ def wheel(sdist: Path) -> Path:
     call(sys.executable, "-c", BUILD, "build_wheel", sdist.parent, cwd=sdist)
     (found,) = sdist.parent.glob("*.whl")
     return found
+
+
+def test_a_checkout_that_cannot_be_written_is_installed_from_a_copy() -> None:
+    """`make demo VENV=... DEMO=...` of a checkout that is root's."""
+    with make_colleague() as someone:
+        venv = someone.folder / "venv"
+        made = ("PYTHON=true", "PIP=echo", f"VENV={venv}", f"{venv}/.installed")
+        done = someone.run("make", "-C", str(ROOT), *made)
+        assert f"echo -e {venv}/source\n" in done.stdout, done.stderr
+        assert list_files(venv / "source") == list_files(ROOT)
+        assert (venv / "source/vjob/jobs").is_symlink() and (venv / "source/setup.cfg").exists()
 
 
 def install(wheel: Path, venv: Path, base: str) -> Path:

@@ -138,6 +138,8 @@ def find_run(job: str, here: Path) -> RunFolder:
             found = _find_link(here, job.partition("+")[0])
     if found is None:
         index.check_readable()
+        if job == "last":
+            raise InputError("no runs yet; `vjob submit conf.yaml` makes one")
         raise InputError(
             _explain_removed(job)
             or f"no run {job!r} is known: give a job id, a run's name, `last`, or the path of a "

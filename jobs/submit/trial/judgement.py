@@ -162,8 +162,9 @@ def tell_start(seen: Seen, trial: Trial, findings: Sequence[Finding], limit_s: f
         return Row(name=name, text="no", certainty=MEASURED, values={**values, "starts": False})
     on = f"{ranks} rank{'s' if ranks > 1 else ''} on {where}"
     if seen.steps:
-        num = len(seen.steps)
-        count = f"{num} step{'s' if num > 1 else ''}" if num > 1 else f"step {seen.steps[0]}"
+        num, last = len(seen.steps), seen.steps[-1]
+        # A program that prints a line every 5 steps did more of them than its lines.
+        count = f"{num} steps" if num > 1 and last - seen.steps[0] < num else f"step {last}"
         return Row(name=name, text=f"yes: {count} in {took}, {on}", certainty=MEASURED,
                    values=values)  # fmt: skip
     if seen.ending is Ending.OVER:

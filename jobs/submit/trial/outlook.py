@@ -289,7 +289,7 @@ def tell_duration(conf: JobConf, step_s: float | None, sure: str, steps: int | N
 def tell_cost(
     whole: Prepared, conf: JobConf, step_s: float | None, sure: str, steps: int | None
 ) -> Row:
-    """Node hours, GPU hours, and what they cost where the conf has prices."""
+    """Node-hours, GPU-hours, and what they cost where the conf has prices."""
     from vjob.jobs.planning.question import find_price
 
     nodes = whole.plan.num_nodes
@@ -298,8 +298,8 @@ def tell_cost(
         hours, basis = step_s * steps / 3600, sure
     else:
         hours, basis = conf.cluster.walltime_min / 60, "at most, by the time limit"
-    parts = [f"{nodes * hours:,.3g} node hours"]
-    parts += [f"{gpus * hours:,.3g} GPU hours"] if gpus else []
+    parts = [f"{nodes * hours:,.3g} node-hours"]
+    parts += [f"{gpus * hours:,.3g} GPU-hours"] if gpus else []
     prices = [find_price(group, group.gpu_type or "", conf.prices) for group in conf.cluster.nodes]
     price = None
     if conf.prices and None not in prices:

@@ -11,6 +11,7 @@ import pytest
 
 from varuna_core.records.record import REFUSED, SUBMITTED, JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.errors import InputError
 from vjob.jobs.runs import find
 from vjob.jobs.schedulers import run_index
 from vjob.jobs.schedulers.slurm import SlurmScheduler
@@ -55,6 +56,11 @@ def test_where_all_runs_were_refused_last_is_the_newest(make_run: Make, tmp_path
     make_run("bad", REFUSED)
     newest = make_run("worse", REFUSED)
     assert find.find_run("last", tmp_path).path == newest.path
+
+
+def test_last_of_no_runs_says_how_to_make_one(make_run: Make, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no runs yet; `vjob submit"):
+        find.find_run("last", tmp_path)
 
 
 def test_accounting_names_who_cancelled_a_job() -> None:

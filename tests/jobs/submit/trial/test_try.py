@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,15 @@ def test_a_healthy_script_is_ended_after_its_steps_and_leaves_nothing(vjob: Vjob
     assert not (vjob.folder / "saved").exists()
     assert list((vjob.folder / "log").iterdir()) == []
     assert vjob("list").stdout.count("try-") == 0
+
+
+def test_lines_of_every_fifth_step_are_not_counted_as_steps(vjob: Vjob) -> None:
+    write_mistake(vjob.folder, None)
+    loop = "for at in itertools.count(5, 5):\n    print(f'step {at} loss 2.5', flush=True)\n"
+    text = f"import itertools, time\n{loop}    time.sleep(0.2)\n"
+    (vjob.folder / "train.py").write_text(text)
+    found = try_out(vjob, code=0)
+    assert re.match(r"yes: step \d*[05] in ", rows_of(found)["starts"]["text"])
 
 
 def test_a_script_that_tells_of_no_step_is_not_blamed(vjob: Vjob) -> None:
