@@ -224,6 +224,8 @@ def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
 def read_text(path: Path, source: str) -> str:
     """Text of a conf file; ConfError where it cannot be read."""
     try:
+        if path.suffix in SCRIPTS:
+            raise _UnusableError(SCRIPTS[path.suffix].format(path.name))
         content = _read_file(path)
         return content.decode("utf-8-sig")
     except _UnusableError as error:
@@ -243,6 +245,10 @@ class _UnusableError(Exception):
     """An override that has no place in this conf, or a file that is none."""
 
 
+SCRIPTS = {
+    ".py": "is a script, and no conf: `vjob init > conf.yaml`, and there program: {{script: {}}}",
+    ".sh": "is a shell script, and no conf: `vjob init --from {} > conf.yaml` translates it",
+}
 MOST_BYTES = 8 << 20
 """Of a conf; what is larger is another file."""
 

@@ -323,6 +323,15 @@ def test_what_is_no_file_is_not_read_as_a_conf(tmp_path: Path) -> None:
             read_text(path, str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("train.py", "{script: train.py}"), ("job.sh", "--from job.sh > conf")]
+)
+def test_a_script_in_place_of_a_conf_is_told_apart(name: str, remedy: str) -> None:
+    with pytest.raises(ConfError) as error:
+        read_text(Path(name), name)
+    assert remedy in str(error.value)
+
+
 def test_a_conf_may_come_through_a_pipe() -> None:
     ours, theirs = os.pipe()
     os.write(theirs, b"name: a\n")
