@@ -34,9 +34,10 @@ USER = "someone"
 PAGE = """# Fresh machines
 
 Made by `python -m benchmarks.suite.fresh --write`: the command as it stands, on a fresh clone, in a
-root that debootstrap made of Debian with git, make, python3 and python3-venv. Nothing else was
-installed. Such a root is what an image holds; only the kernel is this machine's, and torch is
-where it says `+cpu` a wheel of this machine, else the index's.
+root that debootstrap made of Debian with git, make, python3 and python3-venv; nothing else was
+installed. Such a root is what an image holds; only the kernel is this machine's. torch is a wheel
+of this machine where it says `+cpu`, else the index's. A Python for which a pinned version has no
+wheel yet wants a compiler.
 
 """
 
@@ -67,8 +68,8 @@ TRIALS: Sequence[Trial] = (
     Trial(name="Debian 12, minimal root", suite="bookworm"),
     Trial(name="Debian 13, minimal root", suite="trixie"),
     Trial(name="Debian testing, minimal root", suite="testing"),
-    Trial(name="Debian 12, a Python built from source", suite="bookworm", python="3.10"),
-    Trial(name="Debian 12, another one", suite="bookworm", python="3.12"),
+    Trial(name="Debian 12, Python 3.10 built from source", suite="bookworm", python="3.10"),
+    Trial(name="Debian 12, Python 3.12 built from source", suite="bookworm", python="3.12"),
     Trial(
         name="Debian unstable, its newest Python: `make demo PYTHON=python3.15`",
         suite="sid", packages=("python3.15-venv",), commands=("make demo PYTHON=python3.15",),
@@ -187,13 +188,13 @@ def try_machine(bench: Bench, trial: Trial) -> str:
         mount = ["mount", "-t", "overlay", "overlay", "-o", layers, str(root)]
         if subprocess.run(mount, check=False).returncode:
             raise Obstacle("no overlay mounts here")
+        try:
+            return run_trial(bench, trial, root, commands, began)
+        finally:
+            subprocess.run(["umount", str(root)], check=True)
+            shutil.rmtree(overlay)
     except Obstacle as obstacle:
         return f"| {trial.name} | {trial.python or ''} | | not tried: {obstacle} | |\n"
-    try:
-        return run_trial(bench, trial, root, commands, began)
-    finally:
-        subprocess.run(["umount", str(root)], check=True)
-        shutil.rmtree(overlay)
 
 
 def run_trial(bench: Bench, trial: Trial, root: Path, commands: Sequence[str], began: float) -> str:
@@ -201,10 +202,15 @@ def run_trial(bench: Bench, trial: Trial, root: Path, commands: Sequence[str], b
     log.write_bytes(b"")
     shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
     if trial.packages:
-        words = f"apt-get update -q && apt-get install -y -q {' '.join(trial.packages)}"
+        # A mirror may hold a snapshot that is past its date.
+        apt = "apt-get -q -y -o Acquire::Check-Valid-Until=false"
+        words = f"{apt} update && {apt} install {' '.join(trial.packages)}"
         with log.open("ab") as handle:
             install = ["chroot", str(root), "sh", "-c", words]
-            subprocess.run(install, check=True, stdout=handle, stderr=subprocess.STDOUT)
+            if subprocess.run(
+                install, stdout=handle, stderr=subprocess.STDOUT, check=False
+            ).returncode:
+                raise Obstacle(f"apt-get cannot install {' '.join(trial.packages)}")
     home = Path("/root" if trial.user == "root" else f"/home/{trial.user}")
     if trial.user != "root":
         subprocess.run(["chroot", str(root), "useradd", "--create-home", trial.user], check=True)
@@ -228,11 +234,11 @@ def run_trial(bench: Bench, trial: Trial, root: Path, commands: Sequence[str], b
 
 
 def find_reason(text: str) -> str:
-    """The last line that says ERROR or Error; else the last line."""
+    """The first error that is not only said to be one; else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    wrong = [line for line in lines if re.search(r"\b\w*error\b", line, re.IGNORECASE)
-             and not line.startswith("make: ***")]  # fmt: skip
-    return ((wrong or lines or ["nothing was printed"])[-1]).replace("|", "/")[:200]
+    wrong = [line for line in lines if re.search(r"\b(error|Error): (?!subprocess-)", line)
+             or "ERROR: " in line]  # fmt: skip
+    return (wrong[0] if wrong else (lines or ["nothing was printed"])[-1]).replace("|", "/")[:200]
 
 
 def main() -> None:
@@ -249,14 +255,13 @@ def main() -> None:
     bench = Bench(
         work=work, pythons=options.pythons, carry=tuple(options.carry), mirror=options.mirror
     )
-    kept = RESULT.read_text() if RESULT.exists() else ""
     for trial in TRIALS:
         if options.only in f"{trial.name} {trial.suite} {trial.python}":
             row = try_machine(bench, trial)
             print(row, end="", flush=True)
             if options.write:
-                kept = render_page(kept, trial, row)
-                RESULT.write_text(kept)
+                kept = RESULT.read_text() if RESULT.exists() else ""
+                RESULT.write_text(render_page(kept, trial, row))
 
 
 def render_page(kept: str, trial: Trial, row: str) -> str:
