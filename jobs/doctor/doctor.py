@@ -7,14 +7,15 @@ recorded text.
 from __future__ import annotations
 
 import importlib.metadata
-import re
 import shutil
 import socket
 import sys
+from collections.abc import Mapping
 
 from varuna_core.agent.checks.gpus import DRIVER
+from varuna_core.agent.meeting.network import list_addresses
 from vjob.jobs.doctor.containers import examine_containers
-from vjob.jobs.schedulers.diagnosis import Diagnosis, ask, read_text
+from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
 from vjob.jobs.schedulers.slurm_settings import examine_slurm
 
 
@@ -36,7 +37,7 @@ def examine() -> list[Diagnosis]:
     diagnoses.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
     diagnoses += examine_containers()
     diagnoses.append(judge_host_name(socket.gethostname(), _resolve(socket.gethostname())))
-    diagnoses.append(judge_interfaces(ask("ip", "-o", "-4", "addr") or ""))
+    diagnoses.append(judge_interfaces(list_addresses()))
     diagnoses.append(judge_ports(read_text("/proc/sys/net/ipv4/ip_local_port_range")))
     return diagnoses
 
@@ -87,9 +88,9 @@ def judge_host_name(name: str, address: str | None) -> Diagnosis:
     return Diagnosis(name="host name", status="ok", text=f"{name} is {address}")
 
 
-def judge_interfaces(text: str) -> Diagnosis:
-    rows = re.findall(r"^\d+:\s+(\S+)\s+inet\s+(\S+)", text, re.MULTILINE)
-    shown = [f"{name} {address}" for name, address in rows if name != "lo"]
+def judge_interfaces(names: Mapping[str, str]) -> Diagnosis:
+    """Of each address its interface, as the agent finds them: a machine may lack `ip`."""
+    shown = [f"{name} {address}" for address, name in names.items() if name != "lo"]
     if not shown:
         return Diagnosis(name="interfaces", status="warn", text="no network address but loopback")
     return Diagnosis(name="interfaces", status="ok", text=", ".join(shown))

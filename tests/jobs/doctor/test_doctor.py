@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from varuna_core.agent.meeting import network
 from vjob.jobs.doctor import doctor
 from vjob.jobs.schedulers.slurm_settings import (
     judge_accounting,
@@ -84,6 +85,15 @@ def test_a_loopback_host_name_is_named_with_the_line_to_change() -> None:
     finding = doctor.judge_host_name("n1", "127.0.1.1")
     assert finding.status == "warn"
     assert "127.0.1.1 n1" in finding.remedy
+
+
+def test_interfaces_are_found_without_the_ip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minimal root has none, and doctor said that it has no network."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    names = network.list_addresses()
+    assert names["127.0.0.1"] == "lo"
+    assert doctor.judge_interfaces({**names, "10.0.0.1": "eth9"}).status == "ok"
+    assert doctor.judge_interfaces({"127.0.0.1": "lo"}).status == "warn"
 
 
 def test_ports_above_the_ephemeral_range_are_ours() -> None:
