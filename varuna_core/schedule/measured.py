@@ -19,7 +19,7 @@ MEASURED: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
 """`f` counts as `F`."""
 
 MOVED = 0.1
-"""Of the mean action: a figure that differs by more has moved."""
+"""Of itself or of the mean action, if that is more: a figure that differs by more has moved."""
 
 
 class KnownCosts:
@@ -75,7 +75,8 @@ class KnownCosts:
         mean = sum(figures) / len(figures)
         figures += self._hops
         if self._seen is not None and all(
-            abs(new - old) <= MOVED * mean for new, old in zip(figures, self._seen, strict=True)
+            abs(new - old) <= MOVED * max(mean, old)
+            for new, old in zip(figures, self._seen, strict=True)
         ):
             return False
         self._seen = figures
