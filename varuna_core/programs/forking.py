@@ -1,24 +1,29 @@
 """Forks the ranks of a node from one process that has imported torch once, on `--fork`.
 
-Nothing but imports comes before the fork: no thread of ours, no CUDA, no process group. The agent
-(varuna_core/agent/setup/forked_ranks.py) says on standard input what makes each rank a rank, and
-adopts it when this process ends.
+Nothing but imports comes before the fork: no thread of ours, no CUDA, no process group. Where an
+import has begun a thread or opened a GPU, what is forked would be broken: then each rank starts as
+it would without this. The agent (varuna_core/agent/setup/forked_ranks.py) says on standard input
+what makes each rank a rank, and adopts it when this process ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from varuna_core.programs.standby import forget_input, import_all, take_environment
 
+FORK = "--fork"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_PTRACER, _ANY = 0x59616D61, -1
 _LOOK_S = 0.001
@@ -34,6 +39,7 @@ def fork_ranks() -> None:
     os.dup2(2, 1)  # for what modules print as they are imported
     initial = dict(os.environb)
     import_all()
+    is_broken = threading.active_count() > 1 or holds_gpu(Path("/proc/self/fd"))
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     gc.freeze()  # so that no rank writes into what all of them share
@@ -46,12 +52,24 @@ def fork_ranks() -> None:
             for end in (ready, done, report):
                 os.close(end)
             _become(rank, task, origin, initial)
+            if is_broken:
+                words = [word for word in sys.orig_argv[1:] if word != FORK]
+                os.execv(sys.executable, [sys.executable, *words])
             return
         os.close(done)
         os.read(ready, 1)  # it has a session of its own: the agent ends what is left of ours
         os.close(ready)
         os.write(report, b"%d\n" % pid)
     os._exit(0)
+
+
+def holds_gpu(open_files: Path) -> bool:
+    """Whether one of these is NVIDIA's: CUDA may be initialised, and does not survive a fork."""
+    for file in open_files.iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(file).startswith("/dev/nvidia"):
+                return True
+    return False
 
 
 def _become(

@@ -26,6 +26,7 @@ from tests.varuna_core.agent.local_run import (
 )
 from varuna_core.agent.setup.forked_ranks import can_fork
 from varuna_core.agent.setup.ranks import Meeting, build_rank
+from varuna_core.programs import forking
 from varuna_core.records.plan import Plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -84,6 +85,32 @@ print("error of", rank, file=sys.stderr)
     errors = sorted(stage.log("n0", "err").splitlines())
     assert errors == ["0: error of 0", "0: imported", "1: error of 1", "2: error of 2"]
     assert {rank: exit.code for rank, exit in stage.exits().items()} == {0: 0, 1: 0, 2: 0}
+
+
+def test_where_an_import_began_a_thread_each_starts_anew(make_stage: MakeStage) -> None:
+    """A fork beside a thread may copy a lock that is held."""
+    stage = make(
+        make_stage,
+        "print(rank, is_forked, os.environ['LOCAL_RANK'], os.getsid(0) == os.getpid(),"
+        " os.getppid(), len(os.listdir('/proc/self/fd')))",
+        "import threading; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    )
+    stage.open()
+    stage.start_all()
+    assert stage.wait() == [0]
+    lines = sorted(line[3:] for line in stage.log("n0", "out").splitlines())
+    agent = stage.nodes[0].pid
+    assert lines == [f"{rank} False {rank} True {agent} 4" for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("targets", "holds"),
+    [([], False), (["/dev/null", "pipe:[1]"], False), (["/dev/null", "/dev/nvidiactl"], True)],
+)
+def test_a_gpu_that_is_open_is_seen(tmp_path: Path, targets: list[str], holds: bool) -> None:
+    for number, target in enumerate(targets):
+        (tmp_path / str(number)).symlink_to(target)
+    assert forking.holds_gpu(tmp_path) is holds
 
 
 def test_one_that_fails_is_the_culprit(make_stage: MakeStage) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+import time
 from collections.abc import Callable
 
 import torch
@@ -54,6 +55,9 @@ class ActionTimes:
     def clear(self) -> None:
         self._times.clear()
         self._messages.clear()
+        if self.clock is not None:
+            self.clock.settle()
+            self.clock.forget(time.perf_counter())
 
     def begin(self, num_microbatches: int) -> None:
         """A step begins. Those of another size before it are forgotten."""

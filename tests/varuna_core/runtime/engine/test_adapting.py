@@ -75,6 +75,39 @@ def test_the_median_of_an_action_counts_from_when_its_message_was_there() -> Non
     assert not times.list_figures().count_nonzero(), "another number of micro-batches"
 
 
+class LateStream:
+    """Each thing is done half a second after the host has queued it; nothing was marked before."""
+
+    def __init__(self) -> None:
+        self.marked: list[float] = []
+        self.forgotten = 0.0
+
+    def mark(self, at: float) -> None:
+        self.marked.append(at)
+
+    def settle(self) -> None:
+        pass
+
+    def find(self, at: float) -> float:
+        before = [one + 0.5 for one in self.marked if one <= at]
+        return max([at, *before[-1:]])
+
+    def forget(self, before: float) -> None:
+        self.forgotten = before
+
+
+def test_on_a_gpu_an_action_takes_what_the_stream_takes() -> None:
+    stream: Any = LateStream()
+    times = ActionTimes(RANKS, stream)
+    times.begin(1)
+    times.add("F", 0, 10.0, 10.1)  # done at 10.6
+    times.add("F", 0, 10.1, 10.2)  # from then until 10.7
+    times.add("F", 0, 20.0, 20.1)
+    assert times.list_figures().sum() == pytest.approx(0.6)
+    times.clear()
+    assert stream.forgotten > 0, "marks do not pile up"
+
+
 def test_of_ranks_that_share_layers_the_first_one_counts() -> None:
     shared = parse_stage_map("0;1;", 4, 2)
     sums = []
