@@ -18,8 +18,10 @@ from varuna_core.schedule.costs import Costs
 MEASURED: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
 """`f` counts as `F`."""
 
-MOVED = 0.1
-"""Of itself or of the mean action, if that is more: a figure that differs by more has moved."""
+MOVED, MOST_MOVED = 0.1, 0.4
+"""Of itself or of the mean action, if that is more: a figure that differs by more has moved. The
+limit doubles, up to the second, each time that what had moved was of no use: making a schedule
+takes time, and on a machine that is busy with something else figures move all the time."""
 
 
 class KnownCosts:
@@ -28,6 +30,7 @@ class KnownCosts:
     def __init__(self, given: Costs) -> None:
         self._by_kind = {kind: list(given.by_kind[kind]) for kind in MEASURED}
         self._hops = list(given.hops)
+        self._moved = MOVED
         self._seen: list[float] | None = None
         """The figures of the last costs that had moved."""
 
@@ -75,9 +78,13 @@ class KnownCosts:
         mean = sum(figures) / len(figures)
         figures += self._hops
         if self._seen is not None and all(
-            abs(new - old) <= MOVED * max(mean, old)
+            abs(new - old) <= self._moved * max(mean, old)
             for new, old in zip(figures, self._seen, strict=True)
         ):
             return False
         self._seen = figures
         return True
+
+    def note_use(self, was_of_use: bool) -> None:
+        """Whether the costs that had moved last led to another schedule."""
+        self._moved = MOVED if was_of_use else min(MOST_MOVED, 2 * self._moved)

@@ -83,3 +83,14 @@ def test_noise_moves_nothing_and_a_drift_does(noise: list[float]) -> None:
     assert 1 <= sum(drifted) <= 6
     known.measure(measure_plain(1.3, 1.0), [1.0])
     assert known.has_moved(), "a slow link"
+
+
+def test_what_was_of_no_use_has_to_move_further() -> None:
+    known = KnownCosts(build_even_costs(1))
+    moved = []
+    for factor in (1.0, 1.2, 1.3, 1.6, 1.9, 2.5):
+        known.measure(measure_plain(factor), [])
+        moved.append(known.has_moved())
+        if moved[-1]:
+            known.note_use(factor == 1.9)
+    assert moved == [True, False, True, False, True, True]

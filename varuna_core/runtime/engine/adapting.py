@@ -162,5 +162,6 @@ class Adapting:
             if memory is None:
                 return
         found = self.plans.adapt(costs, memory)
+        self.known.note_use(found is not None)
         if found is not None and not self.links.place and not self.links.replica:
             log.warning("%s", found)
