@@ -91,7 +91,7 @@ def build_varuna(
     return build(min(makespans, key=lambda slope: makespans[slope], default=1.0), num_microbatches)
 
 
-def build_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int) -> Schedule:
+def build_interleaved(num_ranks: int, num_microbatches: int, stages_per_rank: int = 2) -> Schedule:
     """1f1b with several stages a rank (arXiv 2104.04473): stage s lies on rank s mod p.
 
     The ramps are as long as those of one stage, so of v stages a rank the bubble is a v-th; stage
