@@ -1,10 +1,10 @@
 """`schedule: auto` where costs turn out otherwise: beside the best order for the true costs.
 
-    slow stage   one of eight stages takes 1.6 times what was told, from the first step
+    slow stage   one of eight stages takes 1.6 times its given cost, from the first step
     slow link    after 50 steps a message between stages 3 and 4 takes three units, not nothing
 
 Ten steps after the change, rounds of three jobs in the same processes: the one that adapts, one
-that was told the true costs and one that was told the wrong ones, both of which stay as they are.
+that was given the true costs and one that was given the wrong ones, both of which keep their order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEPS_BEFORE, STEPS_AFTER = 50, 10
 OF_BEST = 1.02
 MOST_CHANGES = 2
 
-ADAPTS, TRUE, GIVEN = "adapts", "stays, told the true costs", "stays, told the wrong ones"
+ADAPTS, TRUE, GIVEN = "adapts", "fixed, given the true costs", "fixed, given the wrong ones"
 
 
 def make_costs(is_true: bool, has_slow_link: bool) -> Costs:
@@ -126,26 +126,26 @@ def run(options: dict[str, Any]) -> Part:
     return part
 
 
-def _tabulate(part: Part, told: str, result: dict[str, Any], before: int) -> None:
+def _tabulate(part: Part, case: str, result: dict[str, Any], before: int) -> None:
     times = {name: each["engine"] for name, each in result["measured"].items()}
-    table = Table(title=f"{told}, over {TRUE}", columns=("seconds",))
+    table = Table(title=f"{case}, over {TRUE}", columns=("seconds",))
     for name, seconds in times.items():
         table.add(name, ratios(seconds, times[TRUE]), show_seconds(seconds))
     part.tables.append(table)
     changed, first = result["changed"], result["first"]
     shown = " ".join(f"{seconds:.2f}" for seconds in first[max(0, before - 2) :])
     part.notes.append(
-        f"{told}: another order from step {', '.join(map(str, changed)) or 'none'} on; seconds of "
+        f"{case}: another order from step {', '.join(map(str, changed)) or 'none'} on; seconds of "
         f"steps {max(0, before - 2) + 1} to {len(first)}: {shown}."
     )
     value = statistics.median(ratios(times[ADAPTS], times[TRUE]))
-    part.bounds.append(Bound(what=f"{told}: {ADAPTS} over {TRUE}", value=value, limit=OF_BEST))
+    part.bounds.append(Bound(what=f"{case}: {ADAPTS} over {TRUE}", value=value, limit=OF_BEST))
     late = sum(step > before + STEPS_AFTER for step in changed)
     for what, value, limit in (
         ("changes of the order", len(changed), MOST_CHANGES),
         (f"of these later than {STEPS_AFTER} steps after", late, 0),
     ):
-        part.bounds.append(Bound(what=f"{told}: {what}", value=value, limit=limit, digits=0))
+        part.bounds.append(Bound(what=f"{case}: {what}", value=value, limit=limit, digits=0))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m benchmarks.suite.mutants [--count 200] [--seed 1] [--again] [--write]
 
 A mutant is the code with one small change: another comparison, operator, constant or condition. It
-is drawn evenly from all that can be changed in the modules below; the draw hangs on the seed and
+is drawn evenly from all that can be changed in the modules below; the draw depends on the seed and
 the changed code alone, so that a sample stays the same while other lines change. coverage.py says
 which tests run the changed line; these run, in a copy of the checkout, until one fails. A mutant
 that runs longer than its limit is caught too. Those that survive are listed with their line, to be
@@ -624,7 +624,7 @@ def render_page(passes: list[list[Any]], text: str) -> str:
     )
     return (
         "# Mutants: one small change, and whether a test fails\n\nMade by `python -m "
-        "benchmarks.suite.mutants --count COUNT --seed SEED --write`. What is drawn hangs on the "
+        "benchmarks.suite.mutants --count COUNT --seed SEED --write`. The sample depends on the "
         f"seed alone. Caught is of those that are not equivalent (bound {BOUND:.0%}); a mutant on "
         "a line that no test runs counts as not caught.\n\n"
         "| seed | drawn | equivalent | not caught | caught | |\n|---|---|---|---|---|---|\n"

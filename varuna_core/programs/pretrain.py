@@ -108,7 +108,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _spare_compiler(path: Path) -> None:
-    """Keep torch's compiler out, where blocks are not compiled; a wrong file is told of later."""
+    """Keep torch's compiler out, where blocks are not compiled; a wrong file is reported later."""
     from varuna_core.programs.dynamo import spare_dynamo
     from varuna_core.records.training import read_training
 

@@ -52,11 +52,11 @@ def wait_for_task() -> list[str] | None:
     return arguments
 
 
-def take_environment(told: Mapping[str, str], initial: Mapping[bytes, bytes]) -> None:
+def take_environment(given: Mapping[str, str], initial: Mapping[bytes, bytes]) -> None:
     """What a module set for itself as it was imported stays, as it would in any rank."""
     added = {name: value for name, value in os.environb.items() if name not in initial}
     os.environb.clear()
-    os.environb.update({**added, **{_encode(name): _encode(told[name]) for name in told}})
+    os.environb.update({**added, **{_encode(name): _encode(given[name]) for name in given}})
 
 
 def _import_quietly() -> None:

@@ -1,6 +1,6 @@
 """Forked ranks: one process imports what all ranks of a node need, forks them, and ends.
 
-    agent ── PROGRAM SETTINGS --fork ──► origin: imports, forks each rank, tells its pid, ends
+    agent ── PROGRAM SETTINGS --fork ──► origin: imports, forks each rank, reports its pid, ends
       └──── adopts the ranks: each is its child then, in a session and with pipes of its own
 
 For the built-in programs alone, outside of containers, where the ranks' environments differ in
@@ -61,11 +61,11 @@ def fork_ranks(starts: Sequence[RankStart]) -> list[RankProcess]:
     finally:
         for end in writing:
             os.close(end)
-    told = [
+    tasks = [
         {"env": start.env, "out": writing[2 * at], "err": writing[2 * at + 1]}
         for at, start in enumerate(starts)
     ]
-    process.tell(json.dumps({"agent": os.getpid(), "ranks": told}))
+    process.tell(json.dumps({"agent": os.getpid(), "ranks": tasks}))
     origin = Origin(process)
     return [ForkedRank(origin, at, out, err) for at, ((out, _), (err, _)) in enumerate(pipes)]
 
@@ -81,7 +81,7 @@ class Origin:
         os.set_blocking(process.stdout, False)
 
     def look(self) -> int | None:
-        """Its return code once it has ended; the pids that it told are known then."""
+        """Its return code once it has ended; the pids that it reported are known then."""
         if self._code is None:
             code = self._process.poll()
             with contextlib.suppress(BlockingIOError):
