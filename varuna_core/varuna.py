@@ -287,7 +287,7 @@ class Varuna(KeptInMemory):
                 weigh=weights.weigh,
                 keep=None if asked is None else asked.keep,
             )
-            weights.check(summed)
+            weights.note(summed)
 
             def find_factor() -> float:
                 return weights.find_factor(self.agreement.sum_means(summed))
@@ -297,6 +297,7 @@ class Varuna(KeptInMemory):
                 self.agreement.sum_means(summed)
             square = self.gradients.square_norm()
             loss, square = self.agreement.finish(summed, square, totals)
+            weights.check()
             trace = self.engine.trace if isinstance(self.engine.trace, TraceWriter) else None
             agreed_s = trace.now() if trace is not None else 0.0
             self.last_grad_norm = self.updates.clip_and_scale(

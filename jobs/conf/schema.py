@@ -220,7 +220,8 @@ class Train:
     evaluate: Evaluate = field(default_factory=Evaluate)
     """Evaluation."""
     compile: bool = False
-    """Let torch.compile take each block; not with schedules zero_bubble, zbv and auto."""
+    """Let torch.compile take each block; with schedules zero_bubble, zbv and auto those without
+    dropout."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """Checkpoints."""
 

@@ -45,7 +45,7 @@ from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms
 from varuna_core.runtime.settings import why_no_auto
 from varuna_core.runtime.step_trace import open_rank_trace
 from varuna_core.schedule.recompute import Recompute
-from varuna_core.schedule.registry import count_stages_per_rank
+from varuna_core.schedule.registry import count_stages_per_rank, may_split_backward
 from varuna_core.varuna import Varuna
 
 
@@ -127,7 +127,14 @@ def build_varuna(
         seed=training.seed,
         zero=training.zero,
         offload="optimizer" if training.offload else None,
+        compile=puts_off_compiled(training),
     )
+
+
+def puts_off_compiled(training: Training) -> bool:
+    """True where blocks are compiled and the schedule may put weight gradients off: Varuna then
+    compiles, for it must know of which layers it cannot. It leaves out blocks that drop out."""
+    return training.compile and may_split_backward(training.schedule)
 
 
 def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:
@@ -245,7 +252,7 @@ class Trainer:
         if apex:
             for stage in self.model.part.stages:
                 use_apex_norms(stage.module)
-        if training.compile:
+        if training.compile and not puts_off_compiled(training):
             for stage in self.model.part.stages:
                 compile_blocks(stage.module)
 

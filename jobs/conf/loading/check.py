@@ -183,15 +183,6 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
         if len(split_blend(conf.data.prefix)) > 1:
             message = "a BERT takes one data set; put the texts into one with `vjob data prepare`"
             yield "data.prefix", conf.data.prefix, message
-    if conf.train.compile:
-        from varuna_core.schedule.registry import may_split_backward  # see check_layout.py
-
-        if may_split_backward(conf.parallel.schedule):
-            message = (
-                f"cannot be with parallel.schedule: {conf.parallel.schedule}, which may put weight "
-                "gradients off; use 1f1b, gpipe, varuna or interleaved"
-            )
-            yield "train.compile", True, message
     if conf.parallel.zero == 3 and conf.train.compile:
         yield "parallel.zero", 3, "cannot be with train.compile; use 1 or 2"
     if conf.parallel.zero == 3 and conf.train.optimizer.name == "lamb":

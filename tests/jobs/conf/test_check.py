@@ -212,10 +212,7 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
             "parallel: {zero: 3}\ntrain: {optimizer: {name: lamb}}",
             "parallel.zero = 3: holds slices",
         ),
-        (
-            "parallel: {schedule: zbv}\ntrain: {compile: true}",
-            "train.compile = True: cannot be with parallel.schedule: zbv",
-        ),
+        ("parallel: {schedule: zbv}\ntrain: {compile: true}", None),
     ],
 )
 def test_shared_layers_are_refused_what_they_lack(text: str, problem: str | None) -> None:

@@ -137,7 +137,6 @@ def test_a_built_in_program_is_checked_against_what_it_trains() -> None:
             "data: {prefix: 1 a 2 b, vocab: v}",
             "data.prefix = 1 /conf/a 2 /conf/b: a BERT takes one",
         ),
-        ("train: {compile: true}", "train.compile = True: cannot be with parallel.schedule: auto"),
         (
             "train: {compile: true}\nparallel: {zero: 3, schedule: 1f1b}",
             "parallel.zero = 3: cannot be with train.compile",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +30,9 @@ from varuna_core.records.logs.training_log import (
     parse_validation,
 )
 from varuna_core.records.training import Training
+from varuna_core.runtime import assembly
 from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.engine.compiled import compile_stages
 from varuna_core.runtime.engine.graph_memory import GraphMeter, agree_on_memory
 from varuna_core.schedule.recompute import Memory
 
@@ -306,6 +310,27 @@ def test_a_run_whose_store_is_gone_does_not_begin_anew(tmp_path: Path) -> None:
             train(Case(name="", stage_map="0;", training=had), 0, 1)
     first = replace(had, saved=-1)
     assert train(Case(name="", stage_map="0;", training=first), 0, 1).losses.keys() == {1}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_blocks_are_compiled_with_a_schedule_that_puts_weight_gradients_off(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compile_quickly(stages: Any, backend: bool | str, puts_off: bool) -> frozenset[Any]:
+        assert backend is True and puts_off
+        return compile_stages(stages, "aot_eager", puts_off)
+
+    monkeypatch.setattr(assembly, "compile_stages", compile_quickly)
+    caplog.set_level(logging.INFO, "varuna_core")
+    plain = replace(GPT, schedule="zero_bubble", steps=3)
+    losses = [
+        train(Case(name="", stage_map="0;", training=training), 0, 1).losses
+        for training in (plain, replace(plain, compile=True))
+    ]
+    assert "torch.compile (aot_eager) takes 7 modules" in caplog.text
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,12 @@ class BatchSplitter:
         self, inputs: Mapping[str, Any], chunk_size: int, first_sample: int, device: torch.device
     ) -> list[MicroBatch]:
         size = self.count(inputs)
-        moved = map_leaves(lambda x: x.to(device) if isinstance(x, Tensor) else x, dict(inputs))
+        to_gpu = device.type == "cuda"  # of pinned memory the host need not wait for the copy
+
+        def move(leaf: Any) -> Any:
+            return leaf.to(device, non_blocking=to_gpu) if isinstance(leaf, Tensor) else leaf
+
+        moved = map_leaves(move, dict(inputs))
         return [
             MicroBatch(
                 inputs=self._take(moved, size, begin, min(chunk_size, size - begin)),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ class LossWeights:
         self.form, self.agreement, self.last = form, agreement, last
         self._figures: list[float] = []
         self._weights: list[float] = []
+        self._counted: Tensor | None = None
 
     def start(
         self,
@@ -56,11 +58,17 @@ class LossWeights:
             self._weights = [1 / (f or 1) if known else find_power(f) for f in figures]
         return self._weights
 
-    def check(self, summed: Tensor) -> None:
-        """Refuse a model whose `loss_counts` and forward differ."""
-        if not self.form.is_counted or self.last is None:
+    def note(self, summed: Tensor) -> None:
+        """Keep what forward counted here, before it is added up with other replicas'."""
+        if self.form.is_counted and self.last is not None:
+            self._counted = summed[:, 1].clone()
+
+    def check(self) -> None:
+        """Refuse a model whose `loss_counts` and forward differ; at the end of the step, for it
+        waits for the device."""
+        if self._counted is None:
             return
-        counted = summed[:, 1].tolist()
+        counted = self._counted.tolist()
         if not all(map(math.isclose, counted, self._figures)):
             raise SplitError(
                 f"{COUNTS} says {_spell(self._figures)} for this batch, and the TokenMeans of "
@@ -85,19 +93,18 @@ def count_inputs(
     module: nn.Module, microbatches: Sequence[MicroBatch], num_terms: int
 ) -> list[float]:
     """The counts of a batch, as the model tells them."""
-    summed = torch.zeros(num_terms, dtype=torch.float64)
+    summed: list[Any] = [0.0] * num_terms
     for micro in microbatches:
         told = getattr(module, COUNTS)(**micro.inputs)
         counts = told if isinstance(told, (tuple, list)) else [told]
         if len(counts) != num_terms:
             raise SplitError(f"{COUNTS} returns {len(counts)} counts, and the loss has {num_terms}")
-        summed = summed + torch.stack([_as_double(count, summed) for count in counts])
-    listed: list[float] = summed.tolist()
-    return listed
+        summed = [total + _as_double(count) for total, count in zip(summed, counts, strict=True)]
+    return [float(total) for total in summed]  # a device is waited for here, and once
 
 
-def _as_double(count: Tensor | float, like: Tensor) -> Tensor:
-    return torch.as_tensor(count).reshape(()).to(like)
+def _as_double(count: Tensor | float) -> Tensor:
+    return torch.as_tensor(count).reshape(()).double()
 
 
 def _spell(counts: Sequence[float]) -> str:
