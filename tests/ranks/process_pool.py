@@ -116,6 +116,7 @@ def become(output: int) -> None:
 
 def main() -> None:
     preload()
+    importlib.import_module("tests.ranks.dry_runs").DryRuns().install()
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"{threads} threads run after the imports: no process may fork then")
