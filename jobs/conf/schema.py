@@ -203,8 +203,8 @@ class Train:
     """Samples in a step over all replicas; default: micro_batch_size x data x pipeline."""
     micro_batch_size: PositiveInt | Auto = 1
     """Samples in a micro-batch; auto lets the planner choose."""
-    precision: Literal["fp32", "fp16", "bf16"] = "fp32"
-    """Arithmetic of forward and backward."""
+    precision: Literal["fp32", "fp16", "bf16", "fp8"] = "fp32"
+    """Arithmetic of forward and backward; fp8 is bf16 with linear layers in float8, by torchao."""
     loss_scale: PositiveFloat | Literal["dynamic"] = "dynamic"
     """Loss scale of fp16."""
     optimizer: Optimizer = field(default_factory=Optimizer)

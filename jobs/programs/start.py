@@ -30,6 +30,10 @@ NO_APEX = (
     "of that name is something else): set it to auto or false, or use an image that has it, as "
     "`vjob container build gpu` makes one"
 )
+NO_TORCHAO = (
+    "train.precision is fp8, which is torchao's: pip install 'vjob[fp8]' in the ranks' Python, or "
+    "set bf16"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +138,12 @@ class BuiltIn(Starter):
         return {RunFolder(Path(folder)).training.name: render_training(training)}
 
     def list_modules(self, conf: JobConf) -> tuple[tuple[str, str], ...]:
-        if conf.train.optimizer.apex is not True:
-            return ()
-        return (("amp_C", NO_APEX), ("apex", NO_APEX))
+        asked: tuple[tuple[str, str], ...] = ()
+        if conf.train.optimizer.apex is True:
+            asked += (("amp_C", NO_APEX), ("apex", NO_APEX))
+        if conf.train.precision == "fp8":
+            asked += (("torchao", NO_TORCHAO),)
+        return asked
 
     def list_packages(self, conf: JobConf, found: ProgramFiles) -> Mapping[str, str]:
         return RUNTIME

@@ -221,7 +221,9 @@ def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
         found.setdefault(trace.device or "device", []).append(flops / step_s / 1e12)
     for kind, tflops in found.items():
         product = _find_product(kind)
-        is_half = training.precision in ("fp16", "bf16")
+        # Of fp8 the linear layers alone are faster than half precision.
+        precision = "bf16" if training.precision == "fp8" else training.precision
+        is_half = precision in ("fp16", "bf16")
         peak = None if product is None else product.half_tflops
         peak = product.single_tflops if product is not None and not is_half else peak
         yield Speed(
@@ -229,7 +231,7 @@ def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
             num_ranks=len(tflops),
             tflops=sum(tflops) / len(tflops),
             peak=peak,
-            source="" if product is None else f"{product.name}'s data sheet, {training.precision}",
+            source="" if product is None else f"{product.name}'s data sheet, {precision}",
         )
 
 

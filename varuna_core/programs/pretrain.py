@@ -108,12 +108,14 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _spare_compiler(path: Path) -> None:
-    """Keep torch's compiler out, where blocks are not compiled; a wrong file is reported later."""
+    """Keep torch's compiler out, where blocks are not compiled, nor torchao loads it; a wrong file
+    is reported later."""
     from varuna_core.programs.dynamo import spare_dynamo
     from varuna_core.records.training import read_training
 
     with contextlib.suppress(ValueError):
-        if not read_training(path).compile:
+        training = read_training(path)
+        if not training.compile and training.precision != "fp8":
             spare_dynamo()
 
 

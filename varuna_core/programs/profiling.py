@@ -13,6 +13,7 @@ from torch import nn
 from varuna_core.profiling.profile_file import copy_file
 from varuna_core.profiling.profiler import Profiler
 from varuna_core.programs.batches import TRAIN, Batch, MadeUp
+from varuna_core.programs.float8 import FP8, name_own_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.place import Place, ProgramError
 from varuna_core.programs.training import build_model, choose_apex, make_optimizer, plan_layers
@@ -37,6 +38,8 @@ def profile_training(
         if degree < 1 or place.world % degree:
             raise ProgramError(f"tensor {degree} does not divide the {place.world} ranks")
     model, samples = build_model(training), MadeUp(training)
+    if training.precision == FP8:
+        use_float8(model, place.device)
     plans = [plan_layers(model, replace(training, tensor=degree)) for degree in wanted]
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
     replicas = [held for t in range(place.tensor) for held in stages.slice(t).ranks]
@@ -63,7 +66,7 @@ def profile_training(
         model,
         place.device.type,
         local_rank=place.local_rank,
-        precision=training.precision,
+        precision=name_own_precision(training.precision),
         tensor=wanted,
         tensor_plan=plans[-1],
         name=training.model,

@@ -32,6 +32,7 @@ from varuna_core.programs.batches import (
     open_source,
 )
 from varuna_core.programs.bert import Bert
+from varuna_core.programs.float8 import FP8, name_own_precision, use_float8
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.lines import RankLines
@@ -108,6 +109,8 @@ def build_varuna(
 ) -> Varuna:
     depth = parse_stage_map(place.stage_map, place.world, place.tensor).depth
     model = build_model(training)
+    if training.precision == FP8:
+        use_float8(model, place.device)
     return Varuna(
         model,
         place.stage_map,
@@ -121,7 +124,7 @@ def build_varuna(
         stages_per_rank=count_stages_per_rank(training.schedule, training.partition, depth),
         tensor=training.tensor,
         tensor_plan=plan_layers(model, training),
-        precision=training.precision,
+        precision=name_own_precision(training.precision),
         recompute=choose_recompute(training, place.device)[0],
         trace=trace,
         seed=training.seed,
@@ -162,6 +165,10 @@ def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
     if training.optimizer == "lamb":
         raise ProgramError(
             "lamb looks at whole weights, which tensor parallelism shares: use adamw"
+        )
+    if training.precision == FP8:
+        raise ProgramError(
+            "train.precision fp8 and tensor parallelism do not go together: use bf16"
         )
     if training.compile:
         raise ProgramError("train.compile and tensor parallelism do not go together: leave one")

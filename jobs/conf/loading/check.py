@@ -171,6 +171,9 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.program.python == "":
         yield "program.python", "", "must name an interpreter; leave it out for the default"
     yield from start.find_problems(conf)
+    if conf.train.precision == "fp8" and kind in ("megatron", "deepspeed"):
+        message = f"is for the built-in programs; use bf16, and {kind}'s own options for float8"
+        yield "train.precision", "fp8", message
     if not kind.startswith("pretrain_"):
         return
     if conf.model is None:

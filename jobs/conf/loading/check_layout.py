@@ -129,6 +129,8 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
             yield key, True, f"{message}, {model.sequence}"
     if parallel.tensor == 1:
         return
+    if train.precision == "fp8":
+        yield "train.precision", "fp8", "cannot be with parallel.tensor above 1; use bf16"
     if train.compile:
         yield "train.compile", True, "cannot be with parallel.tensor above 1"
     if train.optimizer.name == "lamb":

@@ -36,7 +36,7 @@ def complete(*words: str) -> list[str]:
     ("word", "offered"),
     [
         ("parallel.sch", ["parallel.schedule="]),
-        ("train.precision=", [f"train.precision={one}" for one in ("fp32", "fp16", "bf16")]),
+        ("train.precision=", [f"train.precision={one}" for one in ("fp32", "fp16", "bf16", "fp8")]),
         ("train.precision=b", ["train.precision=bf16"]),
         ("morph.enabled=", ["morph.enabled=true", "morph.enabled=false"]),
         ("cluster.nodes[0].q", ["cluster.nodes[0].queue="]),
@@ -207,8 +207,8 @@ ask vjob watch last --on STALLED = c"""
     )
     assert done.stdout.splitlines() == [
         "train.precision=",
-        "fp32 fp16 bf16",
+        "fp32 fp16 bf16 fp8",
         "bf16",
-        "fp32 fp16",
+        "fp32 fp16 fp8",
         "cancel",
     ]

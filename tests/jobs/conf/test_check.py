@@ -200,6 +200,11 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
             "train.compile = True: cannot be with parallel.tensor above 1",
         ),
         ("parallel: {schedule: 1f1b}\ntrain: {compile: true, optimizer: {name: lamb}}", None),
+        ("train: {precision: fp8}", None),
+        (
+            "parallel: {tensor: 2}\ntrain: {precision: fp8}",
+            "train.precision = fp8: cannot be with parallel.tensor above 1",
+        ),
         (
             "parallel: {tensor: 2}\ntrain: {optimizer: {name: lamb}}",
             "train.optimizer.name = lamb: looks at whole weights",

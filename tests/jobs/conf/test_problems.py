@@ -33,7 +33,7 @@ cluster:
 """) == [
         "conf.yaml:1: name: is required: text",
         'conf.yaml:3: train.stesp = 5: unknown key; did you mean "steps"?',
-        "conf.yaml:4: train.precision = fp61: must be one of fp32, fp16, bf16",
+        "conf.yaml:4: train.precision = fp61: must be one of fp32, fp16, bf16, fp8",
         "conf.yaml:5: train.steps = x: must be a whole number",
         "conf.yaml:6: train.steps: given twice; the first one is on line 5",
         'conf.yaml:7: nodes = 3: unknown key; did you mean "cluster.nodes"?',

@@ -69,6 +69,12 @@ def test_apex_is_looked_for_on_the_nodes_where_a_run_cannot_do_without() -> None
         assert training is not None and str(training.apex).lower() == value
 
 
+def test_torchao_is_looked_for_where_layers_are_in_float8() -> None:
+    plan = make_plan(make_conf(XL.replace("steps: 500,", "steps: 500, precision: fp8,")), run="r")
+    assert [name for name, _ in plan.modules] == ["torchao"]
+    assert "pip install 'vjob[fp8]'" in plan.modules[0][1]
+
+
 def test_a_shape_has_its_name_whatever_its_dropout() -> None:
     conf = make_conf(XL)
     assert conf.model is not None

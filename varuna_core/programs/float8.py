@@ -1,0 +1,62 @@
+"""Linear layers of the blocks in float8, by torchao: `train.precision: fp8`.
+
+    weights, activations, gradients     bf16, with fp32 masters, as with `precision: bf16`
+    the three products of a layer       float8, each tensor scaled by its largest value
+
+GPUs from compute capability 8.9 on have such products; elsewhere torchao computes what they would
+give, slowly. Embeddings, norms, attention and the head stay in bf16.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from varuna_core.programs.layers import BLOCKS, Dense
+from varuna_core.programs.place import ProgramError
+
+FP8 = "fp8"
+MULTIPLE = 16
+"""Of both sizes of a layer, as the products want it; another layer stays in bf16."""
+
+
+def name_own_precision(precision: str) -> str:
+    """Of what is not computed in float8."""
+    return "bf16" if precision == FP8 else precision
+
+
+def use_float8(model: nn.Module, device: torch.device) -> int:
+    """Convert the linear layers of the blocks in place; how many there are."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+    except ImportError as error:
+        raise ProgramError(
+            f"train.precision is fp8, and torchao cannot be imported ({error}): "
+            "pip install 'vjob[fp8]', or set bf16"
+        ) from error
+    config = Float8LinearConfig(emulate=device.type != "cuda", pad_inner_dim=True)
+    converted = 0
+    for block in [part for part in model.modules() if isinstance(part, BLOCKS)]:
+        stds = {n: part.std for n, part in block.named_modules() if _is_convertible(part)}
+        convert_to_float8_training(
+            block, config=config, module_filter_fn=lambda part, _: _is_convertible(part)
+        )
+        for name, std in stds.items():
+            made: Any = block.get_submodule(name)
+            made.std, made.__class__ = std, _with_our_values(type(made))
+        converted += len(stds)
+    return converted
+
+
+def _is_convertible(part: nn.Module) -> bool:
+    sizes = (part.in_features, part.out_features) if isinstance(part, Dense) else (1,)
+    return all(size % MULTIPLE == 0 for size in sizes)
+
+
+@cache
+def _with_our_values(layer: Any) -> type:
+    """This class, with first values as ours have them."""
+    return type("Float8Dense", (layer,), {"reset_parameters": Dense.reset_parameters})
