@@ -46,7 +46,8 @@ def use_float8(model: nn.Module, device: torch.device) -> int:
         )
         for name, std in stds.items():
             made: Any = block.get_submodule(name)
-            made.std, made.__class__ = std, _with_our_values(type(made))
+            kind: Any = type(made)
+            made.std, made.__class__ = std, _with_our_values(kind)
         converted += len(stds)
     return converted
 
