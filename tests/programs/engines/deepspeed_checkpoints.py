@@ -127,9 +127,9 @@ def load(folders: list[Path]) -> None:
 
 
 torch.set_num_threads(1)
-deepspeed.init_distributed("gloo")
 # Its sums through shared memory are compiled on first use, which takes minutes: gloo has them.
 vars(deepspeed.ops)["__compatible_ops__"] = {}
+deepspeed.init_distributed("gloo")
 torch.serialization.add_safe_globals([argparse.Namespace])
 if sys.argv[1] == "save":
     save(Path(sys.argv[2]))

@@ -15,10 +15,10 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 steps = int(next(word for word in sys.argv[1:] if word.isdigit()))
 widths = [32] * 7 + [96 if "uneven" in sys.argv else 32, 32]
 torch.set_num_threads(1)
-deepspeed.init_distributed("gloo")
-torch.manual_seed(3)
 # Its sums through shared memory are compiled on first use, which takes minutes: gloo has them.
 vars(deepspeed.ops)["__compatible_ops__"] = {}
+deepspeed.init_distributed("gloo")
+torch.manual_seed(3)
 
 
 def measure(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
