@@ -108,8 +108,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _spare_compiler(path: Path) -> None:
-    """Keep torch's compiler out, where blocks are not compiled, nor torchao loads it; a wrong file
-    is reported later."""
+    """Keep torch's compiler out, where neither compiled blocks nor torchao (fp8) need it; a wrong
+    file is reported later."""
     from varuna_core.programs.dynamo import spare_dynamo
     from varuna_core.records.training import read_training
 

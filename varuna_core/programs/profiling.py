@@ -13,7 +13,7 @@ from torch import nn
 from varuna_core.profiling.profile_file import copy_file
 from varuna_core.profiling.profiler import Profiler
 from varuna_core.programs.batches import TRAIN, Batch, MadeUp
-from varuna_core.programs.float8 import FP8, name_own_precision, use_float8
+from varuna_core.programs.float8 import FP8, find_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.place import Place, ProgramError
 from varuna_core.programs.training import build_model, choose_apex, make_optimizer, plan_layers
@@ -66,7 +66,7 @@ def profile_training(
         model,
         place.device.type,
         local_rank=place.local_rank,
-        precision=name_own_precision(training.precision),
+        precision=find_base_precision(training.precision),
         tensor=wanted,
         tensor_plan=plans[-1],
         name=training.model,

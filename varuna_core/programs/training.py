@@ -32,7 +32,7 @@ from varuna_core.programs.batches import (
     open_source,
 )
 from varuna_core.programs.bert import Bert
-from varuna_core.programs.float8 import FP8, name_own_precision, use_float8
+from varuna_core.programs.float8 import FP8, find_base_precision, use_float8
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.lines import RankLines
@@ -124,17 +124,17 @@ def build_varuna(
         stages_per_rank=count_stages_per_rank(training.schedule, training.partition, depth),
         tensor=training.tensor,
         tensor_plan=plan_layers(model, training),
-        precision=name_own_precision(training.precision),
+        precision=find_base_precision(training.precision),
         recompute=choose_recompute(training, place.device)[0],
         trace=trace,
         seed=training.seed,
         zero=training.zero,
         offload="optimizer" if training.offload else None,
-        compile=puts_off_compiled(training),
+        compile=is_compiled_by_varuna(training),
     )
 
 
-def puts_off_compiled(training: Training) -> bool:
+def is_compiled_by_varuna(training: Training) -> bool:
     """True where blocks are compiled and the schedule may put weight gradients off: Varuna then
     compiles, for it must know of which layers it cannot. It leaves out blocks that drop out."""
     return training.compile and may_split_backward(training.schedule)
@@ -259,7 +259,7 @@ class Trainer:
         if apex:
             for stage in self.model.part.stages:
                 use_apex_norms(stage.module)
-        if training.compile and not puts_off_compiled(training):
+        if training.compile and not is_compiled_by_varuna(training):
             for stage in self.model.part.stages:
                 compile_blocks(stage.module)
 
