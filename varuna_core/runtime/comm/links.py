@@ -304,7 +304,7 @@ def connect(
     if tensor is not None and (nccl := find_nccl(tensor)) is not None:
         links.on_gpu.append(nccl)
     wiring = Wiring(links, rank, transport)
-    with unsplit():
+    with our_groups():
         for planned in plan_groups(stage_map, sharing, has_mesh, transport.has_nccl):
             wiring.make(planned)
     return links
@@ -387,17 +387,37 @@ def warm(group: Any, device: torch.device) -> None:
     dist.all_reduce(torch.ones(1, device=device), group=group)
 
 
+class SharedGloo(dist.ProcessGroupGloo):
+    """A gloo group whose sockets are served by the one thread that serves all such groups.
+
+    torch gives each group a thread for that, which wakes a hundred times a second: with twenty
+    groups an idle rank takes 3.1 % of a processor, and so 0.4 % (torch 2.13).
+    """
+
+    _device: Any = None
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        if SharedGloo._device is None:
+            SharedGloo._device = self.create_default_device()
+        options: Any = self._Options()  # type: ignore[attr-defined]  # torch: without the line
+        options._devices = [SharedGloo._device]
+        options._timeout = timeout
+        super().__init__(store, rank, size, options)
+
+
 @contextmanager
-def unsplit() -> Iterator[None]:
-    """Groups made here are no splits of the user's NCCL communicator, which torch would make of a
-    group that knows its GPU: all ranks of the world would have to be at each one."""
-    world = dist.distributed_c10d._get_default_group()
-    bound = world.bound_device_id
-    world.bound_device_id = None
+def our_groups() -> Iterator[None]:
+    """Groups made here share the thread of `SharedGloo`. And they are no splits of the user's NCCL
+    communicator, which torch would make of a group that knows its GPU: all ranks of the world would
+    have to be at each one."""
+    c10d: Any = dist.distributed_c10d
+    world = c10d._get_default_group()
+    bound, gloo = world.bound_device_id, c10d.ProcessGroupGloo
+    world.bound_device_id, c10d.ProcessGroupGloo = None, SharedGloo
     try:
         yield
     finally:
-        world.bound_device_id = bound
+        world.bound_device_id, c10d.ProcessGroupGloo = bound, gloo
 
 
 def to_timeout(patience_s: float | None) -> timedelta:
@@ -426,7 +446,7 @@ def connect_sharing(
     transport = choose_transport(device, store, f"{key}/gpu", rank, size, may_share=may_share)
     timeout = to_timeout(hang_timeout_s)
     mine = None
-    with unsplit():
+    with our_groups():
         for place in range(stage_map.depth):
             for replica in range(stage_map.num_replicas):
                 ranks = stage_map.sharing(place, replica)

@@ -3,6 +3,7 @@ up."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from varuna_core.records.layout import StageMap, build_stages, encode_stage_map,
 from varuna_core.runtime.comm import links as links_module
 from varuna_core.runtime.comm.devices import BOTH, GLOO
 from varuna_core.runtime.comm.failure import ChannelClosed
-from varuna_core.runtime.comm.links import Links, PlannedGroup, connect, plan_groups, unsplit
+from varuna_core.runtime.comm.links import Links, PlannedGroup, connect, our_groups, plan_groups
 from varuna_core.runtime.comm.wire import NcclWire, Transport
 
 CPU = torch.device("cpu")
@@ -140,10 +141,27 @@ def test_no_rank_waits_for_ever_for_a_communicator() -> None:
 def test_groups_are_no_splits_of_the_users_communicator(big_world: Counting) -> None:
     world = dist.distributed_c10d._get_default_group()
     world.bound_device_id = torch.device("cuda", 0)
-    with unsplit():
+    with our_groups():
         assert world.bound_device_id is None
     assert world.bound_device_id == torch.device("cuda", 0)
     world.bound_device_id = None
+
+
+def test_one_thread_serves_the_sockets_of_all_our_groups() -> None:
+    def count_new_threads() -> int:
+        before = len(os.listdir("/proc/self/task"))
+        dist.all_reduce(torch.ones(1), group=dist.new_group([0], backend=GLOO))
+        return len(os.listdir("/proc/self/task")) - before
+
+    dist.init_process_group(GLOO, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        usual = count_new_threads()
+        with our_groups():
+            count_new_threads()
+            assert [count_new_threads() for _ in range(3)] == [usual - 1] * 3
+        assert count_new_threads() == usual
+    finally:
+        dist.destroy_process_group()
 
 
 class World:
