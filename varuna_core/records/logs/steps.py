@@ -232,9 +232,8 @@ class StepReader:
         if is_later or (total and last >= total and total == found.num_steps):
             self._base += total or last
             return False
-        is_anew = not (found.is_bar and total and last >= total)
         self._base = 0
-        return is_anew or self.last is not None
+        return True
 
     def _find_total(self, found: Iteration) -> Optional[int]:
         if not found.num_steps:
