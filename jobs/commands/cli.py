@@ -53,6 +53,17 @@ JOB is a job id, a run's name, `last`, or the path of a run folder.
 A time is a number in the unit shown, or 90s, 30m, 2h, 1d12h, 1:30:00.
 """
 
+MEANT = {
+    **dict.fromkeys(("check", "validate", "lint"), "submit CONF --dry-run"),
+    **dict.fromkeys(("run", "start", "launch", "train", "sbatch"), "submit CONF"),
+    **dict.fromkeys(("kill", "stop", "delete", "rm", "scancel"), "cancel JOB"),
+    **dict.fromkeys(("ls", "jobs", "ps", "squeue", "sacct"), "list"),
+    **dict.fromkeys(("show", "info", "top"), "status JOB"),
+    **dict.fromkeys(("log", "tail"), "logs JOB"),
+    **dict.fromkeys(("ssh", "exec", "attach"), "shell JOB"),
+}
+"""Words of other tools for what a command does here."""
+
 
 class CommandGroup(click.Group):
     """Prints our own errors as text, and lists commands by what they are for."""
@@ -73,6 +84,14 @@ class CommandGroup(click.Group):
             if item.value in self.commands:
                 item.help = self.commands[item.value].get_short_help_str(1000)
         return found
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in MEANT:
+            asked = f"No such command '{args[0]}'. Did you mean 'vjob {MEANT[args[0]]}'?"
+            raise click.UsageError(asked, ctx)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

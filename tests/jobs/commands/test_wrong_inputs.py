@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import Vjob
+from vjob.jobs.commands.cli import MEANT, cli
 
 CASES = {
     ("report", "train.py"): "train.py is no log: give a job, a run folder, a folder of logs, or",
@@ -20,6 +21,8 @@ CASES = {
     ("logs", " "): "JOB is empty: give a job id",
     ("report", ""): "JOB is empty: give a job id",
     ("cancel", ""): "JOB is empty: give a job id",
+    ("check", "my.yaml"): "Did you mean 'vjob submit CONF --dry-run'?",
+    ("kill", "last"): "Did you mean 'vjob cancel JOB'?",
     ("init", "--from", "train.py"): "train.py is not what --from takes",
 }
 
@@ -34,3 +37,8 @@ def test_it_is_refused_and_nothing_is_written(tmp_path: Path, words: tuple[str, 
     done = vjob(*words, code=2)
     assert CASES[words] in done.stderr and "Traceback" not in done.stderr
     assert not done.stdout and {*tmp_path.iterdir(), tmp_path / "state"} == before
+
+
+def test_a_word_of_another_tool_hides_no_command_and_leads_to_one() -> None:
+    assert not MEANT.keys() & cli.commands.keys()
+    assert {words.split()[0] for words in MEANT.values()} <= cli.commands.keys()

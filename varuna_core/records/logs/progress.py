@@ -304,6 +304,8 @@ def _parse_free(text: str) -> Optional[Iteration]:
             return _parse_bar(bar, is_nested)
     value = _read_object(text) if "{" in text else None
     if value is not None:
+        if _find_key(value, _KEYS["step"]) is None:
+            value = {**_read_step(text[: text.index("{")]), **value}
         return _parse_object(value)
     if "it/s" in text or "s/it" in text or "step" in text or " - " in text or "poch" in text:
         other = _parse_other_bar(text)
@@ -314,12 +316,10 @@ def _parse_free(text: str) -> Optional[Iteration]:
         return None
     said = _EVALUATED.sub("", text)
     if is_dict:
-        return _parse_values(said, step=int(step.group(1)) if step else NO_STEP)
+        return _parse_values(said, **(_name_step(step) if step else {"step": NO_STEP}))
     if step is None or (step.start() and _NOT_DONE.search(text, 0, step.start())):
         return None
-    facts: Dict[str, Any] = {"step": int(step.group(1))}
-    if step.group(2) and int(step.group(2)):
-        facts["num_steps"] = int(step.group(2))
+    facts = _name_step(step)
     inner = _OPTIMIZER_STEP.search(text, step.end()) if "| iter " in text else None
     if inner is not None:  # the time is that of a micro-batch
         facts = {"step": int(inner.group(1)), "time_ms": None}
@@ -331,6 +331,13 @@ def _parse_free(text: str) -> Optional[Iteration]:
     if found.loss is None and (said != text or (found.time_ms is None and "skipped=" not in said)):
         return None  # of two times one is that of an evaluation
     return found
+
+
+def _name_step(match: Match[str]) -> Dict[str, Any]:
+    facts: Dict[str, Any] = {"step": int(match.group(1))}
+    if match.group(2) and int(match.group(2)):
+        facts["num_steps"] = int(match.group(2))
+    return facts
 
 
 def _parse_bar(match: Match[str], is_nested: bool) -> Optional[Iteration]:
@@ -440,6 +447,15 @@ def _read_object(text: str) -> Optional[Dict[str, Any]]:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _read_step(text: str) -> Dict[str, int]:
+    """The step and total that stand before an object: `step 7/90 {"loss": 2.5}`."""
+    step = _STEP.search(text)
+    if step is None or _AFTER.search(text) or _NOT_A_STEP.search(text) or _NOT_DONE.search(text):
+        return {}
+    total = {"total": int(step.group(2))} if step.group(2) else {}
+    return {"step": int(step.group(1)), **total}
 
 
 def _parse_object(value: Dict[str, Any]) -> Optional[Iteration]:
