@@ -114,7 +114,7 @@ def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
         pipeline=len(plan.counts),
         data=option.shape.replicas,
         tensor=option.shape.tensor,
-        zero=option.shape.zero,  # type: ignore[arg-type]  # 0 or 1
+        zero=option.shape.zero,  # type: ignore[arg-type]  # 0 to 3
         order="data",
     )
     if SCHEDULES[option.schedule].recomputes:  # it recomputes whatever the conf says

@@ -321,8 +321,6 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
     def take(key: str, value: int | str | None) -> int | None:
         return value if key in fixed and isinstance(value, int) else None
 
-    if "parallel.zero" in fixed and parallel.zero > 1:
-        raise PlanningError(f"parallel.zero {parallel.zero} is not modelled, 0 and 1 are")
     partition = None
     if parallel.partition != "auto":
         partition = count_segments(

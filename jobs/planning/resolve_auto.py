@@ -195,8 +195,8 @@ def _find_reason(conf: JobConf) -> str:
         return f"{BY_RUNTIME}: parallel.order pipeline is not modelled"
     from varuna_core.schedule.registry import has_one_stage_a_rank  # slow: only where it plans
 
-    if parallel.zero > 1 or not has_one_stage_a_rank(parallel.schedule):
-        return f"{BY_RUNTIME}: its schedule or zero is not modelled"
+    if not has_one_stage_a_rank(parallel.schedule):
+        return f"{BY_RUNTIME}: its schedule is not modelled"
     return ""
 
 

@@ -203,7 +203,10 @@ def test_a_profile_of_something_else_is_refused(conf: Path) -> None:
             ["parallel.schedule=varuna", "parallel.recompute=none"],
             ["schedule varuna, parallel.recompute none", "cannot be together"],
         ),
-        (["parallel.zero=2"], ["zero 2", "not modelled"]),
+        (
+            ["parallel.zero=3", "parallel.schedule=zero_bubble"],
+            ["zero_bubble with zero 3 is not planned", "1f1b is"],
+        ),
         (["parallel.tensor=8"], ["tensor 8"]),
         (["cluster.nodes=[{group: a, ranks: 2}]"], ["no GPUs", "--from-slurm"]),
     ],
@@ -234,6 +237,24 @@ def test_the_nearest_plan_changes_what_it_must(conf: Path) -> None:
     text = plan(conf, *sizes, *words, *more, code=2)
     nearest = re.search(r"nearest plan that fits has ([^(]*)\(", text)
     assert nearest and nearest[1].count(":") == 1, text
+
+
+def test_zero_2_and_3_are_planned_where_the_conf_asks_for_them(conf: Path) -> None:
+    took = {}
+    for zero in (0, 1, 2, 3):
+        words = ("--set", f"parallel.zero={zero}", "--set", "parallel.data=2", "--json")
+        found = json.loads(plan(conf, *words))
+        assert found["plans"][0]["zero"] == zero
+        took[zero] = found["plans"][0]["step_s"]
+    assert took[1] <= took[2] < took[3], "each micro-batch has sums, and then weights, of its own"
+
+
+def test_where_only_zero_3_fits_it_is_named(conf: Path) -> None:
+    """All weights of a wide model do not lie on one GPU, a share of them does."""
+    sizes = ("--set", "model={layers: 6, hidden: 8192, heads: 8}", "--set", "parallel.tensor=1")
+    fixed = ("--set", "parallel.pipeline=1", "--set", "train.global_batch_size=8")
+    text = plan(conf, *sizes, *fixed, code=2)
+    assert re.search(r"with parallel\.zero: 3 it fits \(.*zero 3; at most .* s a step\)", text), text
 
 
 def test_one_gpu_and_one_layer(conf: Path) -> None:

@@ -116,7 +116,6 @@ def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
         (["train.global_batch_size=null"], "global_batch_size"),
         (["parallel.order=pipeline"], "order pipeline"),
         (["parallel.schedule=interleaved"], "not modelled"),
-        (["parallel.zero=3"], "not modelled"),
     ],
 )
 def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> None:
@@ -125,6 +124,14 @@ def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> Non
     chosen = choose(conf, [*GIVEN, *more])
     assert chosen.conf == read_open_conf(conf, [*GIVEN, *more]).conf and not chosen.prediction
     assert why in chosen.why
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_shared_gradients_and_weights_are_cut_by_a_profile_too(conf: Path, zero: int) -> None:
+    put_profile(conf.parent)
+    chosen = choose(conf, [*GIVEN, f"parallel.zero={zero}"])
+    assert chosen.prediction is not None and chosen.conf.parallel.zero == zero
+    assert sum(int(word) for word in chosen.conf.parallel.partition.split("-")) == 8
 
 
 def test_unlike_gpus_are_cut_by_data_sheets_and_it_says_how_far_these_are_off(conf: Path) -> None:

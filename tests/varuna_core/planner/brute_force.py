@@ -92,13 +92,14 @@ def _draw_wishes(draw: random.Random, size: int) -> Wishes:
     if draw.random() < 0.1:
         cuts = sorted(draw.sample(range(1, size), draw.randint(0, min(3, size - 1))))
         partition = tuple(e - a for a, e in itertools.pairwise([0, *cuts, size]))
+    zero = some([0, 1, 2, 3], 0.5)
     return Wishes(
         stages=len(partition) if partition is not None else some([1, 2, 3, 4], 0.15),
         replicas=some([1, 2], 0.15),
         tensor=some([1, 2]),
         micro_batch=some([1, 2], 0.15),
-        zero=some([0, 1]),
-        schedule=some(["1f1b", "gpipe", "varuna", "zero_bubble"], 0.5),
+        zero=zero,
+        schedule=some(["1f1b", "gpipe", "varuna", *(["zero_bubble"] * (zero != 3))], 0.5),
         recompute=some(["none", "full"]),
         least=draw.choice([1, 1, 1, 0]),
         partition=partition,
@@ -156,8 +157,9 @@ def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
         wanted = ((wishes.tensor, tensor), (wishes.replicas, replicas), (wishes.micro_batch, size))
         if batch % (replicas * size) or any(w not in (None, value) for w, value in wanted):
             continue
-        for schedule, recompute, zero in itertools.product(schedules, ("none", "full"), (0, 1)):
-            if wishes.zero not in (None, zero) or wishes.recompute not in (None, recompute):
+        zeros = (0, 1) if wishes.zero is None else (wishes.zero,)
+        for schedule, recompute, zero in itertools.product(schedules, ("none", "full"), zeros):
+            if wishes.recompute not in (None, recompute):
                 continue
             if schedule == "varuna" and recompute == "none":
                 continue
@@ -259,6 +261,12 @@ class _Timer:
             each = tables.training.count_fixed_bytes(shape.zero, shape.replicas)
             held = tables.find_parameters(shape.tensor)[a, e] * each
             held = held + tables.training.framework_bytes + times.work_bytes[a, e]
+            if shape.zero == 3 and shape.replicas > 1:
+                own = tables.profile.find_parameters(shape.tensor)
+                largest = [max(own[i:j], default=0) for i, j in zip(a, e, strict=True)]
+                held = held + np.array(largest) * (
+                    tables.training.weight_bytes + tables.training.gradient_bytes
+                )
             sent = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
             graph = times.graph_bytes[a, e] + sent[e]
             most = [g * graph + i * sent[a] for g, i in self.compiled.held[s]]
@@ -288,10 +296,20 @@ class _Timer:
                 sent = tables.find_hops(placed.boundaries[s - 1], shape)[3][a]
                 gradient, both = gradient + sent, both + sent
             weights, again = times.weight_grad[a, e], times.recompute[a, e]
+            if shape.zero > 1 and shape.replicas > 1:
+                count = tables.find_parameters(shape.tensor)[a, e]
+                network = tables.profile.network
+                summed, gathered = (
+                    network.find_all_reduce(site.group, count * each, site.sharing)[0] / 2
+                    for each in (training.reduced_bytes, training.weight_bytes)
+                )
+                both, weights = both + summed, weights + summed
+                if shape.zero == 3:
+                    forward, again, both = forward + gathered, again + gathered, both + gathered
             for kind, cost in enumerate((forward, forward, again, both, gradient, weights)):
                 costs[:, kind, s] = cost
-            reduce, exchange = tables.find_sums(site, shape)
-            sums[:, s], back[:, s] = reduce[a, e], exchange[a, e]
+            told = tables.find_sums(site, shape)
+            sums[:, s], back[:, s] = told.reduce[a, e], told.exchange[a, e]
             buckets[:, s] = tables.find_buckets(shape)[a, e]
             owners = shape.replicas if shape.zero else 1
             optimizer[:, s] = times.optimizer[a, e] / owners

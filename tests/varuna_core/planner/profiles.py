@@ -112,7 +112,7 @@ def make_chain(draw: random.Random) -> Chain:
     )
     replicas = draw.choice([1, 2])
     shape = Shape(
-        tensor=TENSOR, replicas=replicas, micro_batch=MICRO_BATCH, zero=draw.choice([0, 1])
+        tensor=TENSOR, replicas=replicas, micro_batch=MICRO_BATCH, zero=draw.choice([0, 1, 2, 3])
     )
     count = draw.randint(1, 7)
     return Chain(

@@ -26,7 +26,7 @@ import numpy as np
 from varuna_core.planner.model.cluster import PlacedPipeline
 from varuna_core.planner.model.schedule_model import ScheduleModel
 from varuna_core.planner.model.step import ActionCosts, StageMemory, StepCosts, simulate_step
-from varuna_core.planner.model.tables import Array, Shape, StageTable, Tables, find_stage
+from varuna_core.planner.model.tables import Array, Shape, StageTable, Sums, Tables, find_stage
 from varuna_core.schedule.compiled import Compiled
 
 
@@ -63,9 +63,6 @@ def _find_beyond(stage: StageTable, after: Behind, begins: int | slice | Array) 
         return stage.beyond[begins]
     again = stage.more_rounds * (stage.way[begins] + after.round) + stage.left[begins]
     return np.maximum(stage.beyond[begins], again)
-
-
-Sums = tuple[Array, Array]
 
 
 def find_end(tables: Tables) -> Behind:
@@ -116,7 +113,7 @@ def _make(
 
 
 def _find_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sums) -> Array:
-    took = sums[0]
+    took = sums.reduce
     if not tables.training.overlap_reduction:
         return took
     key = id(stage), id(sums)
@@ -158,7 +155,7 @@ class Chain:
             find_stage(
                 tables,
                 shape,
-                placed.sites[s].kinds,
+                placed.sites[s],
                 placed.boundaries[s - 1] if s else None,
                 placed.boundaries[s] if s < last else None,
                 work.roles[s],
@@ -191,11 +188,11 @@ class Chain:
         buckets = self.tables.find_buckets(self.shape)
         return StepCosts(
             columns=(ActionCosts(costs=costs, hops=hops, holds=holds),),
-            reduce_s=tuple(float(self.sums[s][0][pairs[s]]) for s in stages),
+            reduce_s=tuple(float(self.sums[s].reduce[pairs[s]]) for s in stages),
             num_buckets=tuple(int(buckets[pair]) for pair in pairs),
             ties=self._find_ties(bounds),
             optimizer_s=tuple(float(self.stages[s].optimizer[pairs[s]]) for s in stages),
-            exchange_s=tuple(float(self.sums[s][1][pairs[s]]) for s in stages),
+            exchange_s=tuple(float(self.sums[s].exchange[pairs[s]]) for s in stages),
             data_s=self.tables.training.data_s,
             overlap_reduction=self.tables.training.overlap_reduction,
         )
@@ -262,7 +259,7 @@ class Chain:
         every = {id(stage): stage.optimizer.diagonal(1) for stage in self.stages}
         fastest = np.min(list(every.values()), axis=0).sum()
         tail = training.data_s + float(fastest) / self.num_stages
-        return tail + float(self.sums[0][1][0, 1])
+        return tail + float(self.sums[0].exchange[0, 1])
 
     @cached_property
     def tied_tail(self) -> float:
@@ -351,7 +348,7 @@ class Chain:
         exchange = np.zeros(len(makespan))
         for s in range(self.num_stages):
             a, e = begins[:, s], ends[:, s]
-            took = self.sums[s][0][a, e]
+            took = self.sums[s].reduce[a, e]
             length = costs[:, self.compiled.find_last_cost(s)]
             end = last[:, s] + length
             if training.overlap_reduction:
@@ -361,7 +358,7 @@ class Chain:
                 summed = free[:, s] + took
             done[:, s] = np.where(took > 0, summed, end)
             optimizer = np.maximum(optimizer, self.stages[s].optimizer[a, e])
-            exchange = np.maximum(exchange, self.sums[s][1][a, e])
+            exchange = np.maximum(exchange, self.sums[s].exchange[a, e])
         for tie in self.tables.profile.model.ties:
             self._add_tie(tie.segments, tie.parameters, ends, done)
         agreed = np.maximum(makespan, done.max(axis=1))

@@ -35,6 +35,30 @@ class Shape:
     micro_batch: int
     zero: int = 0
 
+    @property
+    def shares(self) -> int:
+        """ZeRO's stage; 0 where a replica has nobody to share with."""
+        return self.zero if self.replicas > 1 else 0
+
+    @property
+    def owners(self) -> int:
+        """Replicas that the optimizer's work is dealt to."""
+        return self.replicas if self.zero else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Times of what the replicas of a stage send one another, by begin and end."""
+
+    reduce: Array
+    """The gradients, once a step."""
+    exchange: Array
+    """Weights from their owners, once a step (ZeRO 1 and 2)."""
+    scatter: Array
+    """The gradients of a micro-batch, with its backward (ZeRO 2 and 3)."""
+    gather: Array
+    """Weights, for every run of the stage, forward or backward (ZeRO 3)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimeTables:
@@ -71,7 +95,7 @@ class Tables:
         self._times: dict[tuple[tuple[str, ...], int, int], TimeTables] = {}
         self._outputs: dict[tuple[str, int, int], Array] = {}
         self._hops: dict[tuple[Boundary, int, int], Array] = {}
-        self._sums: dict[tuple[StageSite, int, int, int], tuple[Array, Array]] = {}
+        self._sums: dict[tuple[StageSite, int, int, int], Sums] = {}
         self._parameters: dict[int, Array] = {}
         self._buckets: dict[int, Array] = {}
         self.stages: dict[Any, Any] = {}
@@ -154,8 +178,8 @@ class Tables:
             self._hops[key] = np.array([rows[0], rows[2], rows[1], rows[3]])
         return self._hops[key]
 
-    def find_sums(self, site: StageSite, shape: Shape) -> tuple[Array, Array]:
-        """Times of sums over the replicas and of weights that go back (ZeRO), by begin, end."""
+    def find_sums(self, site: StageSite, shape: Shape) -> Sums:
+        """What a stage's replicas send one another, by begin and end."""
         key = site, shape.replicas, shape.tensor, shape.zero
         if key not in self._sums:
             count = self.find_parameters(shape.tensor)
@@ -165,17 +189,25 @@ class Tables:
                 return network.find_all_reduce(site.group, count * bytes_each, site.sharing)[0]
 
             reduce = sum_up(training.reduced_bytes)
-            exchange = np.zeros_like(reduce)
-            if shape.zero and shape.replicas > 1:
-                # A sum is half a reduction to the owners, half its way back.
-                reduce, exchange = reduce / 2, sum_up(training.weight_bytes) / 2
-            self._sums[key] = reduce, exchange
+            nothing = np.zeros_like(reduce)
+            # A sum is half a reduction to the owners, half its way back.
+            back = sum_up(training.weight_bytes) / 2 if shape.shares else nothing
+            self._sums[key] = Sums(
+                reduce=(reduce, reduce / 2, nothing, nothing)[shape.shares],
+                exchange=nothing if shape.shares == 3 else back,
+                scatter=reduce / 2 if shape.shares > 1 else nothing,
+                gather=back if shape.shares == 3 else nothing,
+            )
         return self._sums[key]
 
     def find_fixed(self, shape: Shape) -> Array:
         """Bytes that a stage holds whatever it does."""
+        parameters = self.find_parameters(shape.tensor)
         each = self.training.count_fixed_bytes(shape.zero, shape.replicas)
-        return self.find_parameters(shape.tensor) * each + self.training.framework_bytes
+        fixed = parameters * each + self.training.framework_bytes
+        if shape.shares == 3:
+            fixed = fixed + _find_largest(parameters.diagonal(1)) * self.training.gathered_bytes
+        return fixed
 
     def find_buckets(self, shape: Shape) -> Array:
         if shape.tensor not in self._buckets:
@@ -228,7 +260,7 @@ class StageTable:
 def find_stage(
     tables: Tables,
     shape: Shape,
-    kinds: tuple[str, ...],
+    site: StageSite,
     before: Boundary | None,
     after: Boundary | None,
     role: Role,
@@ -236,11 +268,12 @@ def find_stage(
 ) -> StageTable:
     if tables.training.overlap_sends:
         before = None  # what comes back is then the link's affair
-    key = shape, kinds, before, after, role, least
+    # Where each micro-batch has sums of its own they depend on more than the kinds of GPU.
+    key = shape, site if shape.shares > 1 else site.kinds, before, after, role, least
     found = tables.stages.get(key)
     if found is None:
         tables.forget()
-        found = tables.stages[key] = _make(tables, shape, kinds, before, after, role, least)
+        found = tables.stages[key] = _make(tables, shape, site, before, after, role, least)
     assert isinstance(found, StageTable)
     return found
 
@@ -248,24 +281,29 @@ def find_stage(
 def _make(
     tables: Tables,
     shape: Shape,
-    kinds: tuple[str, ...],
+    site: StageSite,
     before: Boundary | None,
     after: Boundary | None,
     role: Role,
     least: int,
 ) -> StageTable:
-    times = tables.find_times(kinds, shape.micro_batch, shape.tensor)
+    times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
     blocking = not tables.training.overlap_sends
     nothing = np.zeros((4, tables.size + 1))
     out = nothing if after is None else tables.find_hops(after, shape)
     back = nothing if before is None else tables.find_hops(before, shape)
-    forward, gradient, both = times.forward, times.input_grad, times.backward
+    forward, again, both = times.forward, times.recompute, times.backward
+    gradient, weights = times.input_grad, times.weight_grad
+    if shape.shares > 1:  # counted in full: how much of it kernels hide no profile says
+        sums = tables.find_sums(site, shape)
+        forward, again, gradient = (t + sums.gather for t in (forward, again, gradient))
+        both, weights = both + sums.gather + sums.scatter, weights + sums.gather + sums.scatter
     if blocking:
         forward = forward + out[2][None, :]
         gradient, both = (values + back[3][:, None] for values in (gradient, both))
-    costs = (forward, forward, times.recompute, both, gradient, times.weight_grad)
+    costs = (forward, forward, again, both, gradient, weights)
 
-    inputs = tables.find_outputs(kinds[0], shape.micro_batch, shape.tensor)
+    inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
     graph = times.graph_bytes + inputs[None, :]
     live = np.max([g * graph + i * inputs[:, None] for g, i in role.held], axis=0)
     memory = tables.find_fixed(shape) + live + times.work_bytes
@@ -278,7 +316,7 @@ def _make(
     work = sum((n * cost for n, cost in zip(role.uses, costs, strict=True) if n), 0 * forward)
     sent = nothing if blocking else out
     m, ahead = role.num_microbatches, min(role.ahead, role.num_microbatches)
-    again = role.uses[2] / m * times.recompute
+    again = role.uses[2] / m * again
     rounds = -(-m // max(1, ahead))
     if role.gradients_last:
         # All forwards of all stages come before any gradient.
@@ -289,7 +327,7 @@ def _make(
     return StageTable(
         times=times,
         kinds=costs,
-        optimizer=times.optimizer / (shape.replicas if shape.zero else 1),
+        optimizer=times.optimizer / shape.owners,
         inputs=inputs,
         graph=graph,
         allowed=allowed,

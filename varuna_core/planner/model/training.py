@@ -45,11 +45,20 @@ class TrainingModel:
         return 0 if self.batch % share else self.batch // share
 
     def count_fixed_bytes(self, zero: int, replicas: int) -> float:
-        """Bytes of a parameter on each GPU that holds it."""
-        if zero not in (0, 1):
-            raise PlanningError(f"zero {zero} is not modelled, 0 and 1 are")
-        state = self.state_bytes / (replicas if zero else 1)
-        return self.weight_bytes + self.gradient_bytes + state
+        """Bytes of a parameter on each GPU that holds it, but for what ZeRO 3 gathers."""
+        whole = self.weight_bytes + self.gradient_bytes
+        if not zero or replicas == 1:
+            return whole + self.state_bytes
+        if zero == 3:
+            return (whole + self.state_bytes) / replicas
+        # 2: a micro-batch's gradients, and those of all before that are this replica's.
+        kept = self.state_bytes + (self.gradient_bytes if zero == 2 else 0.0)
+        return whole + kept / replicas
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Bytes of a parameter while ZeRO 3 has all of its module: weights and gradients."""
+        return self.weight_bytes + self.gradient_bytes
 
 
 MEGATRON = TrainingModel(

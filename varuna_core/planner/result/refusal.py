@@ -2,7 +2,8 @@
 
 smallest set     the fewest wishes that already rule out every plan together
 by how much      the least memory, times that of these GPUs, with which the wishes could be kept
-nearest          the plan that keeps the most wishes, with what it changes
+nearest          the plan that keeps all wishes with zero 3, which no search tries unasked; else
+                 the one that keeps the most of them, with what it changes
 """
 
 from __future__ import annotations
@@ -121,6 +122,9 @@ def _explain(find: Find, profile: Profile, cluster: Cluster, wishes: Wishes) -> 
             for kind in kinds
         )
         yield f"with {factor:.2f} times the memory it would fit ({words})"
+    if wishes.zero is None and (best := find(profile, replace(wishes, zero=3), LOOK_S)):
+        yield f"with parallel.zero: 3 it fits ({best.option}; at most {best.step_s:.4g} s a step)"
+        return
     for count in range(1, len(named) + 1):
         found = []
         for dropped in itertools.combinations(named, count):

@@ -65,7 +65,7 @@ def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Pref
     """The prefix and a stage that begins there and ends anywhere; many at once as columns."""
     table, own = chain.stages[stage], chain.behind[stage]
     work, way = table.work[begin], chain.upstream[stage][begin]
-    ending = table.optimizer[begin] + chain.sums[stage][1][begin]
+    ending = table.optimizer[begin] + chain.sums[stage].exchange[begin]
     return Prefix(
         before=so_far.before + way,
         work=np.maximum(so_far.work, so_far.before + work),
@@ -101,7 +101,8 @@ class Cells:
     def __init__(self, chain: Chain, limit: float, beyonds: int, tails: int) -> None:
         self.chain, self.data_s = chain, chain.tables.training.data_s
         self.tails = [
-            stage.optimizer + sums[1] for stage, sums in zip(chain.stages, chain.sums, strict=True)
+            stage.optimizer + sums.exchange
+            for stage, sums in zip(chain.stages, chain.sums, strict=True)
         ]
         """Of each stage what it does when all have agreed, by begin and end."""
         pipeline = chain.bound - chain.tail
@@ -339,7 +340,7 @@ class Floors:
         key = shape, option.num_microbatches, kinds
         if key not in self._ends:
             times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
-            ending = times.optimizer / (shape.replicas if shape.zero else 1)
+            ending = times.optimizer / shape.owners
             both = times.backward
             summed = option.num_microbatches * (times.forward + both)
             nodes = [kind for kind in self.cluster.kinds if (kind.gpu,) == kinds]
@@ -348,8 +349,8 @@ class Floors:
                 full, rest = divmod(shape.replicas, groups)
                 group = ((nodes[0].gpu, groups),) * full
                 group += ((nodes[0].gpu, rest),) if rest else ()
-                took, back = self.tables.find_sums(StageSite(kinds, group, shape.tensor), shape)
-                ending = ending + back
+                sums = self.tables.find_sums(StageSite(kinds, group, shape.tensor), shape)
+                took, ending = sums.reduce, ending + sums.exchange
                 if not training.overlap_reduction:
                     summed = summed + took
                 elif training.overlap_sends:
@@ -366,9 +367,9 @@ class Floors:
 
     def _find_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape = option.shape
-        owners = shape.replicas if shape.zero else 1
+        held = shape.zero, shape.owners
         graphs = self._count_graphs(option)
-        key = shape.tensor, shape.micro_batch, owners, _recomputes(option), graphs, columns
+        key = shape.tensor, shape.micro_batch, held, _recomputes(option), graphs, columns
         found = self._windows.get(key)
         if found is None:
             found = self._windows[key] = self._make_windows(option, columns)

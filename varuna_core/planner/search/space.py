@@ -95,6 +95,11 @@ def list_options(
     elif wishes.recompute == "auto":
         raise PlanningError("recompute auto is not planned: say none or full, or leave it out")
     zeros = [0, 1] if wishes.zero is None else [wishes.zero]
+    if wishes.zero == 3 and wishes.schedule and SCHEDULES[wishes.schedule].splits_backward:
+        raise PlanningError(
+            f"schedule {wishes.schedule} with zero 3 is not planned: zero 3 puts no weight "
+            "gradients off; 1f1b is"
+        )
     options = []
     for tensor, count, size in itertools.product(tensors, replicas, micro_batches):
         number = training.count_micro_batches(count, size)
