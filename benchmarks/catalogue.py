@@ -147,6 +147,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "1"),
     ),
     Benchmark(
+        name="idle_groups",
+        module="runtime.idle_groups",
+        title="Idle groups of gloo",
+        peer="as many of torch's own",
+        needs=("torch",),
+        quick=("--rounds", "1"),
+    ),
+    Benchmark(
         name="memory_copies",
         module="runtime.memory_copies",
         title="Copies in memory",
