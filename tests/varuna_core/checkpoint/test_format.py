@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import runpy
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -24,6 +26,7 @@ from safetensors.torch import save_file
 
 from tests import ROOT
 from varuna_core.checkpoint.format import box as boxes
+from varuna_core.checkpoint.format import document
 from varuna_core.checkpoint.format.box import Box, find_fault, list_blocks, split_range, whole
 from varuna_core.checkpoint.format.entries import DTYPES, deal, make_entry, write_file
 from varuna_core.checkpoint.format.errors import DamagedCheckpoint
@@ -32,6 +35,19 @@ from varuna_core.checkpoint.format.tensorfile import ITEM_BYTES, read_head
 from varuna_core.checkpoint.store.torch_state import put_random_state, take_random_state
 
 shapes = st.lists(st.integers(1, 6), max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize("without_isal", [False, True])
+def test_a_checksum_is_zlibs_with_isal_and_without(
+    without_isal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if without_isal:
+        monkeypatch.setitem(sys.modules, "isal.isal_zlib", None)
+    found = runpy.run_path(document.__file__)
+    assert ("isal" in found["crc32"].__module__) != without_isal
+    data = random.Random(3).randbytes(300_000)
+    for size in (0, 1, 15, 4096, 300_000):
+        assert found["crc_text"](memoryview(data)[:size]) == f"{zlib.crc32(data[:size]):08x}"
 
 
 @given(shapes, st.data())
