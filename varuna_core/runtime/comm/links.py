@@ -413,6 +413,8 @@ def our_groups() -> Iterator[None]:
     c10d: Any = dist.distributed_c10d
     world = c10d._get_default_group()
     bound, gloo = world.bound_device_id, c10d.ProcessGroupGloo
+    if gloo is SharedGloo:  # another thread of this process is here, too
+        gloo = dist.ProcessGroupGloo
     world.bound_device_id, c10d.ProcessGroupGloo = None, SharedGloo
     try:
         yield

@@ -147,6 +147,17 @@ def test_groups_are_no_splits_of_the_users_communicator(big_world: Counting) -> 
     world.bound_device_id = None
 
 
+def test_torchs_gloo_is_back_whichever_thread_leaves_last(big_world: Counting) -> None:
+    torchs = dist.distributed_c10d.ProcessGroupGloo
+    first, second = our_groups(), our_groups()
+    first.__enter__()
+    second.__enter__()
+    assert dist.distributed_c10d.ProcessGroupGloo is not torchs
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    assert dist.distributed_c10d.ProcessGroupGloo is torchs
+
+
 def test_one_thread_serves_the_sockets_of_all_our_groups() -> None:
     def count_new_threads() -> int:
         before = len(os.listdir("/proc/self/task"))
