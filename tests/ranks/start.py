@@ -79,8 +79,9 @@ class Rank:
         return bool(more)
 
     def _look(self, descriptor: int, timeout_s: float | None) -> None:
-        wait_s = None if timeout_s is None else max(0.0, timeout_s)
-        if not select.select([descriptor], [], [], wait_s)[0]:
+        ready = select.poll()  # `select` knows none beyond 1023
+        ready.register(descriptor, select.POLLIN)
+        if not ready.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000):
             raise subprocess.TimeoutExpired([f"rank {self.pid}"], timeout_s or 0.0)
 
 

@@ -43,7 +43,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varuna_core.runtime.comm.failure import ChannelClosed, describe_error
+from varuna_core.runtime.comm.failure import ChannelClosed, describe_error, is_connection_error
 from varuna_core.runtime.comm.values import Crossing, Structure
 from varuna_core.runtime.comm.wire import HEAD_TAG, Wire, find_strides, make_dense
 from varuna_core.runtime.comm.words import HOLE, read, spell
@@ -259,6 +259,7 @@ class Receiver:
                 heads = Heads(self.wire, self.back, f"heads from rank {self.peer}")
                 self._read_apart(heads)
         except BaseException as error:  # whatever ends the thread, `take` must not wait for ever
+            drop_frames(error)
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
@@ -361,9 +362,17 @@ class Heads:
                     self._layouts.append(layout)
                     self._changed.notify_all()
         except BaseException as error:  # whatever it is, nobody must wait for ever
+            drop_frames(error)
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+
+def drop_frames(error: BaseException) -> None:
+    """Where a peer ended is in the error's words. Its frames hold the channel that keeps it, and so
+    sockets until the next collection of cycles. A mistake of ours keeps its lines."""
+    if is_connection_error(error):
+        error.__traceback__ = None
 
 
 def _await_head(wire: Wire) -> tuple[Tensor, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -93,6 +96,31 @@ def test_what_is_sent_comes_in_order(messages: Any, capacity: int) -> None:
     for receiver in (ends.there, ends.here):
         receiver.thread.join(10)
         assert not receiver.thread.is_alive()
+
+
+def test_a_channel_that_has_ended_holds_no_sockets() -> None:
+    """Not even until a collection of cycles, which a large process makes rarely."""
+
+    def count() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    def end(ends: Ends) -> str:
+        ends.forward.close(BYE)
+        for receiver in (ends.there, ends.here):
+            receiver.thread.join(10)
+        return ends.there.find_lost_peer()
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = count()
+        assert "has ended" in end(Ends())
+        deadline = time.monotonic() + 10
+        while count() > before and time.monotonic() < deadline:  # gloo's threads end
+            time.sleep(0.01)
+        assert count() <= before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("word", "said"), [(BYE, "has ended"), (POISON, "has failed")])
