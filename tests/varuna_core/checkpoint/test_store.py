@@ -198,6 +198,18 @@ def test_what_was_complete_but_for_its_name_is_loaded(tmp_path: Path) -> None:
         expect_state(reader)
 
 
+def test_what_was_complete_but_for_its_name_counts_among_those_that_are_kept(
+    tmp_path: Path,
+) -> None:
+    save(CheckpointWriter(tmp_path, job="root"), 5)
+    folder = SaveFolder(tmp_path, Save(iteration=7, save="a.1", job="a", line="root"))
+    write_rank(folder, make_part(PLAIN, 0, 7), 0, 1)
+    with pytest.raises(KeyboardInterrupt), patch.object(SaveFolder, "publish", interrupt):
+        folder.commit(lambda _: False)
+    save(CheckpointWriter(tmp_path, job="next", line="root", keep=2), 9)
+    assert list_iterations(tmp_path) == [7, 9]
+
+
 def test_a_listing_that_came_too_late_is_made_up_for(tmp_path: Path) -> None:
     """Neither rank saw the other's marker; the next call completes the checkpoint."""
     job = replace(PLAIN, stages=2)

@@ -237,7 +237,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vjob, Path]:
     vjob = Vjob(tmp_path_factory.mktemp("traced"))
     run_folder = vjob.submit(
         f"name: traced\nprogram: {{script: {PROGRAMS / 'traced_steps.py'}, args: ['40']}}\n"
-        "cluster: {scheduler: local, walltime_min: 2, nodes: [{group: m, ranks: 2}]}\n"
+        "cluster: {scheduler: local, walltime_min: 20, nodes: [{group: m, ranks: 2}]}\n"
         f"env: {{PYTHONPATH: {ROOT}}}\n"
     )
     assert vjob.wait_over(run_folder)["verdict"] == "COMPLETED", vjob.explain(run_folder)

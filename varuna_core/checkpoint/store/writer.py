@@ -410,9 +410,9 @@ class CheckpointWriter:
                 raise NotSaved(text) from error
             raise build_error(error, text) from error
         try:
+            self._owner.clean(folder.save)  # first: it may give one its name, which then counts
             if self.keep is not None:
                 self._owner.keep(self.keep, folder.save)
-            self._owner.clean(folder.save)
         except (OSError, CheckpointError) as error:
             log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
 
