@@ -23,7 +23,7 @@ from torch import Tensor
 from varuna_core.planner.profile.profile import LinkKey, LinkTime, Network, Where
 from varuna_core.profiling.ranks import Crew, ProfiledRank
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
-from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT
+from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT, our_groups
 from varuna_core.runtime.comm.wire import Transport, choose_transport
 
 SIZES = tuple(2**power for power in range(10, 27, 2))
@@ -146,10 +146,11 @@ def _measure_pair(
     crew: Crew, transport: Transport, pair: Pair, sizes: Sequence[int]
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Times from a to b and from b to a, on all ranks."""
-    groups = [
-        dist.new_group([pair.a, pair.b], backend=transport.backend, timeout=NO_TIMEOUT)
-        for _ in range(2)
-    ]
+    with our_groups():  # as in training
+        groups = [
+            dist.new_group([pair.a, pair.b], backend=transport.backend, timeout=NO_TIMEOUT)
+            for _ in range(2)
+        ]
     there: dict[int, float] = {}
     back: dict[int, float] = {}
     error: BaseException | None = None
@@ -237,7 +238,8 @@ def _measure_sum(
     crew: Crew, transport: Transport, ranks: Sequence[int], sizes: Sequence[int]
 ) -> dict[int, float]:
     """The slowest rank's median for each size, on all ranks."""
-    group = dist.new_group(list(ranks), backend=transport.backend, timeout=NO_TIMEOUT)
+    with our_groups():
+        group = dist.new_group(list(ranks), backend=transport.backend, timeout=NO_TIMEOUT)
     times: dict[int, float] = {}
     error: BaseException | None = None
     if crew.rank in ranks:

@@ -415,7 +415,8 @@ def our_groups() -> Iterator[None]:
     bound, gloo = world.bound_device_id, c10d.ProcessGroupGloo
     if gloo is SharedGloo:  # another thread of this process is here, too
         gloo = dist.ProcessGroupGloo
-    world.bound_device_id, c10d.ProcessGroupGloo = None, SharedGloo
+    shares = hasattr(dist.ProcessGroupGloo, "_Options")  # torch 2.9 to 2.13; no promise of theirs
+    world.bound_device_id, c10d.ProcessGroupGloo = None, SharedGloo if shares else gloo
     try:
         yield
     finally:
