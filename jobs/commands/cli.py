@@ -88,7 +88,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in MEANT:
+        if args[0] in MEANT and not ctx.resilient_parsing:
             asked = f"No such command '{args[0]}'. Did you mean 'vjob {MEANT[args[0]]}'?"
             raise click.UsageError(asked, ctx)
         return super().resolve_command(ctx, args)

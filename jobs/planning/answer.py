@@ -60,7 +60,14 @@ def find_answer(
     """Search; PlanningError where there is no plan, or none within the budget or the deadline."""
     profile, training, cluster = question.profile, question.training, question.cluster
     wishes = question.wishes
-    searched = search_or_explain(profile, training, cluster, wishes, limit_s=limit_s)
+    searched = search_or_explain(
+        profile,
+        training,
+        cluster,
+        wishes,
+        limit_s=limit_s,
+        may_have_zero_3=question.may_have_zero_3,
+    )
     candidates = list(searched.candidates)
     is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
     front, chosen_for = None, ""

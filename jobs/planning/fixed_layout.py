@@ -151,6 +151,8 @@ def _find_layout(
         for replicas in range(min(shares // stages, micro_batches), 0, -1):
             if time.monotonic() > until:
                 return None
+            if option.shape.zero == 3 and micro_batches % replicas:
+                continue  # which all gather together
             shape = Shape(
                 tensor=tensor, replicas=replicas, micro_batch=size, zero=option.shape.zero
             )

@@ -27,6 +27,7 @@ from varuna_core.planner.search.space import Wishes
 from varuna_core.records.layout import include_ends, parse_counts
 from varuna_core.records.training import name_shapes
 from vjob.jobs.conf.layout import close_layout
+from vjob.jobs.conf.loading.check import check_program, check_supported
 from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.inputs import find_profile, read_open_conf
@@ -62,6 +63,8 @@ class Question:
     """True where nothing was measured."""
     steps: int
     """Of the whole run."""
+    may_have_zero_3: bool = False
+    """The program could, with the conf's other keys."""
     notes: tuple[str, ...] = ()
     """Assumptions that were made."""
 
@@ -104,8 +107,18 @@ def build_question(
         basis=basis,
         is_estimate=is_estimate,
         steps=conf.train.steps,
+        may_have_zero_3=may_have_zero_3(conf),
         notes=tuple(notes),
     )
+
+
+def may_have_zero_3(conf: JobConf) -> bool:
+    """False too where only the program itself knows."""
+    if conf.program.kind not in BUILT_IN:
+        return False
+    changed = close_layout(replace(conf, parallel=replace(conf.parallel, zero=3, tensor=1)))
+    problems = (*check_program(changed), *check_supported(changed))
+    return not any(key == "parallel.zero" for key, _, _ in problems)
 
 
 def describe_training(conf: JobConf, batch: int) -> TrainingModel:

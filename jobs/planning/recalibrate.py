@@ -76,6 +76,11 @@ def _read_run(run: RunFolder) -> tuple[Training, Plan, Path]:
             f"{run.name} balanced its stages by itself, and its trace does not say how: run it "
             "with a parallel.partition, or with a profile next to the conf"
         )
+    if training.zero > 1:
+        raise InputError(
+            f"{run.name} had zero {training.zero}: times of its actions hold sums and weights of "
+            "other replicas; take a run with zero 0 or 1"
+        )
     if len(decode_stage_map(plan.stage_map)) != training.partition.count("-") + 1:
         raise InputError(f"{run.name} had several stages a rank, which is not modelled")
     return training, plan, run.path if record is None else Path(record.conf).parent

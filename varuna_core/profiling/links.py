@@ -146,7 +146,7 @@ def _measure_pair(
     crew: Crew, transport: Transport, pair: Pair, sizes: Sequence[int]
 ) -> tuple[dict[int, float], dict[int, float]]:
     """Times from a to b and from b to a, on all ranks."""
-    with our_groups():  # as in training
+    with our_groups(channels=True):  # as in training
         groups = [
             dist.new_group([pair.a, pair.b], backend=transport.backend, timeout=NO_TIMEOUT)
             for _ in range(2)

@@ -122,6 +122,7 @@ def plan_whole(resolved: Resolved) -> tuple[LayoutPlan | None, str]:
                 question.cluster,
                 question.wishes,
                 limit_s=LIMIT_S,
+                may_have_zero_3=question.may_have_zero_3,
             )
             tables = Tables(question.profile, question.training)
             plan = build_plan(tables, question.cluster, searched.best, question.wishes.least)

@@ -53,6 +53,10 @@ def test_set_offers_keys_then_values(word: str, offered: list[str]) -> None:
         assert complete(command, "conf.yaml", "--set", word) == offered
 
 
+def test_nothing_is_offered_after_a_word_of_another_tool() -> None:
+    assert complete("run", "x") == complete("nothing", "x") == []
+
+
 def test_each_key_that_is_offered_is_one_of_the_conf() -> None:
     """A value that is none is refused, but never as an unknown key."""
     base = "name: x\nprogram: {script: a.py}\ncluster: {nodes: [{group: a}]}\n"

@@ -254,9 +254,10 @@ def test_where_only_zero_3_fits_it_is_named(conf: Path) -> None:
     sizes = ("--set", "model={layers: 6, hidden: 8192, heads: 8}", "--set", "parallel.tensor=1")
     fixed = ("--set", "parallel.pipeline=1", "--set", "train.global_batch_size=8")
     text = plan(conf, *sizes, *fixed, code=2)
-    assert re.search(r"with parallel\.zero: 3 it fits \(.*zero 3; at most .* s a step\)", text), (
-        text
-    )
+    hint = r"with parallel\.zero: 3 it fits \(.*zero 3; at most .* s a step\)"
+    assert re.search(hint, text), text
+    other = plan(conf, *sizes, *fixed, "--set", "train.optimizer={name: lamb}", code=2)
+    assert "zero: 3" not in other, "the conf could not have it"
 
 
 def test_one_gpu_and_one_layer(conf: Path) -> None:

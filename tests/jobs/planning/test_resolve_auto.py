@@ -89,8 +89,8 @@ def test_what_cannot_be_left_open(conf: Path, tmp_path: Path) -> None:
         choose(script, [])
     with pytest.raises(ConfError, match="program"):
         read_conf(script, environ={})
-    with pytest.raises(InputError, match="zero 2"):
-        choose(conf, [*OPEN, "parallel.zero=2"])
+    with pytest.raises(InputError, match="zero 3 goes with tensor 1"):
+        choose(conf, [*OPEN, "parallel.zero=3", "parallel.tensor=2"])
 
 
 def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:

@@ -210,6 +210,16 @@ def test_what_was_complete_but_for_its_name_counts_among_those_that_are_kept(
     assert list_iterations(tmp_path) == [7, 9]
 
 
+def test_what_cannot_be_cleared_away_keeps_no_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = CheckpointWriter(tmp_path, job="a", keep=1)
+    save(writer, 5)
+    with patch.object(Owner, "clean", side_effect=OSError("stale")):
+        save(writer, 6)
+    assert list_iterations(tmp_path) == [6] and "were not cleared away: stale" in caplog.text
+
+
 def test_a_listing_that_came_too_late_is_made_up_for(tmp_path: Path) -> None:
     """Neither rank saw the other's marker; the next call completes the checkpoint."""
     job = replace(PLAIN, stages=2)

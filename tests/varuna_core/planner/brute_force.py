@@ -158,6 +158,8 @@ def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
         if batch % (replicas * size) or any(w not in (None, value) for w, value in wanted):
             continue
         zeros = (0, 1) if wishes.zero is None else (wishes.zero,)
+        if wishes.zero == 3 and tensor > 1:
+            continue
         for schedule, recompute, zero in itertools.product(schedules, ("none", "full"), zeros):
             if wishes.recompute not in (None, recompute):
                 continue
@@ -264,6 +266,11 @@ class _Timer:
             if shape.zero == 3 and shape.replicas > 1:
                 own = tables.profile.find_parameters(shape.tensor)
                 largest = [max(own[i:j], default=0) for i, j in zip(a, e, strict=True)]
+                kept = tables.training.count_fixed_bytes(2, shape.replicas)
+                for tie in tables.profile.model.ties:
+                    for segment in tie.segments:
+                        copy = tie.parameters / shape.tensor * (kept - each)
+                        held = held + np.where((a <= segment) & (segment < e), copy, 0.0)
                 held = held + np.array(largest) * (
                     tables.training.weight_bytes + tables.training.gradient_bytes
                 )

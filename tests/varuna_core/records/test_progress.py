@@ -71,6 +71,7 @@ NEMO = (
         ("step 7/90 {'loss': 2.5, 'lr': 0.1}", 7, 90, None, 2.5),
         ('iter 7/90: {"loss": 2.5}', 7, 90, None, 2.5),
         ('step 9 {"iteration": 7, "loss": 2.5}', 7, None, None, 2.5),
+        ('epoch 1 step 7/90 {"loss": 2.5}', 7, 90, None, 2.5),
         ('{"step": 3, "metrics": {"loss": 2.5, "step_time_s": 0.5}}', 3, None, 0.5, 2.5),
         ("\x1b[1m 6/24\x1b[0m \x1b[32m━━━━━\x1b[0m\x1b[37m━━━━\x1b[0m \x1b[1m0s\x1b[0m 10ms/step - "
          "loss: 1.5788\x08\x08", 6, 24, 0.01, 1.5788),

@@ -409,12 +409,16 @@ class CheckpointWriter:
             if find_errno(error) == errno.ENOENT:  # taken back, and begun again by a third rank
                 raise NotSaved(text) from error
             raise build_error(error, text) from error
-        try:
-            self._owner.clean(folder.save)  # first: it may give one its name, which then counts
-            if self.keep is not None:
-                self._owner.keep(self.keep, folder.save)
-        except (OSError, CheckpointError) as error:
-            log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
+        # In this order: the first may give one its name, which then counts among those to keep.
+        for clear in (self._owner.clean, self._keep_some):
+            try:
+                clear(folder.save)
+            except (OSError, CheckpointError) as error:
+                log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
+
+    def _keep_some(self, done: Save) -> None:
+        if self.keep is not None:
+            self._owner.keep(self.keep, done)
 
     def _settle(self) -> None:
         """Complete this job's last save, where a stale listing hid the markers from everybody, or

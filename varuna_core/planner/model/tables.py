@@ -206,8 +206,18 @@ class Tables:
         each = self.training.count_fixed_bytes(shape.zero, shape.replicas)
         fixed = parameters * each + self.training.framework_bytes
         if shape.shares == 3:
+            whole = self.training.count_fixed_bytes(2, shape.replicas)  # tied weights stay whole
+            fixed = fixed + self._find_tied(shape.tensor) * (whole - each)
             fixed = fixed + _find_largest(parameters.diagonal(1)) * self.training.gathered_bytes
         return fixed
+
+    def _find_tied(self, tensor: int) -> Array:
+        """Parameters that a run shares with other segments, each copy counted."""
+        held = np.zeros(self.size)
+        for tie in self.profile.model.ties:
+            for segment in tie.segments:
+                held[segment] += tie.parameters / tensor
+        return spread(held)
 
     def find_buckets(self, shape: Shape) -> Array:
         if shape.tensor not in self._buckets:

@@ -2,8 +2,8 @@
 
 smallest set     the fewest wishes that already rule out every plan together
 by how much      the least memory, times that of these GPUs, with which the wishes could be kept
-nearest          the plan that keeps all wishes with zero 3, which no search tries unasked; else
-                 the one that keeps the most of them, with what it changes
+zero 3           the plan that keeps all wishes with it, which no search tries unasked
+nearest          the plan that keeps the most wishes, with what it changes
 """
 
 from __future__ import annotations
@@ -40,7 +40,13 @@ LOOK_S = 2.0
 
 
 def search_or_explain(
-    profile: Profile, training: TrainingModel, cluster: Cluster, wishes: Wishes, *, limit_s: float
+    profile: Profile,
+    training: TrainingModel,
+    cluster: Cluster,
+    wishes: Wishes,
+    *,
+    limit_s: float,
+    may_have_zero_3: bool = False,
 ) -> Searched:
     """Run the search; a refusal comes with its reasons, and with a plan that would do."""
     impossible = find_impossible(profile, cluster, wishes)
@@ -60,7 +66,7 @@ def search_or_explain(
         except PlanningError:
             return None
 
-    lines = [impossible, *_explain(find, profile, cluster, wishes)]
+    lines = [impossible, *_explain(find, profile, cluster, wishes, may_have_zero_3)]
     raise PlanningError("\n  ".join(lines))
 
 
@@ -106,7 +112,9 @@ def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
     return ""
 
 
-def _explain(find: Find, profile: Profile, cluster: Cluster, wishes: Wishes) -> Iterator[str]:
+def _explain(
+    find: Find, profile: Profile, cluster: Cluster, wishes: Wishes, may_have_zero_3: bool
+) -> Iterator[str]:
     named = list_wishes(wishes)
     clash = _find_clash(find, profile, wishes, named)
     if len(clash) > 1:
@@ -122,9 +130,11 @@ def _explain(find: Find, profile: Profile, cluster: Cluster, wishes: Wishes) -> 
             for kind in kinds
         )
         yield f"with {factor:.2f} times the memory it would fit ({words})"
-    if wishes.zero is None and (best := find(profile, replace(wishes, zero=3), LOOK_S)):
-        yield f"with parallel.zero: 3 it fits ({best.option}; at most {best.step_s:.4g} s a step)"
-        return
+    if may_have_zero_3 and wishes.zero is None:
+        best = find(profile, replace(wishes, zero=3), LOOK_S)
+        if best is not None:
+            took = f"at most {best.step_s:.4g} s a step"
+            yield f"with parallel.zero: 3 it fits ({best.option}; {took})"
     for count in range(1, len(named) + 1):
         found = []
         for dropped in itertools.combinations(named, count):

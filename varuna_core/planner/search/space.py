@@ -100,6 +100,10 @@ def list_options(
             f"schedule {wishes.schedule} with zero 3 is not planned: zero 3 puts no weight "
             "gradients off; 1f1b is"
         )
+    if wishes.zero == 3:  # which shared layers cannot have
+        if min(tensors) > 1:
+            raise PlanningError(f"zero 3 goes with tensor 1, and not with tensor {tensors[0]}")
+        tensors = [1]
     options = []
     for tensor, count, size in itertools.product(tensors, replicas, micro_batches):
         number = training.count_micro_batches(count, size)

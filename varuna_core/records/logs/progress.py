@@ -454,8 +454,13 @@ def _read_step(text: str) -> Dict[str, int]:
     step = _STEP.search(text)
     if step is None or _AFTER.search(text) or _NOT_A_STEP.search(text) or _NOT_DONE.search(text):
         return {}
-    total = {"total": int(step.group(2))} if step.group(2) else {}
-    return {"step": int(step.group(1)), **total}
+    found = {"step": int(step.group(1))}
+    if step.group(2):
+        found["total"] = int(step.group(2))
+    epoch = _EPOCH.search(text) if "poch" in text else None
+    if epoch is not None:
+        found["epoch"] = int(epoch.group(1))
+    return found
 
 
 def _parse_object(value: Dict[str, Any]) -> Optional[Iteration]:

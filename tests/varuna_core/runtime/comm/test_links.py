@@ -22,7 +22,14 @@ from varuna_core.records.layout import StageMap, build_stages, encode_stage_map,
 from varuna_core.runtime.comm import links as links_module
 from varuna_core.runtime.comm.devices import BOTH, GLOO
 from varuna_core.runtime.comm.failure import ChannelClosed
-from varuna_core.runtime.comm.links import Links, PlannedGroup, connect, our_groups, plan_groups
+from varuna_core.runtime.comm.links import (
+    Links,
+    PlannedGroup,
+    SharedGloo,
+    connect,
+    our_groups,
+    plan_groups,
+)
 from varuna_core.runtime.comm.wire import NcclWire, Transport
 
 CPU = torch.device("cpu")
@@ -147,15 +154,37 @@ def test_groups_are_no_splits_of_the_users_communicator(big_world: Counting) -> 
     world.bound_device_id = None
 
 
-def test_torchs_gloo_is_back_whichever_thread_leaves_last(big_world: Counting) -> None:
+def test_all_is_as_it_was_whichever_thread_leaves_last(big_world: Counting) -> None:
     torchs = dist.distributed_c10d.ProcessGroupGloo
+    world = dist.distributed_c10d._get_default_group()
+    world.bound_device_id = torch.device("cuda", 0)
     first, second = our_groups(), our_groups()
     first.__enter__()
     second.__enter__()
-    assert dist.distributed_c10d.ProcessGroupGloo is not torchs
     first.__exit__(None, None, None)
+    assert dist.distributed_c10d.ProcessGroupGloo is not torchs
+    assert world.bound_device_id is None
     second.__exit__(None, None, None)
     assert dist.distributed_c10d.ProcessGroupGloo is torchs
+    assert world.bound_device_id == torch.device("cuda", 0)
+    world.bound_device_id = None
+
+
+def test_our_groups_are_on_the_interface_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    dist.init_process_group(GLOO, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(SharedGloo, "_devices", {})
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none0")
+        with our_groups(), pytest.raises(RuntimeError, match="none0"):
+            dist.new_group([0], backend=GLOO)
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+        with our_groups():
+            dist.new_group([0], backend=GLOO)
+        with our_groups(channels=True):
+            dist.new_group([0], backend=GLOO)
+        assert len(SharedGloo._devices) == 2, "those of channels are apart"
+    finally:
+        dist.destroy_process_group()
 
 
 def test_one_thread_serves_the_sockets_of_all_our_groups() -> None:
