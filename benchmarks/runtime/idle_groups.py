@@ -1,9 +1,10 @@
-"""What gloo's groups cost a rank that does nothing: torch's own, and those of a layout.
+"""What gloo's groups cost: torch's own, and those of a layout, which share threads.
 
     python -m benchmarks.runtime.idle_groups [--rounds 7] [--write]
 
 Two ranks make so many groups of two, send a number through each, and sleep: processor time over
-wall clock, and threads, of the first one. torch's groups and ours take turns.
+wall clock, and threads, of the first one. Then messages of 4 kB go to and fro while sums of 64 MB
+run through another group. torch's groups and ours take turns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import threading
 import time
 from contextlib import nullcontext
 from typing import Any
@@ -26,6 +28,8 @@ RESULT = RESULTS / "idle_groups.md"
 MODULE = "benchmarks.runtime.idle_groups"
 GROUPS = (4, 20, 60)
 SLEEP_S = 2.0
+SMALL, LARGE, NUM_SMALL = 1_000, 16_000_000, 150
+"""Numbers of four bytes, and how many messages there are."""
 
 
 def work(options: dict[str, Any], rank: int, world: int) -> dict[str, float]:
@@ -39,7 +43,38 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, float]:
     time.sleep(SLEEP_S)
     share = (time.process_time() - taken) / (time.monotonic() - began)
     dist.barrier()
-    return {"share": share, "threads": threads}
+    return {"share": share, "threads": threads, "message_s": time_messages(options["ours"], rank)}
+
+
+def time_messages(ours: bool, rank: int) -> float:
+    """The median of a small message's way there and back, beside large sums."""
+
+    def make(channels: bool) -> Any:
+        with our_groups(channels=channels) if ours else nullcontext():
+            return dist.new_group([0, 1], backend="gloo")
+
+    there, sums = make(True), make(False)
+    is_over = threading.Event()
+
+    def sum_up() -> None:
+        held = torch.ones(LARGE)
+        held[0] = 1.0
+        while held[0] > 0:  # zero once either is done, so that both leave
+            held.fill_(0.0 if is_over.is_set() else 1.0)
+            dist.all_reduce(held, dist.ReduceOp.MIN, group=sums)
+
+    stream = threading.Thread(target=sum_up)
+    stream.start()
+    took, word = [], torch.ones(SMALL)
+    for _ in range(NUM_SMALL):
+        began = time.perf_counter()
+        for sender in (0, 1):
+            work = there.send if sender == rank else there.recv
+            work([word], 1 - rank, 0).wait()
+        took.append(time.perf_counter() - began)
+    is_over.set()
+    stream.join()
+    return statistics.median(took)
 
 
 def main() -> None:
@@ -55,6 +90,7 @@ def main() -> None:
         "median | spread |",
         "|---|---|---|---|---|",
     ]
+    messages: dict[bool, list[float]] = {True: [], False: []}
     for count in GROUPS:
         found: dict[bool, list[dict[str, float]]] = {True: [], False: []}
         for number in range(given.rounds):
@@ -62,6 +98,8 @@ def main() -> None:
                 found[ours].append(run_ranks(MODULE, 2, {"groups": count, "ours": ours}))
         shares = {ours: [one["share"] for one in rows] for ours, rows in found.items()}
         ratios = [a / b for a, b in zip(shares[True], shares[False], strict=True)]
+        for ours, rows in found.items():
+            messages[ours] += [one["message_s"] for one in rows]
         told = {
             ours: f"{statistics.median(shares[ours]):.2%}, {found[ours][0]['threads']:.0f}"
             for ours in found
@@ -70,6 +108,14 @@ def main() -> None:
             f"| {count} | {told[False]} | {told[True]} | {statistics.median(ratios):.2f} | "
             f"{min(ratios):.2f} to {max(ratios):.2f} |"
         )
+    ratios = [a / b for a, b in zip(messages[True], messages[False], strict=True)]
+    ours_s, torchs_s = (statistics.median(messages[ours]) for ours in (True, False))
+    lines += [
+        "",
+        f"A message of {SMALL * 4 // 1000} kB there and back beside sums of {LARGE * 4 // 10**6} "
+        f"MB: {1e3 * ours_s:.2f} ms, torch's {1e3 * torchs_s:.2f} ms; ours over torch's "
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}).",
+    ]
     text = "\n".join(lines)
     print(text)
     if given.write:
