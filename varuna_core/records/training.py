@@ -145,6 +145,7 @@ def find_facts(value: Training) -> TrainingFacts:
         schedule=value.schedule,
         steps=value.steps,
         checkpoint_folder=value.checkpoint_folder,
+        is_even=value.zero == 3,  # replicas gather weights together
     )
 
 

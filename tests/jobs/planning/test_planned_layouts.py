@@ -113,6 +113,18 @@ def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Pat
     assert whole is not None and whole.plan == plan
 
 
+def test_with_zero_3_all_replicas_have_as_many_micro_batches(conf: Path, tmp_path: Path) -> None:
+    put_profile(conf.parent)
+    ready = prepare(resolve_conf(conf, ["parallel.zero=3"]), for_preview=True)
+    run = make_run_folder(tmp_path / "run")
+    write_run_folder(ready, run)
+    plan, facts = read_plan(run.plan), find_facts(read_training(run.training))
+    assert plan is not None and plan.layouts and facts.is_even and facts.micro_batches
+    assert not any(facts.micro_batches % data for _, data, _ in plan.layouts.values())
+    less = build_attempt(replace(plan, layouts={}), facts, [0])
+    assert less is not None and not facts.micro_batches % less.plan.data
+
+
 def test_nothing_is_planned_for_later_where_it_would_not_be_read(conf: Path) -> None:
     assert choose(conf, []).layouts is None, "without a profile"
     put_profile(conf.parent)
