@@ -40,8 +40,10 @@ from varuna_core.checkpoint.store.store import compare_sizes, expect_ours, find_
 
 T = TypeVar("T")
 OPTIMIZER = "optimizer."
-NUM_THREADS = 2
-"""Reading and checking take turns in each: two keep a fast disk busy."""
+NUM_THREADS = {False: 2, True: 4}
+"""Reading and checking take turns in each. Two keep a fast disk busy with whole tensors, which the
+kernel reads ahead. Of parts it would read ahead what nobody wants: they are read without, by more.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +71,9 @@ class CheckpointReader:
                 raise DamagedCheckpoint(wrong[0] + more + offer_good(self.folder))
         self._pieces = group_pieces(self.manifest)
         self._leads = find_leads(self.manifest.state.ties)
-        self._handles: dict[str, int] = {}
+        self._handles: dict[tuple[str, bool], int] = {}
         self._scratch = threading.local()
-        self._pool = ThreadPoolExecutor(NUM_THREADS)
+        self._pools = {part: ThreadPoolExecutor(count) for part, count in NUM_THREADS.items()}
 
     @classmethod
     def open(
@@ -92,7 +94,8 @@ class CheckpointReader:
         self.close()
 
     def close(self) -> None:
-        self._pool.shutdown()
+        for pool in self._pools.values():
+            pool.shutdown()
         for fd in self._handles.values():
             os.close(fd)
         self._handles.clear()
@@ -177,8 +180,18 @@ class CheckpointReader:
 
     def fill(self, wanted: Iterable[WantedTensor]) -> None:
         """Read into tensors that are there, of any layout, type and device."""
-        tasks = [task for one in wanted for task in self._plan(one)]
-        self._named(lambda: list(self._pool.map(lambda task: task(), tasks)))
+        tasks = [planned for one in wanted for planned in self._plan(one)]
+
+        def run() -> None:
+            begun = [self._pools[is_part].submit(task) for is_part, task in tasks]
+            try:
+                for one in begun:
+                    one.result()
+            finally:
+                for one in begun:
+                    one.cancel()
+
+        self._named(run)
 
     def _find(self, name: str, kind: str) -> Sequence[tuple[str, Piece]]:
         lead = self._leads.get(name, name)
@@ -191,8 +204,9 @@ class CheckpointReader:
             raise CheckpointError(f"{self.folder} holds no {kind} {name!r}{hint}")
         return found
 
-    def _plan(self, wanted: WantedTensor) -> Iterator[Callable[[], None]]:
-        """A task for each stored block that has a part in it."""
+    def _plan(self, wanted: WantedTensor) -> Iterator[tuple[bool, Callable[[], None]]]:
+        """A task for each stored block that has a part in it, and whether of its piece only a part
+        is wanted."""
         found = self._find(wanted.name, wanted.kind)
         shape = found[0][1].shape
         box = wanted.box or whole(shape)
@@ -202,15 +216,18 @@ class CheckpointReader:
                 f"does not go into a tensor of {list(wanted.out.shape)}"
             )
         for file, piece in found:
-            if not box.volume or box.intersect(piece.box) is None:
+            held = box.intersect(piece.box) if box.volume else None
+            if held is None:
                 continue
-            fd = self._open(file)
+            is_part = held != piece.box
+            fd = self._open(file, is_part)
             for inner, start, check in piece.blocks():
                 block = inner.inside(piece.box)
                 common = block.intersect(box)
                 if common is not None:
                     out = wanted.out.detach()[common.seen_from(box).slices]
-                    yield self._build_task(fd, file, piece, block, start, check, common, out)
+                    task = self._build_task(fd, file, piece, block, start, check, common, out)
+                    yield is_part, task
 
     def _build_task(
         self,
@@ -261,15 +278,18 @@ class CheckpointReader:
                 "differs"
             )
 
-    def _open(self, file: str) -> int:
-        if file not in self._handles:
+    def _open(self, file: str, for_parts: bool) -> int:
+        key = file, for_parts
+        if key not in self._handles:
             path = self.folder / file
             try:
-                self._handles[file] = os.open(path, os.O_RDONLY)
+                self._handles[key] = os.open(path, os.O_RDONLY)
             except FileNotFoundError as error:
                 text = f"{path} is missing{offer_good(self.folder)}"
                 raise DamagedCheckpoint(text) from error
-        return self._handles[file]
+            if for_parts and hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(self._handles[key], 0, 0, os.POSIX_FADV_RANDOM)
+        return self._handles[key]
 
     def _named(self, work: Callable[[], T]) -> T:
         """Run; to an error about a damaged file, add what to load instead."""
