@@ -100,12 +100,12 @@ def main() -> None:
         ratios = [a / b for a, b in zip(shares[True], shares[False], strict=True)]
         for ours, rows in found.items():
             messages[ours] += [one["message_s"] for one in rows]
-        told = {
+        cells = {
             ours: f"{statistics.median(shares[ours]):.2%}, {found[ours][0]['threads']:.0f}"
             for ours in found
         }
         lines.append(
-            f"| {count} | {told[False]} | {told[True]} | {statistics.median(ratios):.2f} | "
+            f"| {count} | {cells[False]} | {cells[True]} | {statistics.median(ratios):.2f} | "
             f"{min(ratios):.2f} to {max(ratios):.2f} |"
         )
     ratios = [a / b for a, b in zip(messages[True], messages[False], strict=True)]

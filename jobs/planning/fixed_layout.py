@@ -152,7 +152,7 @@ def _find_layout(
             if time.monotonic() > until:
                 return None
             if option.shape.zero == 3 and micro_batches % replicas:
-                continue  # which all gather together
+                continue  # replicas gather weights together: each needs as many micro-batches
             shape = Shape(
                 tensor=tensor, replicas=replicas, micro_batch=size, zero=option.shape.zero
             )

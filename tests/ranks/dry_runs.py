@@ -45,8 +45,8 @@ class DryRuns:
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[Rehearsal, Record, list[bool]]] = {}
-        self._kept: dict[int, Rehearsal] = {}
-        """By identity, those that are given out again."""
+        self._kept: set[int] = set()
+        """Identities of those that `_made` keeps alive."""
         self._alike: set[tuple[int, range, bool]] = set()
 
     def install(self) -> None:
@@ -87,7 +87,7 @@ class DryRuns:
             if rehearsal.real:
                 return rehearsal, record
             self._made[key] = rehearsal, record, [m.training for m in model.modules()]
-            self._kept[id(rehearsal)] = rehearsal
+            self._kept.add(id(rehearsal))
         rehearsal, record, modes = self._made[key]
         for module, mode in zip(rehearsal.model.modules(), modes, strict=True):
             module.training = mode  # a later run may have been in another one

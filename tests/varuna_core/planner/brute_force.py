@@ -315,8 +315,8 @@ class _Timer:
                     forward, again, both = forward + gathered, again + gathered, both + gathered
             for kind, cost in enumerate((forward, forward, again, both, gradient, weights)):
                 costs[:, kind, s] = cost
-            told = tables.find_sums(site, shape)
-            sums[:, s], back[:, s] = told.reduce[a, e], told.exchange[a, e]
+            traffic = tables.find_sums(site, shape)
+            sums[:, s], back[:, s] = traffic.reduce[a, e], traffic.exchange[a, e]
             buckets[:, s] = tables.find_buckets(shape)[a, e]
             owners = shape.replicas if shape.zero else 1
             optimizer[:, s] = times.optimizer[a, e] / owners

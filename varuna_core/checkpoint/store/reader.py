@@ -40,9 +40,10 @@ from varuna_core.checkpoint.store.store import compare_sizes, expect_ours, find_
 
 T = TypeVar("T")
 OPTIMIZER = "optimizer."
-NUM_THREADS = {False: 2, True: 4}
-"""Reading and checking take turns in each. Two keep a fast disk busy with whole tensors, which the
-kernel reads ahead. Of parts it would read ahead what nobody wants: they are read without, by more.
+WHOLE_THREADS, PART_THREADS = 2, 4
+"""Each reads a block, then checks it. Two keep a fast disk busy with whole tensors, which the
+kernel reads ahead. For parts of tensors its readahead is off, as it would read what is not wanted;
+more threads make up for it.
 """
 
 
@@ -73,7 +74,11 @@ class CheckpointReader:
         self._leads = find_leads(self.manifest.state.ties)
         self._handles: dict[tuple[str, bool], int] = {}
         self._scratch = threading.local()
-        self._pools = {part: ThreadPoolExecutor(count) for part, count in NUM_THREADS.items()}
+        self._pools = {
+            False: ThreadPoolExecutor(WHOLE_THREADS),
+            True: ThreadPoolExecutor(PART_THREADS),
+        }
+        """By whether parts are read."""
 
     @classmethod
     def open(

@@ -95,12 +95,13 @@ def list_options(
     elif wishes.recompute == "auto":
         raise PlanningError("recompute auto is not planned: say none or full, or leave it out")
     zeros = [0, 1] if wishes.zero is None else [wishes.zero]
-    if wishes.zero == 3 and wishes.schedule and SCHEDULES[wishes.schedule].splits_backward:
-        raise PlanningError(
-            f"schedule {wishes.schedule} with zero 3 is not planned: zero 3 puts no weight "
-            "gradients off; 1f1b is"
-        )
-    if wishes.zero == 3:  # which shared layers cannot have
+    if wishes.zero == 3:
+        if wishes.schedule and SCHEDULES[wishes.schedule].splits_backward:
+            raise PlanningError(
+                f"schedule {wishes.schedule} with zero 3 is not planned: zero 3 puts no weight "
+                "gradients off; 1f1b is"
+            )
+        # The runtime refuses zero 3 together with tensor parallelism.
         if min(tensors) > 1:
             raise PlanningError(f"zero 3 goes with tensor 1, and not with tensor {tensors[0]}")
         tensors = [1]

@@ -390,19 +390,19 @@ def warm(group: Any, device: torch.device) -> None:
 
 
 class SharedGloo(dist.ProcessGroupGloo):
-    """A gloo group whose sockets are served by the one thread that serves all such groups; those of
-    channels have another one, so that no activation waits behind a large sum.
+    """A gloo group that shares the thread for its sockets with other groups. Channels share one,
+    all other groups a second one: no activation waits behind a large sum.
 
-    torch gives each group a thread for that, which wakes a hundred times a second: with twenty
-    groups an idle rank takes 3.9 % of a processor, and so 0.6 % (torch 2.13).
+    torch gives each group such a thread, which wakes a hundred times a second: with twenty groups
+    an idle rank takes 3.9 % of a processor, and 0.6 % where they share (torch 2.13).
     """
 
     _devices: ClassVar[dict[bool, list[Any]]] = {}
-    """Of channels, and of all others."""
+    """gloo's devices, each with a thread: for channels (True) and for all other groups."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         options: Any = self._Options()  # type: ignore[attr-defined]  # torch: without the line
-        options._devices = self._find_devices(getattr(_made, "channels", False))
+        options._devices = self._find_devices(getattr(_current, "channels", False))
         options._threads = 2 * len(options._devices)
         options._timeout = timeout
         super().__init__(store, rank, size, options)
@@ -418,10 +418,11 @@ class SharedGloo(dist.ProcessGroupGloo):
         return cls._devices[channels]
 
 
-_made = threading.local()
-"""Whether this thread makes groups of channels."""
+_current = threading.local()
+"""`channels`: whether this thread makes groups for channels."""
 _entered: list[tuple[Any, Any, Any]] = []
-"""The user's group, its GPU and torch's class, once for each thread that makes groups."""
+"""What to restore (the user's group, its GPU, torch's class): an entry for each `our_groups` that
+is open, all alike. Ranks that are threads of a test open several at the same time."""
 _entering = threading.Lock()
 
 
@@ -439,11 +440,11 @@ def our_groups(channels: bool = False) -> Iterator[None]:
         world.bound_device_id = None
         if hasattr(dist.ProcessGroupGloo, "_Options"):  # torch 2.9 to 2.13; no promise of theirs
             c10d.ProcessGroupGloo = SharedGloo
-    before, _made.channels = getattr(_made, "channels", False), channels
+    before, _current.channels = getattr(_current, "channels", False), channels
     try:
         yield
     finally:
-        _made.channels = before
+        _current.channels = before
         with _entering:
             world, bound, gloo = _entered.pop()
             if not _entered:

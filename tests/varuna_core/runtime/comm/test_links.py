@@ -187,7 +187,7 @@ def test_our_groups_are_on_the_interface_that_is_named(monkeypatch: pytest.Monke
         dist.destroy_process_group()
 
 
-def test_one_thread_serves_the_sockets_of_all_our_groups() -> None:
+def test_our_groups_bring_no_thread_for_sockets_of_their_own() -> None:
     def count_new_threads() -> int:
         before = len(os.listdir("/proc/self/task"))
         dist.all_reduce(torch.ones(1), group=dist.new_group([0], backend=GLOO))
