@@ -95,6 +95,7 @@ class Varuna(KeptInMemory):
         offload: str | FromConf | None = FROM_CONF,
         keep_fp32: Sequence[str] = (),
         compile: bool | str = False,
+        cuda_graphs: bool = False,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's. Inputs are a dict by
         the names of the model's forward, or a list in their order.
@@ -109,7 +110,8 @@ class Varuna(KeptInMemory):
         dry run is made at each start. `costs` are by default what the plan of the conf's partition
         knows; all ranks must be given the same. `zero` and `offload="optimizer"` are zero.py's.
         `keep_fp32` names inputs and modules that stay in fp32 in half precision (precision.py).
-        `compile` lets torch.compile take modules that lie within a stage (engine/compiled.py).
+        `compile` lets torch.compile take modules that lie within a stage (engine/compiled.py), and
+        `cuda_graphs` records forwards and backwards (engine/cuda_graphs.py).
         `tensor` ranks share each layer, by `tensor_plan` or the model's own `tensor_parallel_plan`.
         """
         if dummy_inputs is FROM_CONF:
@@ -165,6 +167,7 @@ class Varuna(KeptInMemory):
             costs=conf.choose_costs(costs, parts_of, num_stages),
             zero=sharing,
             compile=compile,
+            cuda_graphs=cuda_graphs,
             offload=off,
             seed=conf.choose("seed", seed, "train.seed", int, 1234),
             state_dict=state_dict,

@@ -20,6 +20,8 @@ from tests.varuna_core.runtime.optim.test_optimizers import make_parameters
 from tests.varuna_core.runtime.saving.test_saving import LAYOUTS, assert_goes_on, start
 from varuna_core import Profiler
 from varuna_core.profiling.ranks import name_kind
+from varuna_core.runtime.engine.weight_grads import add_product
+from varuna_core.runtime.optim.grads import can_add_wide
 from varuna_core.runtime.optim.optimizers import APEX, build_optimizer, why_no_apex
 
 pytestmark = pytest.mark.gpu
@@ -188,6 +190,18 @@ def test_apex_steps_as_torchs_own(device: str, name: str) -> None:
             optimizer.step()
     for a, b in zip(*held, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("only_gpu")
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_products_in_half_precision_add_up_in_fp32(half: torch.dtype) -> None:
+    device, draw = choose_device(), torch.Generator().manual_seed(0)
+    grad, input, total = (torch.randn(256, n, generator=draw).to(device) for n in (48, 64, 64))
+    grad, input, total = grad.to(half), input.to(half), total[:48].contiguous()
+    expected = total.double() + 0.375 * (grad.double().t() @ input.double())
+    assert can_add_wide(total)
+    add_product((total, 0.375), grad, input)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.usefixtures("only_gpu")

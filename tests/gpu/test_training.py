@@ -28,20 +28,24 @@ FULL = [
     "2x1 zero_bubble", "1x2", "1x2 tied", "2x1 tied 1f1b", "2x1 dropout", "1x2 dropout",
     "2x1 two dropout interleaved", "2x1 root", "2x1 auto some", "2x1 batch norm", "2x1 bert",
     "2x1 TiedPaddedGpt 1f1b", "2x1 compiled 1f1b", "2x2 1f1b", "2x2 zero_bubble", "2x2 tied",
-    "2x2 dropout",
+    "2x2 dropout", "1x1 recorded gpipe", "2x1 recorded gpipe", "2x1 recorded 1f1b",
+    "2x1 tied recorded 1f1b", "2x1 norm recorded 1f1b", "2x1 compiled recorded 1f1b",
+    "2x1 lengths recorded 1f1b", "1x2 means recorded 1f1b", "2x1 full recorded varuna",
 ]  # fmt: skip
 """fp32: shapes, schedules, recompute, tied weights; by the names of tests/varuna_core."""
 HALF = [
     *(f"{one} {word} 1f1b" for one in ("1x1", "2x1", "1x2", "2x2") for word in ("bf16", "fp16")),
     *(f"2x2 tied {word} 1f1b" for word in ("bf16", "fp16")),
     "2x1 bf16 zero_bubble", "2x1 fp16 varuna", "2x1 lamb bf16 1f1b", "2x1 checkpoint fp16 1f1b",
-    "1x2 accumulate bf16 1f1b", "2x1 overflow", "2x2 overflow",
+    "1x2 accumulate bf16 1f1b", "2x1 overflow", "2x2 overflow", "1x1 recorded fp16 1f1b",
+    "2x1 recorded bf16 1f1b", "1x2 recorded bf16 1f1b", "2x2 recorded tied fp16 1f1b",
 ]  # fmt: skip
 ZERO = [
     *(f"1x2 adamw {word}" for word in ("fp32", "bf16", "fp16")),
     *(f"1x2 offload {word}" for word in ("fp32", "fp16")),
     "1x2 at once fp32", "1x2 at once bf16", "1x2 at once offload fp16", "1x2 offload alone fp32",
-    "2x2 tied fp16", "2x2 tied lamb fp32", "2x2 overflow fp16",
+    "2x2 tied fp16", "2x2 tied lamb fp32", "2x2 overflow fp16", "1x2 recorded fp32",
+    "1x2 recorded bf16", "1x2 recorded offload fp16",
 ]  # fmt: skip
 """ZeRO 1 and 2, and optimizers on the host. ZeRO 3 needs NCCL, and so a GPU for each rank."""
 SLICED = ["1x2 sliced shared fp32", "2x2 sliced bf16", "2x2 sliced fp32"]

@@ -159,6 +159,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         recompute=case.recompute,  # type: ignore[arg-type]  # text from a file
         zero=case.zero,
         offload=case.offload,
+        cuda_graphs=case.cuda_graphs,
     )
     optimizer = build_optimizer(case.optimizer, dict(varuna.named_parameters()))
     scheduler: Any = None
@@ -204,6 +205,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         else:
             varuna.zero_grad(set_to_none=step % 4 == 0)
     result["state"] = take_state(varuna)
+    result["recorded"] = train_rank.count_recorded(varuna)
     result["types"] = {str(p.dtype) for p in varuna.part.parameters().values()}
     result["held"] = count_held(varuna, optimizer)
     varuna.eval()
@@ -264,7 +266,7 @@ def main() -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
         case = Case(**fields)
-        with leave_groups():
+        with leave_groups(), train_rank.recording(case):
             result = train(case, rank)
         torch.save(result, folder / f"{case.name}.{rank}.pt")
     dist.barrier()

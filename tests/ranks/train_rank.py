@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.models import small as models
-from tests.ranks.device import choose_device
+from tests.ranks.device import CPU, choose_device
 from tests.ranks.groups import leave_groups
+from tests.ranks.rerun import instead_of_cuda_graphs
 from tests.ranks.start import DEADLINE_S
 from varuna_core import TokenMean, Varuna
 from varuna_core.runtime.engine import adapting, weight_grads
@@ -64,6 +65,7 @@ class Case:
     """The model's parameters have hooks that change their gradients."""
 
     compile: bool | str = False
+    cuda_graphs: bool = False
     told: list[list[float]] = field(default_factory=list)
     """Seconds of a message between two stages that ranks are told they have measured, each time
     they ask, the last ones again and again; of each stage's actions one. None: as they measure."""
@@ -136,6 +138,16 @@ def telling(case: Case) -> Iterator[None]:
         yield
 
 
+def recording(case: Case) -> AbstractContextManager[None]:
+    """CUDA graphs on a GPU, elsewhere what stands for them."""
+    stands_in = case.cuda_graphs and choose_device() == CPU
+    return instead_of_cuda_graphs() if stands_in else nullcontext()
+
+
+def count_recorded(varuna: Varuna) -> int:
+    return 0 if varuna.engine.graphs is None else varuna.engine.graphs.num_made
+
+
 def train(case: Case, rank: int) -> dict[str, Any]:
     model = build_model(case)
     if rank:  # ranks that start from other weights are put right
@@ -157,6 +169,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
         opportunistic=case.opportunistic,
         seed=SEED,
         compile=case.compile,
+        cuda_graphs=case.cuda_graphs,
     )
     optimizer = torch.optim.SGD(varuna.parameters(), lr=RATE, momentum=MOMENTUM)
     varuna.set_optimizer(optimizer)
@@ -193,6 +206,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     result["evaluated"] = varuna.evaluate(cut_batch(make_batch(case, 0), size, held))
     result["state"] = varuna.state_dict()
     result["place"] = varuna.place
+    result["recorded"] = count_recorded(varuna)
     result["costs"] = None if varuna.adapting is None else varuna.adapting.known.costs.as_json()
     result["schedule"] = [str(action) for action in varuna._plan(4)]
     varuna.close()
@@ -209,7 +223,7 @@ def main() -> None:
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
         case = Case(**fields)
-        with leave_groups(), telling(case):
+        with leave_groups(), telling(case), recording(case):
             result = train(case, rank)
         torch.save(result, folder / f"{case.name}.{rank}.pt")
     if world > 1:

@@ -107,6 +107,16 @@ def compiled(name: str, stage_map: str, schedule: str, **options: Any) -> Case:
     )  # fmt: skip
 
 
+def recorded(name: str, stage_map: str, schedule: str, **options: Any) -> Case:
+    """Forwards and backwards are recorded in the second step: of batches that do not divide, of
+    two sizes of micro-batches."""
+    uneven: dict[str, Any] = {"batches": [8, 8, 7, 7, 8, 5, 5], "cuda_graphs": True, "clip": 0.3}
+    return Case(
+        name=f"{name} recorded {schedule}", stage_map=stage_map, schedule=schedule,
+        **{**uneven, **options},
+    )  # fmt: skip
+
+
 FULL: dict[str, Any] = {"stages_per_rank": 2, "recompute": "full", "model": "TiedGpt"}
 
 
@@ -137,6 +147,8 @@ CASES: dict[int, list[Case]] = {
         *several("1x1 two in place", "0;", model="InPlaceGpt"),
         compiled("1x1", "0;", "gpipe"),
         compiled("1x1", "0;", "zero_bubble", clip=0.3),
+        recorded("1x1", "0;", "gpipe"),
+        recorded("1x1 told", "0;", "1f1b", **TOLD | {"batches": [8, 8, 7, 7], "outputs": []}),
     ],
     2: [
         *each_schedule("2x1 skipping", "0;1;", model="SkippingGpt", **PADDED),
@@ -200,6 +212,21 @@ CASES: dict[int, list[Case]] = {
         compiled("2x1 norm", "0;1;", "varuna", model="ConvNet", batches=[8, 8, 8]),
         compiled("2x1 some", "0;1;", "1f1b", recompute="auto", memory_limit=SOME),
         compiled("1x2", "0,1;", "1f1b"),
+        recorded("2x1", "0;1;", "gpipe"),
+        recorded("2x1", "0;1;", "1f1b"),
+        recorded("2x1 full", "0;1;", "varuna", recompute="full"),
+        recorded("2x1 tied", "0;1;", "1f1b", model="TiedGpt"),
+        recorded("2x1 frozen", "0;1;", "1f1b", model="FrozenGpt"),
+        recorded("2x1 three-way", "0;1;", "1f1b", model="ThreeWayGpt"),
+        recorded("2x1 norm", "0;1;", "1f1b", model="ConvNet", batches=[8, 8, 8]),
+        recorded("2x1 compiled", "0;1;", "1f1b", compile="aot_eager"),
+        recorded("2x1 two", "0;1;", "interleaved", stages_per_rank=2),
+        recorded(
+            "2x1 lengths", "0;1;", "1f1b", model="DictGpt", batches=[8] * 5, lengths=[8, 5, 8, 5, 8]
+        ),
+        recorded("1x2", "0,1;", "1f1b"),
+        recorded("1x2 hooks", "0,1;", "1f1b", hooked=True),
+        recorded("1x2 means", "0,1;", "1f1b", model="TwoMeansGpt", batches=[8, 8, 7, 7]),
         *several("2x1 two dropout", "0;1;", options=DROPOUT, batches=SHORT, recompute="full"),
         *several("2x1 two three-way", "0;1;", model="ThreeWayGpt", clip=0.3, batches=SHORT),
         *several("2x1 two norm", "1;0;", model="ConvNet", recompute="full"),
@@ -345,6 +372,7 @@ def assert_trained(case: Case, ranks: list[dict[str, Any]], plain: dict[str, Any
         for word in ("losses", "norms"):
             assert_close(torch.stack(ours[word]), torch.stack(plain[word]), word)
         assert_close(ours["evaluated"], plain["evaluated"], "evaluated")
+        assert bool(ours["recorded"]) == case.cuda_graphs or case.recompute == "full"
         for name, gradient in ours["gradients"].items():
             assert_close(gradient, plain["gradients"][name], f"gradient of {name}")
         is_first = parse_stage_map(case.stage_map, len(ranks)).find(rank)[1] == 0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tests.ranks.device import CPU, bring
 from tests.ranks.precision_rank import Case, build_model, build_optimizer, make_batch, train
 from tests.ranks.start import find_problems, start_ranks
-from tests.ranks.train_rank import MEANS, cut_batch, write_cases
+from tests.ranks.train_rank import MEANS, cut_batch, recording, write_cases
 from tests.varuna_core.runtime.optim.test_optimizers import PlainLamb
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -27,6 +27,8 @@ TOKENS = 2**6
 PADDED: dict[str, Any] = {"model": "PaddedGpt", "batches": [8, 8, 7], "clip": 0.3}
 OVERFLOW = {"1": ["backward", float("inf")]}
 NAN = {"1": ["backward", float("nan")]}
+RECORDED: dict[str, Any] = {"cuda_graphs": True, "batches": [8, 8, 7, 7, 8], "clip": 0.3}
+"""Forwards and backwards are recorded from the second step on."""
 
 
 def each(name: str, stage_map: str, schedules: list[str], **options: Any) -> list[Case]:
@@ -46,6 +48,7 @@ def each(name: str, stage_map: str, schedules: list[str], **options: Any) -> lis
 CASES: dict[int, list[Case]] = {
     1: [
         *each("1x1", "0;", SCHEDULES, batches=UNEVEN, clip=0.3),
+        *each("1x1 recorded", "0;", ["1f1b"], **RECORDED),
         *each("1x1 groups", "0;", ["1f1b"], optimizer="groups", schedule_rate="before"),
         *each("1x1 foreign", "0;", ["1f1b"], optimizer="foreign"),
         *each("1x1 batch norm", "0;", ["1f1b"], model="NormNet"),
@@ -71,6 +74,10 @@ CASES: dict[int, list[Case]] = {
     2: [
         *each("2x1", "0;1;", SCHEDULES, batches=UNEVEN, clip=0.3),
         *each("1x2", "0,1;", ["1f1b", "zero_bubble"], batches=UNEVEN, clip=0.3),
+        *each("2x1 recorded", "0;1;", ["1f1b"], **RECORDED),
+        *each("2x1 recorded padded", "0;1;", ["1f1b"], cuda_graphs=True, **PADDED),
+        *each("1x2 recorded", "0,1;", ["1f1b"], every=2, **RECORDED | {"batches": [8] * 6}),
+        *each("1x2 recorded frozen", "0,1;", ["1f1b"], frozen=[0, 2], **RECORDED),
         *each("2x1 tied", "0;1;", ["zero_bubble"], model="TiedGpt", clip=0.3),
         *each("2x1 foreign", "0;1;", ["1f1b"], optimizer="foreign"),
         *each("2x1 groups", "0;1;", ["1f1b"], optimizer="groups", schedule_rate="after"),
@@ -112,6 +119,15 @@ CASES: dict[int, list[Case]] = {
     4: [
         *each("2x2", "0,2;1,3;", ["1f1b", "zero_bubble"], batches=UNEVEN, clip=0.3),
         *each("2x2 tied", "0,1;2,3;", ["1f1b"], model="TiedGpt", clip=0.3),
+        *each("2x2 recorded tied", "0,1;2,3;", ["1f1b"], model="TiedGpt", **RECORDED),
+        Case(
+            name="2x2 recorded overflow",
+            stage_map="0,2;1,3;",
+            model="PoisonGpt",
+            precision="fp16",
+            poison=OVERFLOW,
+            **RECORDED | {"batches": [8] * 5},
+        ),
         *each("2x2 places", "0,1;2,3;", ["interleaved"], model="TiedGpt", stages_per_rank=2),
         *each("2x2 zbv", "0,1;2,3;", ["zbv"], batches=UNEVEN),
         Case(
@@ -133,7 +149,8 @@ def _train(folder: Path, world_size: int) -> str:
     """All cases of a world size in one start of its ranks; what went wrong, if anything."""
     if world_size == 1:
         for case in CASES[1]:
-            torch.save(train(case, 0), folder / f"{case.name}.0.pt")
+            with recording(case):
+                torch.save(train(case, 0), folder / f"{case.name}.0.pt")
         return ""
     write_cases(folder, list(CASES[world_size]))
     with start_ranks("tests.ranks.precision_rank", world_size, str(folder)) as ranks:
@@ -287,6 +304,7 @@ def assert_half_trained(
     first = {id(p): name for name, p in hand.model.named_parameters()}
     seen: set[str] = set()
     for ours in ranks:
+        assert bool(ours["recorded"]) == case.cuda_graphs
         assert ours["overflows"] == plain["overflows"]
         if case.precision == "fp16":
             assert ours["scales"] == plain["scales"]

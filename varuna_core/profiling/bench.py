@@ -299,7 +299,7 @@ class Bench:
             links,
             seed=seed,
             trace=self.clock,
-            weight_grads=WeightGrads(self.gradients.note),
+            weight_grads=WeightGrads(self.gradients.note, self.gradients.find_wide),
             loss=split.record.loss,
         )
         self.engine.weight_grads.install(stage.module)

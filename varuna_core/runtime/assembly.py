@@ -14,6 +14,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from varuna_core.records.layout import StageMap, parse_stage_map
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
 from varuna_core.runtime.engine.adapting import ActionTimes
 from varuna_core.runtime.engine.compiled import compile_stages, why_none
+from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, CudaRecorder, why_none_recorded
 from varuna_core.runtime.engine.engine import Engine
 from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.engine.microbatch import (
@@ -111,7 +113,10 @@ def assemble(
     masters, owners = make_masters(split, stages, shared, links, samples, settings, weight)
     placed = {} if sharding is None else sharding.placed
     hooks = ParameterHooks(masters, model, list_parts(masters.slices, placed))
-    gradients = Gradients(masters, shared, links, settings.device, owners, sharding, weight, hooks)
+    records = must_record(settings)
+    gradients = Gradients(
+        masters, shared, links, settings.device, owners, sharding, weight, hooks, records
+    )
     split = split.without_values()
     return_freed_memory()
     return RankParts(
@@ -272,7 +277,7 @@ def build_engine(
     settings: VarunaSettings,
 ) -> Engine:
     """The engine, which tells `gradients` of each gradient that it makes."""
-    weight_grads = WeightGrads(gradients.note)
+    weight_grads = WeightGrads(gradients.note, gradients.find_wide)
     is_split = settings.precision.half is not None and not loss.num_terms
     times = find_times(plans.stage_map, settings)
     # On a GPU a schedule that is chosen later must fit.
@@ -292,6 +297,16 @@ def build_engine(
         loss=loss,
         times=times,
     )
+    if gradients.fixed is not None:
+        engine.graphs = CudaGraphs(
+            stages.stages,
+            gradients.fixed,
+            gradients.masters.place_of,
+            loss,
+            gradients.weight,
+            gradients.note_recorded,
+            partial(CudaRecorder, settings.device),
+        )
     # `auto` may get to it in any step.
     puts_off = may_split_backward(plans.name)
     compiled = compile_modules(stages, puts_off, settings)
@@ -308,6 +323,16 @@ def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | N
         return None
     is_on_gpu = settings.device.type == "cuda"
     return ActionTimes(stage_map, find_clock() if is_on_gpu else None)
+
+
+def must_record(settings: VarunaSettings) -> bool:
+    """True if CUDA graphs were asked for and can be had; else a warning says why not."""
+    if not settings.cuda_graphs:
+        return False
+    reason = why_none_recorded(settings.tensor, settings.zero, settings.device)
+    if reason:
+        log.warning("cuda_graphs: nothing is recorded with %s", reason)
+    return not reason
 
 
 def compile_modules(

@@ -59,6 +59,9 @@ class VarunaSettings:
     compile: bool | str
     """Let torch.compile take modules of the stages; the name of a backend of torch's."""
 
+    cuda_graphs: bool
+    """Record forwards and backwards as CUDA graphs (engine/cuda_graphs.py)."""
+
     offload: str | None
     seed: int
     state_dict: Mapping[str, Tensor] | None

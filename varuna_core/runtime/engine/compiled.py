@@ -118,16 +118,16 @@ def _why_not(name: str, module: nn.Module, stubs: Iterable[str], drawing: set[st
         if isinstance(part, CutPoint):
             if part not in module.children() or not part.is_repeated:
                 return "there are CutPoints in it"
-        elif _has_hooks(part):
+        elif has_hooks(part):
             return "parts of it have hooks"
     return ""
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    """Others than those of modules that stay in fp32."""
+def has_hooks(module: nn.Module, *known: Callable[..., Any]) -> bool:
+    """Others than those of modules that stay in fp32, and these."""
     held: tuple[Any, ...] = (module._forward_pre_hooks, module._forward_hooks)
     hooks = [getattr(hook, "func", hook) for hooks in held for hook in hooks.values()]
-    if any(hook not in (widen, narrow) for hook in hooks):
+    if any(hook not in (widen, narrow, *known) for hook in hooks):
         return True
     return bool(module._backward_hooks or module._backward_pre_hooks)
 

@@ -26,6 +26,7 @@ from varuna_core.runtime.comm.channel import Receiver, Sender
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing
 from varuna_core.runtime.engine.adapting import ActionTimes
+from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, Recording
 from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.random_streams import build_seeder
@@ -57,6 +58,10 @@ class HeldMicroBatch:
     output: Any = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
     work: list[PutOffProduct] = field(default_factory=list)
+    key: Any = None
+    """What its recordings have in common."""
+
+    recording: Recording | None = None
 
 
 @dataclass(kw_only=True)
@@ -108,6 +113,7 @@ class Engine:
         split_weight: Callable[[float, float], float] | None = None,
         loss: LossForm | None = None,
         times: ActionTimes | None = None,
+        graphs: CudaGraphs | None = None,
     ) -> None:
         """`after_gradients` is called after each B and each W; `loss` is what the model returns.
 
@@ -120,10 +126,14 @@ class Engine:
         self.stages = {stage.index: connect_stage(stage, links) for stage in stages}
         self.holds_last = any(connected.is_last for connected in self.stages.values())
         self.device = stages[0].device
+        wake_autograd(self.device)
         self.weight_grads = weight_grads or WeightGrads()
         self.before_gradients, self.after_gradients = before_gradients, after_gradients
         self.meter, self.split_weight = meter, split_weight
         self.times = times
+        self.graphs = graphs
+        self._recorded: CudaGraphs | None = None
+        """`graphs` while it is a step whose outputs nobody keeps."""
         self._noting: ActionTimes | None = None
         """`times` while it is a training step."""
         self._held: dict[tuple[int, int], HeldMicroBatch] = {}
@@ -169,11 +179,16 @@ class Engine:
             self._noting.begin(len(microbatches))
         self._count, self._total, self._loss_scale = count, 0, loss_scale
         self._weigh, self._keep = weigh, keep
+        self._recorded = self.graphs if keep is None else None
+        if self._recorded is not None:
+            self._recorded.begin_step()
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
         finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
-        self.weight_grads.adding, begun = self.before_gradients is None, set[int]()
+        # A product that adds by itself tells nobody, and fixed sums must know who got a gradient.
+        may_add, begun = self.graphs is None, set[int]()
+        self.weight_grads.adding = may_add and self.before_gradients is None
         order: Iterable[Action] = actions
         if ahead:
             order = run_ahead(actions, ahead, self._has_come, self._wait_for_either)
@@ -186,7 +201,7 @@ class Engine:
                 self.before_gradients(last_for, held.work if action.kind == "W" else None)
                 # Seen by autograd's hooks are the first ones, which teach what to wait for, and
                 # the last, which are waited for.
-                self.weight_grads.adding = action.stage in begun and not last_for
+                self.weight_grads.adding = may_add and action.stage in begun and not last_for
                 begun.add(action.stage)
             run[action.kind](connected, number, microbatches[number])
             if self.trace is not None:
@@ -251,9 +266,16 @@ class Engine:
 
     def _forward(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
         received = self._take_activation(connected, number)
-        output = self._call(connected, micro, received)
-        output = self._pass_on(connected, number, output, micro)
-        self._held[connected.stage.index, number] = HeldMicroBatch(received=received, output=output)
+        held = HeldMicroBatch(received=received)
+        if self._recorded is not None:
+            held.key = self._recorded.find_key(connected.stage, micro, received)
+            held.recording = self._recorded.find(held.key, micro, received)
+        if held.recording is None:
+            output = self._call(connected, micro, received)
+        else:
+            output = held.recording.forward(micro.inputs, received)
+        held.output = self._pass_on(connected, number, output, micro)
+        self._held[connected.stage.index, number] = held
 
     def _forward_only(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
         received = self._take_activation(connected, number)
@@ -373,8 +395,9 @@ class Engine:
     def _run_backward(
         self, connected: ConnectedStage, number: int, held: HeldMicroBatch, micro: MicroBatch
     ) -> None:
+        gradients: Sequence[Tensor | None] = ()
         if connected.is_last:
-            self._backward_loss(held.output, micro)
+            pairs = self._seed_loss(held.output, micro)
         else:
             if self.split_weight is not None:
                 self._split_weight(micro)
@@ -386,34 +409,45 @@ class Engine:
                 for sent, gradient in zip(held.output.tensors, gradients, strict=True)
                 if gradient is not None and sent.requires_grad
             ]
+        made: Sequence[Tensor | None] = ()
+        if held.recording is not None and self._recorded is not None:
+            made = self._recorded.run_backward(
+                held.key, held.recording, [start for _, start in pairs], gradients
+            )
+        else:
+            if self._recorded is not None:
+                self._recorded.learn(held.key, gradients)
             if pairs:
                 torch.autograd.backward([s for s, _ in pairs], [g for _, g in pairs])
+            if held.received is not None:
+                made = tuple(t.grad for t in held.received.tensors)
         if not connected.is_first:
-            assert held.received is not None
-            gradient = Crossing(tuple(t.grad for t in held.received.tensors), None)  # type: ignore[misc]
             self._send(
-                connected.gradients_out, (False, connected.stage.index - 1, number), gradient
+                connected.gradients_out,
+                (False, connected.stage.index - 1, number),
+                Crossing(tuple(made), None),  # type: ignore[arg-type]
             )
 
-    def _backward_loss(self, loss: Tensor | TokenMean, micro: MicroBatch) -> None:
+    def _seed_loss(
+        self, loss: Tensor | TokenMean, micro: MicroBatch
+    ) -> list[tuple[Tensor, Tensor]]:
+        """What its backward starts from, and with which gradients."""
         if not isinstance(loss, TokenMean):
             if self.split_weight is not None:
                 seed = self._split_weight(micro)
             else:
                 seed = micro.size / self._total_samples() * self._loss_scale
-            torch.autograd.backward(loss, torch.full_like(loss, seed))
-            return
+            return [(loss, torch.full_like(loss, seed))]
         if self._weigh is not None:
             weights = self._weigh()
         else:
             weights = [1 / self._total_samples()] * len(loss.terms)
-        seeds = [
+        # Where nothing counts a model may return a zero of its own.
+        return [
             (total, torch.full_like(total, weight * self._loss_scale))
             for (total, _), weight in zip(loss.terms, weights, strict=True)
             if total.requires_grad
         ]
-        if seeds:  # where nothing counts a model may return a zero of its own
-            torch.autograd.backward([total for total, _ in seeds], [seed for _, seed in seeds])
 
     def _split_weight(self, micro: MicroBatch) -> float:
         assert self.split_weight is not None
@@ -457,6 +491,13 @@ class Engine:
             yield
         finally:
             _put_buffers(connected.stage, kept)
+
+
+def wake_autograd(device: torch.device) -> None:
+    """Let autograd's thread take the GPU: torch warns where a product is the first that it does
+    there, as in a stage whose backward begins with a linear layer (torch 2.11)."""
+    if device.type == "cuda":
+        (torch.zeros(1, device=device, requires_grad=True) * 1).backward()  # type: ignore[no-untyped-call]  # torch: untyped
 
 
 def _put_buffers(stage: Stage, values: Mapping[str, Tensor]) -> None:

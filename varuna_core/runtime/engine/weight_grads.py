@@ -6,6 +6,7 @@ other than `nn.Linear` make both in the `I`: correct, only with less to fill the
 
 A second product that finds a gradient there adds to it as it multiplies: an eighth less time than
 a product and a sum. In a `B` it does so only while `adding`, for autograd's hooks do not run then.
+In half precision a GPU adds it to the sum in fp32, in one kernel too, where that sum is there.
 A layer whose parameters the user has hooked is left to autograd altogether.
 
 A module that can put off its own has a method `put_off_to(grads: WeightGrads)`, called once; its
@@ -28,6 +29,10 @@ LARGE = 2**16
 """Elements of a weight from which on adding in the product saves more than it costs."""
 
 
+WideSum = tuple[Tensor, float]
+"""Where gradients in half precision add up, and what they are multiplied by."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PutOffProduct:
     """A product that waits."""
@@ -48,10 +53,14 @@ class PutOffProduct:
 class WeightGrads:
     """The weight gradients of one rank; their products are queued while `putting_off`."""
 
-    def __init__(self, on_made: Callable[[nn.Parameter], None] = lambda parameter: None) -> None:
+    def __init__(
+        self,
+        on_made: Callable[[nn.Parameter], None] = lambda parameter: None,
+        find_wide: Callable[[nn.Parameter], WideSum | None] = lambda parameter: None,
+    ) -> None:
         """`on_made` is called with each parameter whose gradient a product made: autograd's hooks
-        do not run."""
-        self.on_made = on_made
+        do not run. `find_wide` finds the sum in fp32 that a product may be added to."""
+        self.on_made, self.find_wide = on_made, find_wide
         self.putting_off = False
         self.adding = False
         """Products may be added to gradients unseen: nobody waits for them in this action."""
@@ -141,10 +150,16 @@ class _Linear(torch.autograd.Function):
         if ctx.grads.putting_off:
             weight, bias = ctx.weight, ctx.bias
             held = (weight,) if bias is None else (weight, bias)
-            ctx.grads.add(partial(_accumulate, grad, input, weight, bias), held)
+            ctx.grads.add(partial(_accumulate, grad, input, weight, bias, ctx.grads), held)
             return grad_input, None, None, None
+        wide = ctx.grads.find_wide(ctx.weight)
+        if wide is not None:
+            flat = grad.reshape(-1, grad.shape[-1])
+            add_product(wide, flat, input)
+            ctx.grads.on_made(ctx.weight)
+            return grad_input, None, None if ctx.bias is None else flat.sum(0), None
         if ctx.grads.adding and _has_gradients(ctx.weight, ctx.bias):
-            _accumulate(grad, input, ctx.weight, ctx.bias)
+            _accumulate(grad, input, ctx.weight, ctx.bias, ctx.grads)
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, ctx.bias), None
 
@@ -159,10 +174,23 @@ def _has_gradients(weight: Tensor, bias: Tensor | None) -> bool:
     return weight.grad is not None and (bias is None or bias.grad is not None)
 
 
-def _accumulate(grad: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def add_product(wide: WideSum, grad: Tensor, input: Tensor) -> None:
+    """In one kernel, of products in half precision and a sum in fp32 (torch's for CUDA alone)."""
+    total, factor = wide
+    flat = input.reshape(-1, input.shape[-1])
+    torch.addmm(total, grad.t(), flat, out_dtype=total.dtype, alpha=factor, out=total)
+
+
+def _accumulate(
+    grad: Tensor, input: Tensor, weight: nn.Parameter, bias: Tensor | None, grads: WeightGrads
+) -> None:
     """Adds inside the product where it can."""
-    so_far = weight.grad
-    if so_far is not None and so_far.dtype == grad.dtype == input.dtype:
+    so_far, wide = weight.grad, grads.find_wide(weight)
+    if wide is not None:
+        flat = grad.reshape(-1, grad.shape[-1])
+        add_product(wide, flat, input)
+        grad_bias = None if bias is None else flat.sum(0)
+    elif so_far is not None and so_far.dtype == grad.dtype == input.dtype:
         flat = grad.reshape(-1, grad.shape[-1])
         so_far.addmm_(flat.t(), input.reshape(-1, input.shape[-1]))
         grad_bias = None if bias is None else flat.sum(0)

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from varuna_core.records.layout import StageMap
 from varuna_core.runtime.comm.devices import GLOO
 from varuna_core.runtime.comm.links import Links
-from varuna_core.runtime.engine.weight_grads import PutOffProduct
+from varuna_core.runtime.engine.weight_grads import PutOffProduct, WideSum
+from varuna_core.runtime.optim.fixed_sums import FixedSums
 from varuna_core.runtime.optim.hooks import ParameterHooks
 from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
 from varuna_core.runtime.optim.zero import Owners, pack
@@ -136,8 +137,10 @@ class Gradients:
         sharding: Sharding | None = None,
         weight: MicroBatchWeight | None = None,
         hooks: ParameterHooks | None = None,
+        is_fixed: bool = False,
     ) -> None:
-        """With `sharding` the parameters are one rank's shares of layers."""
+        """With `sharding` the parameters are one rank's shares of layers. Sums that are
+        fixed stay where they are (fixed_sums.py)."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.weight = weight or MicroBatchWeight()
@@ -148,6 +151,9 @@ class Gradients:
         places = masters.list_places()
         self.parameters = [place for p, place in places if p.requires_grad]
         """Where gradients add up; those of `masters.pairs` are kept."""
+
+        trained = [(p, place) for p, place in places if p.requires_grad]
+        self.fixed = FixedSums(trained) if is_fixed else None
 
         self.frozen = [place for p, place in places if not p.requires_grad]
         kept = {id(place) for place, _ in masters.pairs}
@@ -207,7 +213,8 @@ class Gradients:
     def _watch(self) -> None:
         """Hear of gradients, where something is to be done about them as they come."""
         for parameter, place in self.masters.list_places():
-            if parameter.requires_grad and (parameter is not place or self._buckets):
+            is_watched = parameter is not place or self._buckets or self.fixed is not None
+            if parameter.requires_grad and is_watched:
                 parameter.register_post_accumulate_grad_hook(self.note)  # type: ignore[no-untyped-call]
 
     def _reset(self) -> None:
@@ -238,6 +245,9 @@ class Gradients:
         ]
         for _, master in self.masters.pairs:
             master.grad = None
+        if self.fixed is not None:
+            self._carried = [(p, self.fixed.release(grad)) for p, grad in self._carried]
+            self.fixed.begin()
         if self.at_once:
             assert self.owners is not None
             self._backwards_left = self.owners.find_most(num_backwards)
@@ -275,7 +285,24 @@ class Gradients:
 
     def note(self, parameter: nn.Parameter) -> None:
         """This parameter has just got a gradient, from autograd or from a put-off product."""
-        key = id(self.masters.take_gradient(parameter, self.weight.factor))
+        self._got_one(self.masters.take_gradient(parameter, self.weight.factor))
+
+    def find_wide(self, parameter: nn.Parameter) -> WideSum | None:
+        """Where a product in half precision may add this parameter's gradient by itself. Not while
+        it is recorded: the factor is another one with each micro-batch."""
+        place = self.masters.place_of(parameter)
+        if place is parameter or place.grad is None or not can_add_wide(place.grad):
+            return None
+        return place.grad, self.weight.factor
+
+    def note_recorded(self, parameter: nn.Parameter) -> None:
+        """A recorded backward has added this parameter's gradient in its place."""
+        self._got_one(self.masters.place_of(parameter))
+
+    def _got_one(self, place: nn.Parameter) -> None:
+        key = id(place)
+        if self.fixed is not None:
+            self.fixed.use(place)
         if self._learning:
             (self._repeating if key in self._fired else self._seen).add(key)
             self._fired.add(key)
@@ -294,7 +321,10 @@ class Gradients:
             self._start_next()
 
     def _start_next(self) -> None:
-        self._buckets[self._started].start(self.links.replicas)
+        bucket = self._buckets[self._started]
+        if self.fixed is not None:
+            self.fixed.drop_unused(bucket.parameters)
+        bucket.start(self.links.replicas)
         self._started += 1
 
     def backward_done(self) -> None:
@@ -327,6 +357,8 @@ class Gradients:
             self.backward_done()
         if not self.at_once:
             self._sum_replicas()
+        if self.fixed is not None and not self._buckets:
+            self.fixed.drop_unused(self.parameters)
         for rows in self.masters.slices.values():
             rows.collect_gradient()
         for place, master in self.masters.pairs:
@@ -394,6 +426,10 @@ class Gradients:
     def scale(self, factor: Tensor) -> None:
         for grads in _by_type([p.grad for p, _ in self.masters.pairs if p.grad is not None]):
             torch._foreach_mul_(grads, factor.to(grads[0].dtype))
+
+
+def can_add_wide(total: Tensor) -> bool:
+    return total.is_cuda and not torch.cuda.is_current_stream_capturing()
 
 
 def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -272,9 +272,9 @@ class Masters:
                 parameter.requires_grad_(master.requires_grad)
         torch._foreach_copy_([p for p, _ in self._copies], [m for _, m in self._copies])
 
-    @torch.no_grad()
     def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
-        """Add the gradient that the parameter just got, times `factor`, to that in its place."""
+        """Add the gradient that the parameter just got, times `factor`, to that in its place.
+        Called without autograd, as its hooks are, for each parameter of each micro-batch."""
         place = self.place_of(parameter)
         gradient = parameter.grad
         if place is not parameter and gradient is not None:

@@ -405,9 +405,9 @@ class Stage:
         """Refuse a call of these modules in the stage: it has not their weights, or answers not for
         their buffers."""
         for name in names:
-            self.module.get_submodule(name).register_forward_pre_hook(partial(self._refuse, name))
+            self.module.get_submodule(name).register_forward_pre_hook(partial(self.refuse, name))
 
-    def _refuse(self, name: str, module: nn.Module, args: Any) -> None:
+    def refuse(self, name: str, module: nn.Module, args: Any) -> None:
         if not self.switch.on and (self.is_first or self._received is not None):
             raise SplitError(
                 f"module {name!r} is called in stage {self.index}, which does not hold it: the dry "

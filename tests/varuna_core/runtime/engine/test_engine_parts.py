@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
@@ -171,6 +171,32 @@ def test_products_add_to_the_gradients_that_are_there() -> None:
     model(x).sum().backward()
     assert len(heard) == 2, "a user's hook is called whatever the action"
     assert [work.parameters for work in grads.take()] == [(model[1].weight,)]
+
+
+def test_half_products_add_to_the_sum_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's kernel is stood in for; its own numbers are shown by tests/gpu."""
+    added: list[float] = []
+
+    def add_product(wide: Any, grad: Tensor, input: Tensor) -> None:
+        total, factor = wide
+        added.append(factor)
+        total.addmm_(grad.t().float(), input.flatten(0, -2).float(), alpha=factor)
+
+    monkeypatch.setattr("varuna_core.runtime.engine.weight_grads.add_product", add_product)
+    monkeypatch.setattr("varuna_core.runtime.engine.weight_grads.LARGE", 0)
+    sums: list[dict[str, Tensor]] = []
+    for can in (False, True):
+        monkeypatch.setattr(
+            "varuna_core.runtime.optim.grads.can_add_wide", lambda total, can=can: can
+        )
+        torch.manual_seed(0)
+        varuna = Varuna(Gpt(), "0;", make_inputs(2), 6, 2, device="cpu", precision="bf16")
+        varuna.step(make_inputs(6, seed=3))
+        sums.append({name: p.grad.clone() for name, p in varuna.named_parameters()})
+        assert bool(added) == can
+    assert set(added) == {4 / 3}  # a weight of 1/3 is a quarter, and the rest of it
+    for name, gradient in sums[0].items():
+        torch.testing.assert_close(sums[1][name], gradient, rtol=2e-2, atol=2e-4)
 
 
 def test_small_layers_keep_torchs_own_forward_where_nothing_is_put_off() -> None:

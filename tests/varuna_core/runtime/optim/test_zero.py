@@ -59,6 +59,8 @@ def list_cases(layout: str) -> list[Case]:
     if layout == "1x2":
         cases += [
             *grid("accumulate", layout, "bf16", every=2),
+            *grid("recorded", layout, "fp32", "bf16", cuda_graphs=True, batches=[8] * 5),
+            *grid("recorded offload", layout, "fp16", cuda_graphs=True, offload="optimizer"),
             *grid("at once offload", layout, "fp16", every=2, zero=2, offload="optimizer"),
             *grid("frozen", layout, "fp32", "bf16", frozen=[0, 2]),
             *grid("foreign", layout, "bf16", optimizer="foreign"),
@@ -138,6 +140,7 @@ def assert_sliced_trained(
     first = {id(p): name for name, p in hand.model.named_parameters()}
     seen: set[str] = set()
     for ours in ranks:
+        assert bool(ours["recorded"]) == case.cuda_graphs
         assert ours["overflows"] == plain["overflows"]
         if case.precision == "fp16":
             assert ours["scales"] == plain["scales"]

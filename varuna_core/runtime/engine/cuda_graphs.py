@@ -1,0 +1,319 @@
+"""CUDA graphs of a stage's forwards and backwards: `Varuna(..., cuda_graphs=True)`.
+
+A stage's forward is hundreds of kernels, and launching them takes the host longer than a fast GPU
+takes to run them. A recorded one is a single launch:
+
+    F   inputs, activations ─► fixed memory ─► forward ─► copied out
+    B   gradients           ─► fixed memory ─► backward, which adds to fixed sums ─► copied out
+
+A recording is of one stage and one shape of batch, for one micro-batch under way: as many are made
+as micro-batches are under way at once, each with memory of its own, in which its activations stay.
+Its F and its B take turns, so they share it.
+
+The first step of a shape runs as ever: torch.compile compiles there, and it shows which outputs get
+a gradient. The Python code of the model then runs no more. What cannot be recorded runs as ever,
+with a warning: other actions than F and B too (recomputed ones, split backwards).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from varuna_core.runtime.comm.values import Crossing, sign
+from varuna_core.runtime.engine.compiled import has_hooks
+from varuna_core.runtime.engine.microbatch import MicroBatch
+from varuna_core.runtime.optim.fixed_sums import FixedSums
+from varuna_core.runtime.optim.precision import MicroBatchWeight
+from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
+from varuna_core.runtime.split.stage import Stage
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+KNOWN = (Tensor, bool, int, str)
+"""Inputs whose values, or shapes, are part of a key."""
+Got = tuple[bool, ...]
+"""Which of a stage's outputs get a gradient."""
+
+
+class Recorder(Protocol):
+    """What records the work of a device."""
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        """What the work returns, in memory that stays, and what does the work again into it. The
+        recordings of one recorder take turns."""
+
+
+class CudaRecorder:
+    """Records as CUDA graphs, in a pool of memory of their own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
+        self.pool: Any = torch.cuda.graph_pool_handle()
+
+    def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
+        graph: Any = torch.cuda.CUDAGraph()
+        current = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            # Receivers' threads go on meanwhile: what they do is no part of it, nor forbidden.
+            graph.capture_begin(self.pool, capture_error_mode="thread_local")
+            try:
+                made = work()
+            except BaseException:
+                with suppress(RuntimeError):  # it says again that the recording is no good
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(self.stream)
+        return made, graph.replay
+
+
+def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:
+    """Why nothing can be recorded in such a layout; empty where it can be."""
+    if device.type != "cuda":
+        return "a device that is no GPU"
+    if tensor > 1:
+        return "tensor above 1: layers that several ranks share exchange messages"
+    if zero > 1:
+        return f"zero={zero}: gradients or weights are exchanged between micro-batches"
+    return ""
+
+
+def why_not(stage: Stage) -> str:
+    """Why this stage cannot be recorded; empty where it can be."""
+    records = [one for one in (stage.record, stage.record.in_training) if one is not None]
+    if any(draw for one in records for draw in one.draws.values()):
+        return "the model draws random numbers, such as for dropout"
+    hooked = [name for name, part in stage.module.named_modules() if has_hooks(part, stage.refuse)]
+    if hooked:
+        return f"module {hooked[0]!r} has hooks, which would run once alone"
+    return ""
+
+
+class Recording:
+    """A forward and a backward of a stage, recorded, with the memory of one micro-batch."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        form: LossForm,
+        got: Got,
+        inputs: Sequence[Tensor],
+        tree: Callable[[Sequence[Tensor]], Any],
+        received: Sequence[Tensor] | None,
+        recorder: Recorder,
+        add: Callable[[nn.Parameter, Tensor, Tensor], None],
+    ) -> None:
+        """`add` adds a parameter's gradient, times a factor."""
+        self._stage, self._form, self._got, self._tree, self._add = stage, form, got, tree, add
+        self._inputs = [tensor.clone() for tensor in inputs]
+        self._received = None if received is None else [t.detach().clone() for t in received]
+        self._parameters = [p for p in _once(stage.parameters().values()) if p.requires_grad]
+        self.trained: tuple[nn.Parameter, ...] = ()
+        """Those that get a gradient."""
+
+        self._starts: list[Tensor] = []
+        self._output, self._replay_forward = recorder.record(self._run_forward)
+        self._seeds = [torch.ones_like(start) for start in self._starts]
+        device = stage.device
+        self._factor, self._last_factor = torch.ones((), device=device), 1.0
+        self._gradients, self._replay_backward = recorder.record(self._run_backward)
+
+    def _run_forward(self) -> Any:
+        received = self._received
+        crossing = None if received is None else Crossing(tuple(received), None)
+        output = self._stage.forward(self._tree(self._inputs), crossing, None)
+        if isinstance(output, Crossing):
+            if output.structure is None or not output.structure.is_flat:
+                raise RuntimeError("more than tensors crosses the cut after it")
+            pairs = zip(output.tensors, self._got, strict=True)
+            self._starts = [tensor for tensor, has in pairs if has and tensor.requires_grad]
+            return output
+        loss = find_loss(output, self._form.path)
+        starts = [t for t, _ in loss.terms] if isinstance(loss, TokenMean) else [loss]
+        self._starts = [start for start in starts if start.requires_grad]
+        return output
+
+    def _run_backward(self) -> list[Tensor | None]:
+        entered = [t for t in self._received or () if t.requires_grad]
+        if not self._starts:
+            return [None] * len(self._received or ())
+        wanted = [*entered, *self._parameters]
+        made = torch.autograd.grad(self._starts, wanted, self._seeds, allow_unused=True)
+        trained = []
+        for parameter, gradient in zip(self._parameters, made[len(entered) :], strict=True):
+            if gradient is not None:
+                self._add(parameter, gradient, self._factor)
+                trained.append(parameter)
+        self.trained = tuple(trained)
+        by_place = dict(zip(map(id, entered), made, strict=False))
+        return [by_place.get(id(tensor)) for tensor in self._received or ()]
+
+    @torch.no_grad()
+    def forward(self, inputs: Mapping[str, Any], received: Crossing | None) -> Any:
+        """A crossing in memory of its own; of the last stage what the model returns, until the
+        next forward."""
+        values = [*list_tensors(inputs), *(() if received is None else received.tensors)]
+        torch._foreach_copy_([*self._inputs, *(self._received or ())], values)
+        self._replay_forward()
+        if not isinstance(self._output, Crossing):
+            return self._output
+        leaving = []
+        for tensor in self._output.tensors:
+            copied = tensor.detach().clone()
+            leaving.append(copied.requires_grad_(tensor.requires_grad))
+        return self._output._replace(tensors=tuple(leaving))
+
+    @torch.no_grad()
+    def backward(
+        self, starts: Sequence[Tensor], gradients: Sequence[Tensor | None], factor: float
+    ) -> list[Tensor | None]:
+        """The gradients of what was received; `starts` are those of outputs that get one, among
+        the `gradients` of all."""
+        if gradients and find_got(gradients) != self._got:
+            raise RuntimeError(
+                "other outputs of a stage get gradients than when it was recorded: "
+                "cuda_graphs is for models in which the data does not decide that"
+            )
+        if self._seeds:
+            torch._foreach_copy_(self._seeds, list(starts))
+        if factor != self._last_factor:
+            self._factor.fill_(factor)
+            self._last_factor = factor
+        self._replay_backward()
+        return [None if gradient is None else gradient.clone() for gradient in self._gradients]
+
+
+def find_got(gradients: Iterable[Tensor | None]) -> Got:
+    return tuple(gradient is not None for gradient in gradients)
+
+
+def list_tensors(inputs: Mapping[str, Any]) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(dict(inputs)) if isinstance(leaf, Tensor)]
+
+
+def _once(tensors: Iterable[T]) -> list[T]:
+    return [*{id(tensor): tensor for tensor in tensors}.values()]
+
+
+class CudaGraphs:
+    """The recordings of one rank's stages."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        sums: FixedSums,
+        place_of: Callable[[nn.Parameter], nn.Parameter],
+        form: LossForm,
+        weight: MicroBatchWeight,
+        on_made: Callable[[nn.Parameter], None],
+        make_recorder: Callable[[], Recorder],
+    ) -> None:
+        """`on_made` is called with each parameter that a recorded backward gave a gradient."""
+        self._sums, self._place_of, self._form = sums, place_of, form
+        self._weight, self._on_made, self._make_recorder = weight, on_made, make_recorder
+        self._stages = {stage.index: stage for stage in stages}
+        self._can = dict.fromkeys(self._stages, True)
+        self._known: dict[Any, Got] = {}
+        self._seen: dict[Any, Got] = {}
+        self._free: dict[Any, list[Recording]] = {}
+        self._fixed: Any = None
+        self.num_made = 0
+        for stage in stages:
+            if reason := why_not(stage):
+                self._give_up(stage, reason)
+
+    def _give_up(self, stage: Stage, reason: str) -> None:
+        self._can[stage.index] = False
+        log.warning("stage %d: no CUDA graphs: %s", stage.index, reason)
+
+    def begin_step(self) -> None:
+        """Shapes that a whole step has seen may be recorded; nothing is kept that was recorded with
+        weights elsewhere."""
+        self._known |= self._seen
+        self._seen = {}
+        held: list[Tensor] = []
+        for stage in self._stages.values():
+            held += [*stage.module.parameters(), *stage.module.buffers()]
+        fixed = [(tensor.data_ptr(), tensor.requires_grad) for tensor in held]
+        if fixed != self._fixed:
+            self._free.clear()
+        self._fixed = fixed
+
+    def find_key(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> Any:
+        """What recordings of this micro-batch have in common; None where it can have none."""
+        if not self._can[stage.index] or not torch.is_grad_enabled():
+            return None
+        structure = None if received is None else received.structure
+        if structure is not None and not structure.is_flat:
+            return None
+        tensors = () if received is None else received.tensors
+        leaves = pytree.tree_leaves(dict(micro.inputs))
+        if not all(leaf is None or isinstance(leaf, KNOWN) for leaf in leaves):
+            return None  # what a key does not tell of
+        strides = tuple(tensor.stride() for tensor in tensors)
+        return stage.index, stage.key_of(micro.inputs), sign(tensors), strides
+
+    def learn(self, key: Any, gradients: Iterable[Tensor | None]) -> None:
+        """Which outputs got a gradient in a backward that was not recorded."""
+        if key is not None:
+            self._seen[key] = find_got(gradients)
+
+    def find(self, key: Any, micro: MicroBatch, received: Crossing | None) -> Recording | None:
+        """A recording that no micro-batch holds; None where the action is to run as ever."""
+        if key is None or key not in self._known:
+            return None
+        free = self._free.setdefault(key, [])
+        if free:
+            return free.pop()
+        stage = self._stages[key[0]]
+        leaves, tree = pytree.tree_flatten(dict(micro.inputs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+        def join(tensors: Sequence[Tensor]) -> Any:
+            full = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                full[place] = tensor
+            return pytree.tree_unflatten(full, tree)
+
+        try:
+            recording = Recording(
+                stage, self._form, self._known[key], [leaves[i] for i in places], join,
+                None if received is None else received.tensors, self._make_recorder(), self._add,
+            )  # fmt: skip
+        except RuntimeError as error:  # CUDA's own, of many kinds, too
+            reason = str(error).strip().splitlines()[0]
+            self._give_up(stage, f"{type(error).__name__}: {reason:.200}")
+            return None
+        self.num_made += 1
+        return recording
+
+    def run_backward(
+        self,
+        key: Any,
+        recording: Recording,
+        starts: Sequence[Tensor],
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor | None]:
+        """As `Recording.backward`; another micro-batch may have the recording then."""
+        made = recording.backward(starts, gradients, self._weight.factor)
+        self._free.setdefault(key, []).append(recording)
+        for parameter in recording.trained:
+            self._on_made(parameter)
+        return made
+
+    @torch.no_grad()
+    def _add(self, parameter: nn.Parameter, gradient: Tensor, factor: Tensor) -> None:
+        place = self._place_of(parameter)
+        total = self._sums.find(place)
+        if place is parameter:
+            total.add_(gradient)
+        else:
+            total.addcmul_(gradient, factor)
