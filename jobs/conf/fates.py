@@ -57,6 +57,7 @@ ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
         "train.schedule.",
         "train.evaluate.",
         "train.compile",
+        "train.cuda_graphs",
         "train.optimizer.apex",
         "train.optimizer.offload",
         "train.checkpoint.",

@@ -222,6 +222,8 @@ class Train:
     compile: bool = False
     """Let torch.compile take each block; with schedules zero_bubble, zbv and auto those without
     dropout."""
+    cuda_graphs: bool = False
+    """Record forwards and backwards as CUDA graphs; without dropout."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """Checkpoints."""
 

@@ -283,6 +283,9 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
         yield "train.optimizer.name", "lamb", "is not in Megatron-LM; it has adamw and sgd"
     if conf.train.compile:
         yield "train.compile", True, "is for the built-in programs; Megatron-LM has its own kernels"
+    if conf.train.cuda_graphs:
+        message = "is for the built-in programs; Megatron-LM has flags of its own, for program.args"
+        yield "train.cuda_graphs", True, message
     if conf.train.checkpoint.local is not None:
         message = "is for the built-in programs; Megatron-LM writes to train.checkpoint.folder"
         yield "train.checkpoint.local", conf.train.checkpoint.local, message

@@ -56,6 +56,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         evaluate_every=train.evaluate.every,
         evaluate_steps=train.evaluate.steps,
         compile=train.compile,
+        cuda_graphs=train.cuda_graphs,
         checkpoint_folder=train.checkpoint.folder,
         checkpoint_every=train.checkpoint.every,
         checkpoint_keep=train.checkpoint.keep,

@@ -21,6 +21,7 @@ from tests.varuna_core.runtime.saving.test_saving import LAYOUTS, assert_goes_on
 from varuna_core import Profiler
 from varuna_core.profiling.ranks import name_kind
 from varuna_core.runtime.engine.weight_grads import add_product
+from varuna_core.runtime.optim import fixed_sums
 from varuna_core.runtime.optim.grads import can_add_wide
 from varuna_core.runtime.optim.optimizers import APEX, build_optimizer, why_no_apex
 
@@ -202,6 +203,19 @@ def test_products_in_half_precision_add_up_in_fp32(half: torch.dtype) -> None:
     assert can_add_wide(total)
     add_product((total, 0.375), grad, input)
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("only_gpu")
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_a_half_gradient_adds_up_in_fp32(half: torch.dtype) -> None:
+    """By a kernel of our own; its last block is not full."""
+    device, draw = choose_device(), torch.Generator().manual_seed(0)
+    gradient, total = (torch.randn(259, 401, generator=draw).to(device) for _ in range(2))
+    gradient, factor = gradient.to(half), torch.tensor(0.7, device=device)
+    expected = total.double() + 0.7 * gradient.double()
+    fixed_sums.add_product(total, gradient, factor)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=1e-6)
+    assert fixed_sums._build_kernel.cache_info().currsize == 1, "not torch's own"
 
 
 @pytest.mark.usefixtures("only_gpu")

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from varuna_core.runtime import assembly
@@ -21,7 +21,7 @@ from varuna_core.runtime.split.stage import Stage
 
 
 class Rerun:
-    """Work that is recorded in turns of forward and backward."""
+    """Runs the work again, as often as it is replayed."""
 
     is_recording = False
 
@@ -47,16 +47,16 @@ class Rerun:
 def instead_of_cuda_graphs() -> Iterator[None]:
     add, forward = cuda_graphs.CudaGraphs._add, Stage.forward
 
-    def add_in_replays(self: Any, parameter: nn.Parameter, *rest: Any) -> None:
+    def add_in_replays(self: Any, *given: Any) -> None:
         if not Rerun.is_recording:
-            add(self, parameter, *rest)
+            add(self, *given)
 
     def keep_buffers(self: Stage, *rest: Any) -> Any:
         buffers = [*self.module.buffers()] if Rerun.is_recording else []
         kept = [buffer.clone() for buffer in buffers]
         made = forward(self, *rest)
         for buffer, value in zip(buffers, kept, strict=True):
-            buffer.copy_(value)
+            buffer.data.copy_(value)  # unseen by autograd, which has saved it
         return made
 
     with (

@@ -221,9 +221,7 @@ CASES: dict[int, list[Case]] = {
         recorded("2x1 norm", "0;1;", "1f1b", model="ConvNet", batches=[8, 8, 8]),
         recorded("2x1 compiled", "0;1;", "1f1b", compile="aot_eager"),
         recorded("2x1 two", "0;1;", "interleaved", stages_per_rank=2),
-        recorded(
-            "2x1 lengths", "0;1;", "1f1b", model="DictGpt", batches=[8] * 5, lengths=[8, 5, 8, 5, 8]
-        ),
+        recorded("2x1 lengths", "0;1;", "1f1b", batches=[8] * 5, lengths=[8, 5, 8, 5, 8]),
         recorded("1x2", "0,1;", "1f1b"),
         recorded("1x2 hooks", "0,1;", "1f1b", hooked=True),
         recorded("1x2 means", "0,1;", "1f1b", model="TwoMeansGpt", batches=[8, 8, 7, 7]),

@@ -131,6 +131,7 @@ def build_varuna(
         zero=training.zero,
         offload="optimizer" if training.offload else None,
         compile=is_compiled_by_varuna(training),
+        cuda_graphs=training.cuda_graphs,
     )
 
 

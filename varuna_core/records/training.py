@@ -89,6 +89,7 @@ class Training:
     evaluate_every: int
     evaluate_steps: int
     compile: bool
+    cuda_graphs: bool
     checkpoint_folder: Optional[str]
     checkpoint_every: int
     checkpoint_keep: int

@@ -301,7 +301,6 @@ def build_engine(
         engine.graphs = CudaGraphs(
             stages.stages,
             gradients.fixed,
-            gradients.masters.place_of,
             loss,
             gradients.weight,
             gradients.note_recorded,

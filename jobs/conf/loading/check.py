@@ -188,6 +188,8 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
             yield "data.prefix", conf.data.prefix, message
     if conf.parallel.zero == 3 and conf.train.compile:
         yield "parallel.zero", 3, "cannot be with train.compile; use 1 or 2"
+    if conf.parallel.zero > 1 and conf.train.cuda_graphs:
+        yield "parallel.zero", conf.parallel.zero, "cannot be with train.cuda_graphs; use 0 or 1"
     if conf.parallel.zero == 3 and conf.train.optimizer.name == "lamb":
         message = "holds slices, and train.optimizer.name lamb looks at whole tensors; use 1 or 2"
         yield "parallel.zero", 3, message

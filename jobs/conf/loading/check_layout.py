@@ -133,6 +133,8 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
         yield "train.precision", "fp8", "cannot be with parallel.tensor above 1; use bf16"
     if train.compile:
         yield "train.compile", True, "cannot be with parallel.tensor above 1"
+    if train.cuda_graphs:
+        yield "train.cuda_graphs", True, "cannot be with parallel.tensor above 1"
     if train.optimizer.name == "lamb":
         message = "looks at whole weights, of which a rank has a share with parallel.tensor above 1"
         yield "train.optimizer.name", "lamb", message

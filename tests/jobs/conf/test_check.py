@@ -210,6 +210,14 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
             "train.optimizer.name = lamb: looks at whole weights",
         ),
         (
+            "parallel: {zero: 2, schedule: 1f1b}\ntrain: {cuda_graphs: true}",
+            "parallel.zero = 2: cannot be with train.cuda_graphs; use 0 or 1",
+        ),
+        (
+            "parallel: {tensor: 2, schedule: 1f1b}\ntrain: {cuda_graphs: true}",
+            "train.cuda_graphs = True: cannot be with parallel.tensor above 1",
+        ),
+        (
             "parallel: {zero: 3, schedule: 1f1b}\ntrain: {compile: true}",
             "parallel.zero = 3: cannot be with train.compile; use 1 or 2",
         ),

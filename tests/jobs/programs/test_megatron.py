@@ -180,6 +180,7 @@ def test_what_the_arguments_name_is_left_to_them(args: str, gone: list[str]) -> 
         (("zero: 1", "schedule: zero_bubble"), "parallel.schedule"),
         (("steps: 50", "optimizer: {name: lamb}"), "train.optimizer.name"),
         (("steps: 50", "compile: true"), "train.compile"),
+        (("steps: 50", "cuda_graphs: true"), "train.cuda_graphs"),
         (("precision: fp16", "precision: fp8"), "train.precision"),
         (("folder: ckpt", "folder: ckpt, local: /scratch"), "train.checkpoint.local"),
         (("text_document}", "text_document, vocab: v.txt}"), "data.vocab"),

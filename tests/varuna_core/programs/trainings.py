@@ -14,7 +14,7 @@ GPT = Training(
     micro_batch_size=2, precision="fp32", loss_scale="dynamic", optimizer="adamw", lr=1e-2,
     weight_decay=0.1, betas=(0.9, 0.95), fused=True, apex=False, offload=False,
     lr_schedule="cosine", warmup_steps=2, decay_steps=6, min_lr=1e-3, clip_grad_norm=0.5, seed=11,
-    log_every=2, evaluate_every=0, evaluate_steps=1, compile=False,
+    log_every=2, evaluate_every=0, evaluate_steps=1, compile=False, cuda_graphs=False,
     checkpoint_folder=None, checkpoint_every=0, checkpoint_keep=3, checkpoint_local=None,
     checkpoint_memory_every=0, from_memory=None, saved=-1,
     recompute="none", schedule="1f1b", partition=None, pipeline=1, zero=0,

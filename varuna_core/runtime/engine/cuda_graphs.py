@@ -109,9 +109,9 @@ class Recording:
         tree: Callable[[Sequence[Tensor]], Any],
         received: Sequence[Tensor] | None,
         recorder: Recorder,
-        add: Callable[[nn.Parameter, Tensor, Tensor], None],
+        add: Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None],
     ) -> None:
-        """`add` adds a parameter's gradient, times a factor."""
+        """`add` adds gradients of parameters to their sums, times a factor."""
         self._stage, self._form, self._got, self._tree, self._add = stage, form, got, tree, add
         self._inputs = [tensor.clone() for tensor in inputs]
         self._received = None if received is None else [t.detach().clone() for t in received]
@@ -147,12 +147,10 @@ class Recording:
             return [None] * len(self._received or ())
         wanted = [*entered, *self._parameters]
         made = torch.autograd.grad(self._starts, wanted, self._seeds, allow_unused=True)
-        trained = []
-        for parameter, gradient in zip(self._parameters, made[len(entered) :], strict=True):
-            if gradient is not None:
-                self._add(parameter, gradient, self._factor)
-                trained.append(parameter)
-        self.trained = tuple(trained)
+        pairs = zip(self._parameters, made[len(entered) :], strict=True)
+        got = [(parameter, gradient) for parameter, gradient in pairs if gradient is not None]
+        self.trained = tuple(parameter for parameter, _ in got)
+        self._add(got, self._factor)
         by_place = dict(zip(map(id, entered), made, strict=False))
         return [by_place.get(id(tensor)) for tensor in self._received or ()]
 
@@ -210,14 +208,13 @@ class CudaGraphs:
         self,
         stages: Sequence[Stage],
         sums: FixedSums,
-        place_of: Callable[[nn.Parameter], nn.Parameter],
         form: LossForm,
         weight: MicroBatchWeight,
         on_made: Callable[[nn.Parameter], None],
         make_recorder: Callable[[], Recorder],
     ) -> None:
         """`on_made` is called with each parameter that a recorded backward gave a gradient."""
-        self._sums, self._place_of, self._form = sums, place_of, form
+        self._sums, self._form = sums, form
         self._weight, self._on_made, self._make_recorder = weight, on_made, make_recorder
         self._stages = {stage.index: stage for stage in stages}
         self._can = dict.fromkeys(self._stages, True)
@@ -288,7 +285,7 @@ class CudaGraphs:
                 stage, self._form, self._known[key], [leaves[i] for i in places], join,
                 None if received is None else received.tensors, self._make_recorder(), self._add,
             )  # fmt: skip
-        except RuntimeError as error:  # CUDA's own, of many kinds, too
+        except Exception as error:  # CUDA's, of compilers: it has run as ever in the step before
             reason = str(error).strip().splitlines()[0]
             self._give_up(stage, f"{type(error).__name__}: {reason:.200}")
             return None
@@ -309,11 +306,5 @@ class CudaGraphs:
             self._on_made(parameter)
         return made
 
-    @torch.no_grad()
-    def _add(self, parameter: nn.Parameter, gradient: Tensor, factor: Tensor) -> None:
-        place = self._place_of(parameter)
-        total = self._sums.find(place)
-        if place is parameter:
-            total.add_(gradient)
-        else:
-            total.addcmul_(gradient, factor)
+    def _add(self, made: Sequence[tuple[nn.Parameter, Tensor]], factor: Tensor) -> None:
+        self._sums.add(made, factor)

@@ -152,8 +152,7 @@ class Gradients:
         self.parameters = [place for p, place in places if p.requires_grad]
         """Where gradients add up; those of `masters.pairs` are kept."""
 
-        trained = [(p, place) for p, place in places if p.requires_grad]
-        self.fixed = FixedSums(trained) if is_fixed else None
+        self.fixed = FixedSums(masters) if is_fixed else None
 
         self.frozen = [place for p, place in places if not p.requires_grad]
         kept = {id(place) for place, _ in masters.pairs}
@@ -401,7 +400,8 @@ class Gradients:
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if grads:
             norms = torch._foreach_norm(grads)
-            total += torch.stack([norm.double() for norm in norms]).square().sum()
+            for of_type in _by_type(norms):
+                total += torch.stack(of_type).double().square().sum()
         if self.owners is not None:
             dist.all_reduce(total, group=self.links.replicas)
         return total
