@@ -3,7 +3,8 @@
     python -m benchmarks.runtime.wire [--rounds 5]
 
 On GPUs where there are any: by NCCL with a GPU for each rank, through pinned memory and gloo where
-they share one. TESTS_DEVICE=cpu measures on processors.
+they share one, and then through its own memory (VARUNA_CUDA_IPC=1) too. TESTS_DEVICE=cpu measures
+on processors.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.pipeline.ranks import run_ranks, serve
 from tests.ranks.device import VARIABLE, choose_device, find_kind, synchronize
 from varuna_core import Profiler
 from varuna_core.profiling.links import measure_network
+from varuna_core.runtime.comm.ipc_wire import VARIABLE as IPC_VARIABLE
 
 SIZES = (1 << 10, 1 << 16, 1 << 20, 1 << 24)
 """Bytes."""
@@ -85,9 +87,9 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     return found
 
 
-def render(found: dict[str, Any]) -> str:
+def render(found: dict[str, Any], way: str) -> str:
     lines = [
-        f"Two ranks, tensors by {found['backend']}; times without the answer's part.",
+        f"Two ranks, {way}; by hand {found['backend']}. Times without the answer's part.",
         "",
         "| message, ours over by hand | bound | median | smallest | largest |",
         "|---|---|---|---|---|",
@@ -117,7 +119,12 @@ def main() -> None:
     if kind is None:
         sys.exit("Not run: no GPU here.")
     os.environ[VARIABLE] = kind
-    print(render(run_ranks("benchmarks.runtime.wire", 2, {"rounds": options.rounds})))
+    given = {"rounds": options.rounds}
+    found = run_ranks("benchmarks.runtime.wire", 2, given)
+    print(render(found, f"tensors by {found['backend']}"))
+    if kind == "cuda" and found["backend"] == "gloo":
+        found = run_ranks("benchmarks.runtime.wire", 2, given, environment={IPC_VARIABLE: "1"})
+        print("\n" + render(found, "tensors through the memory of the GPU that they share"))
 
 
 if __name__ == "__main__":

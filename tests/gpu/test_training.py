@@ -15,7 +15,7 @@ import torch
 
 from tests.ranks import precision_rank
 from tests.ranks.device import CPU, choose_device
-from tests.ranks.start import collect, start_ranks
+from tests.ranks.start import collect, find_problems, start_ranks
 from tests.ranks.train_rank import Case, write_cases
 from tests.varuna_core import test_varuna as full
 from tests.varuna_core import test_varuna_precision as half
@@ -109,6 +109,33 @@ def name_cases(program: str) -> list[str]:
 def test_any_layout_trains_as_the_plain_model(folder: Path, world_size: int, case: Case) -> None:
     ranks = load(folder, "train_rank", world_size, case)
     full.assert_trained(case, ranks, full.train_plain(case, choose_device()))
+
+
+BY_IPC = [
+    "2x1 gpipe", "2x1 varuna", "2x1 zero_bubble", "2x1 dropout", "2x1 batch norm", "2x1 bert",
+    "2x1 two dropout interleaved", "2x1 tied recorded 1f1b", "2x2 1f1b", "2x2 tied",
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("only_gpu")
+def test_layouts_train_through_the_memory_of_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As between GPUs of their own no host waits for the GPU before it sends."""
+    monkeypatch.setenv("VARUNA_CUDA_IPC", "1")
+    chosen = choose(BY_IPC, full.ALL)
+    for world_size in (2, 4):
+        inside = tmp_path / str(world_size)
+        inside.mkdir()
+        own = [case for size, case in chosen if size == world_size]
+        write_cases(inside, own)
+        with start_ranks("tests.ranks.train_rank", world_size, str(inside)) as ranks:
+            assert not find_problems(ranks)
+        for case in own:
+            names = [inside / f"{case.name}.{rank}.pt" for rank in range(world_size)]
+            results = [torch.load(name, map_location=CPU) for name in names]
+            assert {wire for one in results for wire in one["wires"]} == {"IpcWire"}
+            full.assert_trained(case, results, full.train_plain(case, choose_device()))
 
 
 @pytest.mark.parametrize(

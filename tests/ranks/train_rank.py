@@ -206,6 +206,7 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     result["evaluated"] = varuna.evaluate(cut_batch(make_batch(case, 0), size, held))
     result["state"] = varuna.state_dict()
     result["place"] = varuna.place
+    result["wires"] = sorted({type(sender.wire).__name__ for sender in varuna.links.senders})
     result["recorded"] = count_recorded(varuna)
     result["costs"] = None if varuna.adapting is None else varuna.adapting.known.costs.as_json()
     result["schedule"] = [str(action) for action in varuna._plan(4)]

@@ -24,7 +24,7 @@ from varuna_core.planner.profile.profile import LinkKey, LinkTime, Network, Wher
 from varuna_core.profiling.ranks import Crew, ProfiledRank
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
 from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT, our_groups
-from varuna_core.runtime.comm.wire import Transport, choose_transport
+from varuna_core.runtime.comm.transport import Transport, choose_transport
 
 SIZES = tuple(2**power for power in range(10, 27, 2))
 """Bytes: 1 KiB to 64 MiB."""

@@ -25,6 +25,8 @@ import torch.distributed as dist
 
 GLOO = "gloo"
 BOTH = "cpu:gloo,cuda:nccl"
+IPC = "cuda-ipc"
+"""As gloo, but that channels go through the memory of the one GPU that all ranks share."""
 Device = int | str | torch.device
 
 
@@ -82,9 +84,10 @@ class RankGpu:
     host: str = ""
     may_share: bool = False
     has_nccl: bool = True
+    wants_ipc: bool = False
 
 
-def describe_gpu(device: torch.device, shared: bool) -> RankGpu:
+def describe_gpu(device: torch.device, shared: bool, wants_ipc: bool = False) -> RankGpu:
     if device.type != "cuda":
         return RankGpu(uuid="")
     return RankGpu(
@@ -93,6 +96,7 @@ def describe_gpu(device: torch.device, shared: bool) -> RankGpu:
         host=os.environ.get("VJOB_NODE") or socket.gethostname(),
         may_share=shared,
         has_nccl=dist.is_nccl_available(),
+        wants_ipc=wants_ipc,
     )
 
 
@@ -102,7 +106,8 @@ def choose_backend(
     """The backend, and which ranks share GPUs, in words; the same on every rank.
 
     NCCL, but where a rank has no GPU or two share one, which it refuses; tensors of the host go
-    through gloo in either case. ValueError on all ranks where some share a GPU unasked.
+    through gloo in either case. IPC where all ranks want it and share one GPU. ValueError on all
+    ranks where some share a GPU unasked.
     """
     if not gpu.uuid or not gpu.has_nccl:
         store.add(f"{key}/without", 1)
@@ -112,24 +117,27 @@ def choose_backend(
         store.set(f"{mine}/{turn}", json.dumps([rank, gpu.host, gpu.name, gpu.may_share]))
         if turn == 2:
             store.set(f"{key}/shared/{store.add(f'{key}/shared', 1)}", gpu.uuid)
+    if gpu.wants_ipc:
+        store.add(f"{key}/ipc", 1)
     if store.add(f"{key}/arrived", 1) == world_size:  # all that the others wrote is there
-        store.set(f"{key}/answer", json.dumps(_decide(store, key)))
+        store.set(f"{key}/answer", json.dumps(_decide(store, key, world_size)))
     backend, shared, refusal = json.loads(store.get(f"{key}/answer"))
     if refusal:
         raise ValueError(refusal)
     return backend, shared
 
 
-def _decide(store: Any, key: str) -> tuple[str, str, str]:
+def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
     """The backend, who shares, and why not: asked of the store by one rank."""
     num_shared = store.add(f"{key}/shared", 0)
-    shared, refused = [], []
+    shared, refused, all_on_one = [], [], False
     for number in range(1, num_shared + 1):
         gpu = f"{key}/{store.get(f'{key}/shared/{number}').decode()}"
         sharers = [json.loads(store.get(f"{gpu}/{turn + 1}")) for turn in range(store.add(gpu, 0))]
         _, host, name, _ = sharers[0]
         who = f"ranks {', '.join(str(rank) for rank, *_ in sorted(sharers))} of {host}"
         shared.append(f"{who} share {name}")
+        all_on_one = len(sharers) == world_size
         if not all(sharer[3] for sharer in sharers):
             refused.append(f"{who} would all take {name}")
     is_alone = not num_shared and not store.add(f"{key}/without", 0)
@@ -142,4 +150,7 @@ def _decide(store: Any, key: str) -> tuple[str, str, str]:
             "or give more ranks than gpus in cluster.nodes"
         )
     )
-    return BOTH if is_alone else GLOO, "; ".join(shared), refusal
+    backend = BOTH if is_alone else GLOO
+    if all_on_one and store.add(f"{key}/ipc", 0) == world_size:
+        backend = IPC
+    return backend, "; ".join(shared), refusal

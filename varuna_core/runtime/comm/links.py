@@ -49,7 +49,8 @@ from varuna_core.runtime.comm.failure import (
     close_group,
     find_nccl,
 )
-from varuna_core.runtime.comm.wire import Transport, Wire, choose_transport, poll
+from varuna_core.runtime.comm.transport import Transport, choose_transport
+from varuna_core.runtime.comm.wire import Wire, poll
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,10 @@
-"""Transport of tensors between two ranks: the one place that knows gloo from NCCL, CPU from GPU.
+"""Wires: they carry tensors between two ranks, and alone know gloo from NCCL, CPU from GPU.
 
-    device      ranks on      tensors go by           `in_order`
-    cpu         -             gloo                    yes
-    cuda        shared GPUs   gloo, pinned memory     yes
-    cuda        a GPU each    NCCL                    no: heads are no part of its stream
+    device      ranks on      tensors go by                      `in_order`
+    cpu         -             gloo                               yes
+    cuda        shared GPUs   gloo, pinned memory                yes
+    cuda        one GPU       its own memory, if asked for       yes (ipc_wire.py)
+    cuda        a GPU each    NCCL                               no: heads are no part of its stream
 
 Heads and descriptions always go by gloo; with NCCL a group has both. On a GPU a receiver's thread
 works on a stream of its own and waits there, so that a message that is there has really come: it
@@ -13,18 +14,13 @@ end with the GPU's work alone, and a receive from a rank that is gone does not e
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-
-from varuna_core.runtime.comm.devices import GLOO, choose_backend, describe_gpu
 
 HEAD_TAG = 1
 
@@ -224,39 +220,3 @@ def record_use(tensors: Sequence[Any], device: torch.device) -> None:
     for tensor in tensors:
         if tensor is not None:
             tensor.record_stream(torch.cuda.current_stream(device))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Transport:
-    """The device and backend of all ranks."""
-
-    device: torch.device
-    backend: str
-    shared: str = ""
-    """Which ranks share GPUs, in words."""
-
-    @property
-    def has_nccl(self) -> bool:
-        return self.backend != GLOO
-
-    def make_text_wire(self, group: Any, peer: int) -> Wire:
-        """For words alone."""
-        return Wire(group, dist.get_group_rank(group, peer))
-
-    def make_wire(self, group: Any, peer: int) -> Wire:
-        place = dist.get_group_rank(group, peer)
-        if self.device.type != "cuda":
-            return Wire(group, place)
-        make = NcclWire if self.has_nccl else PinnedWire
-        return make(group, place, self.device)
-
-
-def choose_transport(
-    device: torch.device, store: Any, key: str, rank: int, size: int, *, may_share: bool = False
-) -> Transport:
-    """The same for all ranks, which all call it; `may_share` was said of this rank's GPU."""
-    gpu = describe_gpu(device, may_share)
-    backend, shared = choose_backend(store, key, rank, size, gpu)
-    if backend != GLOO:  # torch's own way with a lost rank is to kill this one, without a word
-        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    return Transport(device=device, backend=backend, shared=shared)

@@ -30,7 +30,8 @@ from varuna_core.runtime.comm.links import (
     our_groups,
     plan_groups,
 )
-from varuna_core.runtime.comm.wire import NcclWire, Transport
+from varuna_core.runtime.comm.transport import Transport
+from varuna_core.runtime.comm.wire import NcclWire
 
 CPU = torch.device("cpu")
 

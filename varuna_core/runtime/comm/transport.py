@@ -1,0 +1,63 @@
+"""Which wire goes between two ranks: all ranks of a run choose it together, once."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from varuna_core.runtime.comm.devices import BOTH, GLOO, IPC, choose_backend, describe_gpu
+from varuna_core.runtime.comm.ipc_wire import VARIABLE, IpcWire
+from varuna_core.runtime.comm.wire import NcclWire, PinnedWire, Wire
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transport:
+    """The device and backend of all ranks."""
+
+    device: torch.device
+    backend: str
+    """Of torch.distributed's groups."""
+
+    shared: str = ""
+    """Which ranks share GPUs, in words."""
+
+    has_ipc: bool = False
+
+    @property
+    def has_nccl(self) -> bool:
+        return self.backend != GLOO
+
+    def make_text_wire(self, group: Any, peer: int) -> Wire:
+        """For words alone."""
+        return Wire(group, dist.get_group_rank(group, peer))
+
+    def make_wire(self, group: Any, peer: int) -> Wire:
+        place = dist.get_group_rank(group, peer)
+        if self.device.type != "cuda":
+            return Wire(group, place)
+        if self.has_ipc:
+            return IpcWire(group, place, self.device)
+        make = NcclWire if self.has_nccl else PinnedWire
+        return make(group, place, self.device)
+
+
+def choose_transport(
+    device: torch.device, store: Any, key: str, rank: int, size: int, *, may_share: bool = False
+) -> Transport:
+    """The same for all ranks, which all call it; `may_share` was said of this rank's GPU."""
+    wants_ipc = os.environ.get(VARIABLE) == "1"
+    gpu = describe_gpu(device, may_share, wants_ipc)
+    answer, shared = choose_backend(store, key, rank, size, gpu)
+    if answer == BOTH:  # torch's own way with a lost rank is to kill this one, without a word
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    if wants_ipc and answer != IPC:
+        log.warning("%s=1 is left out: not all ranks say so and share one GPU", VARIABLE)
+    backend = GLOO if answer == IPC else answer
+    return Transport(device=device, backend=backend, shared=shared, has_ipc=answer == IPC)
