@@ -49,7 +49,8 @@ class Part:
 
 
 def build_tests(name: str, title: str, *places: str) -> Part:
-    words = ("-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *places)
+    spread = ("-n", "4", "--dist", "loadgroup")
+    words = ("-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", *spread, *places)
     return Part(name=name, title=title, words=words, is_tests=True)
 
 

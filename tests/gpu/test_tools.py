@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from tests.models.profiled import MIDDLE, WIDTH, Ladder, make_batch
 from tests.ranks.device import CPU, VARIABLE, bring, choose_device
 from tests.ranks.save_rank import Case
 from tests.varuna_core.profiling.test_profiler import FLOAT, assert_every_time
+from tests.varuna_core.programs import program_rank
+from tests.varuna_core.programs.test_float8 import HALF
 from tests.varuna_core.runtime.optim.test_optimizers import make_parameters
 from tests.varuna_core.runtime.saving.test_saving import LAYOUTS, assert_goes_on, start
 from varuna_core import Profiler
@@ -152,6 +157,28 @@ def test_status_shows_the_readings_of_a_gpu_that_is_used(device: str, vjob: Vjob
     assert 0 <= gpu["utilization"] <= 100 and 0 < gpu["temperature"] < 120 and gpu["power_w"] > 0
 
 
+@pytest.mark.usefixtures("only_gpu")
+def test_a_process_that_is_not_the_jobs_is_told(device: str, vjob: Vjob) -> None:
+    done, word = vjob.folder / "done", "GPUs with processes that are not the job's"
+    other = subprocess.Popen(
+        [sys.executable, PROGRAMS / "holds_device.py", str(done)],
+        env={**vjob.env, VARIABLE: device},
+    )
+    try:
+        run = vjob.submit(write_conf(vjob, device, args=str(done)))
+
+        def is_told() -> bool:
+            remarks = vjob.status(str(run.path))["verdict"]["remarks"]
+            return any(word in remark for remark in remarks) and f"on {device}" in read_out(run)
+
+        wait_for(is_told, 120, lambda: vjob.explain(run))
+        done.touch()
+        assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    finally:
+        done.touch()
+        other.wait(60)
+
+
 @pytest.mark.parametrize("tool", ["nsys", "ncu"])
 def test_a_profiler_leaves_its_file_with_the_run(device: str, vjob: Vjob, tool: str) -> None:
     if shutil.which(tool, path=vjob.env["PATH"]) is None:
@@ -191,6 +218,22 @@ def test_apex_steps_as_torchs_own(device: str, name: str) -> None:
             optimizer.step()
     for a, b in zip(*held, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("only_gpu")
+@pytest.mark.parametrize(
+    "change",
+    [{"precision": "fp8"}, {"cuda_graphs": True}, {"cuda_graphs": True, "compile": True}],
+    ids=["fp8", "cuda_graphs", "compile and cuda_graphs"],
+)
+@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of what it is made of
+def test_the_built_in_program_loses_as_in_bf16(change: dict[str, Any]) -> None:
+    plain = replace(HALF, schedule="1f1b", hidden=64)
+    half, ours = (
+        program_rank.train(program_rank.Case(name="", stage_map="0;", training=one), 0, 1).losses
+        for one in (plain, replace(plain, **change))
+    )
+    assert ours == pytest.approx(half, rel=0.01)
 
 
 @pytest.mark.usefixtures("only_gpu")

@@ -99,13 +99,16 @@ def load(folder: Path, program: str, world_size: int, case: Case) -> list[dict[s
     return [torch.load(name, map_location=CPU) for name in names]
 
 
-def name_cases(program: str) -> list[str]:
-    return [case.name for _, case in ALL[program]]
+def list_cases(program: str) -> Any:
+    """Those of a world size in one process of pytest-xdist: it starts their ranks once."""
+    every = [
+        pytest.param(size, case, id=case.name, marks=pytest.mark.xdist_group(f"{program} {size}"))
+        for size, case in ALL[program]
+    ]
+    return pytest.mark.parametrize(("world_size", "case"), every)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "case"), ALL["train_rank"], ids=name_cases("train_rank")
-)  # fmt: skip
+@list_cases("train_rank")
 def test_any_layout_trains_as_the_plain_model(folder: Path, world_size: int, case: Case) -> None:
     ranks = load(folder, "train_rank", world_size, case)
     full.assert_trained(case, ranks, full.train_plain(case, choose_device()))
@@ -138,9 +141,7 @@ def test_layouts_train_through_the_memory_of_the_gpu(
             full.assert_trained(case, results, full.train_plain(case, choose_device()))
 
 
-@pytest.mark.parametrize(
-    ("world_size", "case"), ALL["precision_rank"], ids=name_cases("precision_rank")
-)
+@list_cases("precision_rank")
 def test_half_precision_and_zero_train_as_by_hand(
     folder: Path, world_size: int, case: precision_rank.Case
 ) -> None:

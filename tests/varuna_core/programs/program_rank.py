@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tests.ranks.device import choose_device
 from tests.ranks.start import DEADLINE_S
 from varuna_core.programs.batches import TRAIN, Batch
 from varuna_core.programs.place import Place, leave
@@ -88,7 +89,7 @@ def train(case: Case, rank: int, world: int) -> Result:
         local_rank=rank,
         stage_map=case.stage_map,
         tensor=case.training.tensor,
-        device=torch.device("cpu"),
+        device=choose_device(),
     )
     trainer = Watched(case.training, place, None)
     result = Result()
