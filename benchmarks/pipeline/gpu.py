@@ -99,6 +99,7 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, list[float
     built = {
         f"ours, {world} stage(s), {name}": build_ours(model, batch, world, device, graphs)
         for name, graphs in MODES.items()
+        if graphs or world == 1
     }
     if world == 1:
         built[PLAIN] = build_plain(model, batch, device)

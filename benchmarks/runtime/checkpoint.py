@@ -1,12 +1,10 @@
 """Cost of a checkpoint beside moving the same bytes, and beside torch.distributed.checkpoint.
 
-    python -m benchmarks.runtime.checkpoint [--folder .] [--rounds 9] [--millions 20]
-                                           [--gpu | --write]
+    python -m benchmarks.runtime.checkpoint [--folder .] [--rounds 9] [--millions 20] [--write]
 
 AdamW's state of a model of equal layers in fp32. Each ratio is of two things timed in turn, round
-by round, in one process with one compute thread; `--folder` says on which file system. With `--gpu`
-the state lies on a GPU, and the stall alone is measured: what follows it under the next step is
-checkpoint_stall.py's.
+by round, in one process with one compute thread; `--folder` says on which file system. The stall is
+of the saving call alone: what follows it under the next step is checkpoint_stall.py's.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import os
 import platform
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -32,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from benchmarks import RESULTS
-from tests.ranks.device import CPU, VARIABLE, choose_device, find_kind
+from tests.ranks.device import CPU
 from varuna_core.checkpoint.format.box import Box
 from varuna_core.checkpoint.format.entries import CheckpointPart, Entry, make_entry, view_bytes
 from varuna_core.checkpoint.format.manifest import TrainingState
@@ -302,22 +299,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--millions", type=float, default=20, help="of parameters")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
-    parser.add_argument("--gpu", action="store_true", help="of a state on a GPU, the stall alone")
     options = parser.parse_args()
-    if options.gpu:
-        kind = find_kind()
-        if kind is None or options.write:
-            sys.exit(f"--write is for {RESULT.name}" if kind else "Not run: no GPU here.")
-        os.environ[VARIABLE] = kind
     torch.set_num_threads(1)
-    state = build_state(options.millions, choose_device() if options.gpu else CPU)
+    state = build_state(options.millions, CPU)
     with tempfile.TemporaryDirectory(dir=options.folder) as made:
         folder = Path(made)
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
-        if options.gpu:
-            rows = [*HEAD, *measure_stalls(state, folder, options.rounds)]
-        else:
-            rows = measure(state, folder, options.rounds)
+        rows = measure(state, folder, options.rounds)
         dist.destroy_process_group()
     head = (
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, one "

@@ -1,21 +1,25 @@
 """What a save beside training costs the steps around it, for each way to hold the state.
 
     torchrun --nproc-per-node 2 -m benchmarks.runtime.checkpoint_stall [--rounds 9] [--write]
+    python -m benchmarks.runtime.checkpoint_stall --gpu [--rounds 9]
 
 Two replicas, a processor each, a GPT with AdamW. A round, of each way: a step without a save, and a
 save with the step after it, in a drawn order; the saving call, cloning the same tensors, DCP's
 `async_save` of the same tensors. The step is taken to its end, the optimizer's update included,
-which waits for what is still to be copied. What rank 0 sees.
+which waits for what is still to be copied. What rank 0 sees. With `--gpu` one process trains a
+larger GPT on a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import platform
 import random
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 import warnings
@@ -29,13 +33,16 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from benchmarks import RESULTS
+from tests.ranks.device import CPU, VARIABLE, choose_device, find_kind, synchronize
 from varuna_core import Varuna
 from varuna_core.morph.memory import ROOT
 from varuna_core.programs.gpt import Gpt
 
 RESULT = RESULTS / "checkpoint_stall.md"
 STALL_BOUND, CLONE_BOUND, STEP_BOUND = 0.1, 0.5, 1.05
-BATCH, MICRO, SEQUENCE, VOCAB = 16, 4, 64, 8192
+BATCH, MICRO = 16, 4
+SIZES = {"layers": 6, "hidden": 512, "heads": 8, "sequence": 64, "vocab": 8192}
+GPU_SIZES = {"layers": 12, "hidden": 1024, "heads": 16, "sequence": 1024, "vocab": 32768}
 WAYS: dict[str, dict[str, Any]] = {
     "fp32": {},
     "bf16": {"precision": "bf16"},
@@ -48,20 +55,22 @@ WAYS: dict[str, dict[str, Any]] = {
 """The last one lays copies in the node's memory."""
 
 
-def build_model() -> Gpt:
+def build_model(sizes: dict[str, int]) -> Gpt:
     torch.manual_seed(0)
-    return Gpt(layers=6, hidden=512, heads=8, sequence=SEQUENCE, vocab=VOCAB, dropout=0.0)
+    return Gpt(**sizes, dropout=0.0)
 
 
 class Training:
     """One rank's."""
 
-    def __init__(self, way: str, folder: Path) -> None:
-        model = build_model()
-        self.batch = {"tokens": torch.randint(VOCAB, (BATCH // 2, SEQUENCE + 1))}
+    def __init__(self, way: str, folder: Path, sizes: dict[str, int], device: torch.device) -> None:
+        model, replicas = build_model(sizes), dist.get_world_size()
+        shape = (BATCH // replicas, sizes["sequence"] + 1)
+        self.batch = {"tokens": torch.randint(sizes["vocab"], shape)}
         dummies = {name: value[:MICRO] for name, value in self.batch.items()}
         self.way, self.folder = way, folder
-        self.varuna = Varuna(model, "0,1;", dummies, BATCH, MICRO, device="cpu", **WAYS[way])
+        stages = ",".join(map(str, range(replicas))) + ";"
+        self.varuna = Varuna(model, stages, dummies, BATCH, MICRO, device=device, **WAYS[way])
         self.optimizer = torch.optim.AdamW(self.varuna.parameters(), lr=1e-4)
         self.varuna.set_optimizer(self.optimizer)
         if way == "memory":
@@ -74,6 +83,7 @@ class Training:
         self.varuna.step(self.batch)
         self.optimizer.step()
         self.varuna.zero_grad()
+        synchronize(self.varuna.device)
 
     def save(self) -> Callable[[], None]:
         """Begin a save; the result waits for its end."""
@@ -118,8 +128,16 @@ def save_by_dcp(tensors: dict[str, Tensor], folder: Path) -> float:
     return took
 
 
-def measure(way: str, folder: Path, rounds: int) -> dict[str, list[float]]:
-    training = Training(way, folder)
+def measure(
+    way: str, folder: Path, rounds: int, sizes: dict[str, int], device: torch.device
+) -> dict[str, list[float]]:
+    training = Training(way, folder, sizes, device)
+
+    def clone(tensors: dict[str, Tensor]) -> None:
+        copies = [tensor.clone() for tensor in tensors.values()]
+        synchronize(device)
+        copies.clear()
+
     draw = random.Random(0)
     found: dict[str, list[float]] = {"stall": [], "clone": [], "dcp": [], "plain": [], "after": []}
     for _ in range(2):
@@ -136,7 +154,7 @@ def measure(way: str, folder: Path, rounds: int) -> dict[str, list[float]]:
             done[0]()
             dist.barrier()
         tensors = training.list_saved()
-        took["clone"] = time_s(lambda: [tensor.clone() for tensor in tensors.values()])  # noqa: B023
+        took["clone"] = time_s(lambda: clone(tensors))  # noqa: B023
         took["dcp"] = save_by_dcp(tensors, folder / "dcp")
         dist.barrier()
         if number:  # the first round makes buffers and folders
@@ -144,6 +162,38 @@ def measure(way: str, folder: Path, rounds: int) -> dict[str, list[float]]:
                 found[name].append(seconds)
     training.varuna.close()
     return found
+
+
+def render_bounds(way: str, found: dict[str, list[float]]) -> list[str]:
+    """Rows of figures beside their bounds."""
+    rows = []
+    for what, (first, second), bound in (
+        ("stall / DCP's async_save", ("stall", "dcp"), STALL_BOUND),
+        ("step after a save / one without", ("after", "plain"), STEP_BOUND),
+    ):
+        each = sorted(a / b for a, b in zip(found[first], found[second], strict=True))
+        middle = statistics.median(each)
+        rows.append(f"| {way}: {what} | {bound} | {each[0]:.3f} | {middle:.3f} | {each[-1]:.3f} |")
+    return rows
+
+
+def measure_on_gpu(rounds: int) -> None:
+    kind = find_kind()
+    if kind is None:
+        sys.exit("Not run: no GPU here.")
+    os.environ[VARIABLE] = kind
+    device, sizes = choose_device(), GPU_SIZES if kind == "cuda" else SIZES
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=0, world_size=1)
+        found = measure("bf16", folder, rounds, sizes, device)
+        dist.destroy_process_group()
+    millions = sum(weight.numel() for weight in build_model(sizes).parameters()) / 1e6
+    stall, step = (statistics.median(found[name]) * 1e3 for name in ("stall", "plain"))
+    print(f"{millions:.0f} million parameters in bf16 with AdamW, {rounds} rounds.\n")
+    print("| what | bound | smallest | median | largest |\n|---|---|---|---|---|")
+    print("\n".join(render_bounds("bf16", found)))
+    print(f"\nA stall of {stall:.1f} ms, steps of {step:.0f} ms.")
 
 
 def render_row(way: str, found: dict[str, list[float]]) -> str:
@@ -161,17 +211,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=[*WAYS])
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--gpu", action="store_true", help="one process, on a GPU")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.gpu:
+        if options.write:
+            parser.error(f"--write is for {RESULT.name}, which is of processors")
+        measure_on_gpu(options.rounds)
+        return
     dist.init_process_group("gloo")
     rows = []
-    millions = sum(weight.numel() for weight in build_model().parameters()) / 1e6
+    millions = sum(weight.numel() for weight in build_model(SIZES).parameters()) / 1e6
     for way in options.ways:
         name = tempfile.mkdtemp(dir=ROOT if way == "memory" else ".", prefix=".stall-")
         shared = [name]
         dist.broadcast_object_list(shared)
         try:
-            rows.append(render_row(way, measure(way, Path(shared[0]), options.rounds)))
+            rows.append(render_row(way, measure(way, Path(shared[0]), options.rounds, SIZES, CPU)))
         finally:
             dist.barrier()
             for folder in {name, shared[0]}:

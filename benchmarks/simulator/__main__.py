@@ -50,7 +50,7 @@ from varuna_core.planner.profile.profile import FIGURES, LinkTime, Network, Prof
 from varuna_core.planner.profile.profile_file import parse_profile
 
 RESULT = RESULTS / "simulator.md"
-MEDIAN_AT_MOST, WORST_AT_MOST = 0.03, 0.08
+MEDIAN_AT_MOST, WORST_AT_MOST, WORST_ON_GPU = 0.03, 0.08, 0.05
 SPEARMAN_AT_LEAST, CHOSEN_AT_MOST = 0.95, 1.03
 MODELS = {"gpt": "the GPT", "waits": "the model of timed waits"}
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**34)}
@@ -238,7 +238,7 @@ def render(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def judge(rows: Sequence[Row]) -> str:
+def judge(rows: Sequence[Row], worst_at_most: float = WORST_AT_MOST) -> str:
     errors = [abs(row.error) for row in rows]
     lines = ["| what | bound | found | |", "|---|---|---|---|"]
 
@@ -247,7 +247,7 @@ def judge(rows: Sequence[Row]) -> str:
 
     middle, worst = statistics.median(errors), max(errors)
     add("median error", "3 %", f"{middle:.1%}", middle <= MEDIAN_AT_MOST)
-    add("worst error", "8 %", f"{worst:.1%}", worst <= WORST_AT_MOST)
+    add("worst error", f"{100 * worst_at_most:.0f} %", f"{worst:.1%}", worst <= worst_at_most)
     for model in dict.fromkeys(row.launch.model for row in rows):
         own = [row for row in rows if row.launch.model == model]
         rho = rank_correlation(own)
@@ -306,7 +306,7 @@ Made by `{" ".join(["python -m benchmarks.simulator", *sys.argv[1:]])}`, {rounds
 
 {WHAT_IT_SAYS}
 
-{judge(rows)}
+{judge(rows, WORST_ON_GPU if given.gpu else WORST_AT_MOST)}
 
 {render(rows)}
 """

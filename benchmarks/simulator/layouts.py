@@ -200,10 +200,11 @@ GPU_ALONE = Launch(
     batch=32,
     options=WIDE,
     layouts=(
+        _gpt(counts=(14,), micro_batch=2),
         _gpt(counts=(14,)),
         _gpt(counts=(14,), micro_batch=8),
-        _gpt(counts=(14,), schedule="gpipe"),
-        _gpt(counts=(14,), recompute="full"),
+        _gpt(counts=(14,), micro_batch=16),
+        _gpt(counts=(14,), schedule="gpipe", recompute="full"),
         _gpt(counts=(14,), schedule="gpipe", recompute="full", micro_batch=8),
     ),
 )
