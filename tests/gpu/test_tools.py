@@ -183,7 +183,7 @@ def test_a_process_that_is_not_the_jobs_is_told(device: str, vjob: Vjob) -> None
 def test_a_profiler_leaves_its_file_with_the_run(device: str, vjob: Vjob, tool: str) -> None:
     if shutil.which(tool, path=vjob.env["PATH"]) is None:
         pytest.skip(f"{tool} is not on the PATH")
-    options = ", options: [--clock-control, none]" if tool == "ncu" else ""
+    options = ", options: [--clock-control=none]" if tool == "ncu" else ""
     run = vjob.submit(write_conf(vjob, device, more=f"profile: {{{tool}: true{options}}}"))
     record = vjob.wait_over(run, 240, may_fail=True)
     if "ERR_NVGPUCTRPERM" in read_out(run):
