@@ -129,6 +129,8 @@ class Outcome:
             return ", ".join([*words, *([self.obstacle] if self.obstacle else [])])
         if self.obstacle is not None:
             return f"**failed**: {self.obstacle}"
+        if not self.figures:
+            return "measured; it has no bound"
         met = sum(figure.is_met for figure in self.figures)
         return f"{met} of {len(self.figures)} figures within their bounds"
 

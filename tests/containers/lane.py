@@ -187,7 +187,9 @@ def parse_report(text: str) -> list[Shown]:
 
 
 def explain(name: str) -> str:
-    """A test's name as a sentence: `[a-b]` at its end are its cases."""
+    """A test's name as a sentence: `[a-b]` at its end are its cases, and pytest-xdist's `@group`
+    after them is left out."""
+    name = re.sub(r"@[^\]]*$", "", name)
     words, _, cases = name.removeprefix("test_").removesuffix("]").partition("[")
     return words.replace("_", " ") + (f" ({cases.replace('-', ', ')})" if cases else "")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from varuna_core.runtime import assembly
-from varuna_core.runtime.engine import cuda_graphs
+from varuna_core.runtime.optim.fixed_sums import FixedSums
 from varuna_core.runtime.split.stage import Stage
 
 
@@ -45,7 +45,7 @@ class Rerun:
 
 @contextmanager
 def instead_of_cuda_graphs() -> Iterator[None]:
-    add, forward = cuda_graphs.CudaGraphs._add, Stage.forward
+    add, forward = FixedSums.add, Stage.forward
 
     def add_in_replays(self: Any, *given: Any) -> None:
         if not Rerun.is_recording:
@@ -62,7 +62,7 @@ def instead_of_cuda_graphs() -> Iterator[None]:
     with (
         mock.patch.object(assembly, "why_none_recorded", lambda tensor, zero, device: ""),
         mock.patch.object(assembly, "CudaRecorder", lambda device: Rerun()),
-        mock.patch.object(cuda_graphs.CudaGraphs, "_add", add_in_replays),
+        mock.patch.object(FixedSums, "add", add_in_replays),
         mock.patch.object(Stage, "forward", keep_buffers),
     ):
         yield

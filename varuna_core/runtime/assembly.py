@@ -300,11 +300,11 @@ def build_engine(
     if gradients.fixed is not None:
         engine.graphs = CudaGraphs(
             stages.stages,
-            gradients.fixed,
             loss,
-            gradients.weight,
-            gradients.note_recorded,
             partial(CudaRecorder, settings.device),
+            gradients.fixed.add,
+            lambda: gradients.weight.factor,
+            gradients.note_recorded,
         )
     # `auto` may get to it in any step.
     puts_off = may_split_backward(plans.name)

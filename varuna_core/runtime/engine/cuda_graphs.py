@@ -29,8 +29,6 @@ from torch.utils import _pytree as pytree
 from varuna_core.runtime.comm.values import Crossing, sign
 from varuna_core.runtime.engine.compiled import has_hooks
 from varuna_core.runtime.engine.microbatch import MicroBatch
-from varuna_core.runtime.optim.fixed_sums import FixedSums
-from varuna_core.runtime.optim.precision import MicroBatchWeight
 from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
 from varuna_core.runtime.split.stage import Stage
 
@@ -40,6 +38,10 @@ KNOWN = (Tensor, bool, int, str)
 """Inputs whose values, or shapes, are part of a key."""
 Got = tuple[bool, ...]
 """Which of a stage's outputs get a gradient."""
+
+
+Add = Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None]
+"""Adds gradients of parameters to their sums, times a factor."""
 
 
 class Recorder(Protocol):
@@ -109,9 +111,8 @@ class Recording:
         tree: Callable[[Sequence[Tensor]], Any],
         received: Sequence[Tensor] | None,
         recorder: Recorder,
-        add: Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None],
+        add: Add,
     ) -> None:
-        """`add` adds gradients of parameters to their sums, times a factor."""
         self._stage, self._form, self._got, self._tree, self._add = stage, form, got, tree, add
         self._inputs = [tensor.clone() for tensor in inputs]
         self._received = None if received is None else [t.detach().clone() for t in received]
@@ -207,15 +208,16 @@ class CudaGraphs:
     def __init__(
         self,
         stages: Sequence[Stage],
-        sums: FixedSums,
         form: LossForm,
-        weight: MicroBatchWeight,
-        on_made: Callable[[nn.Parameter], None],
         make_recorder: Callable[[], Recorder],
+        add: Add,
+        find_factor: Callable[[], float],
+        on_made: Callable[[nn.Parameter], None],
     ) -> None:
-        """`on_made` is called with each parameter that a recorded backward gave a gradient."""
-        self._sums, self._form = sums, form
-        self._weight, self._on_made, self._make_recorder = weight, on_made, make_recorder
+        """`find_factor` finds what the gradients of the next backward are multiplied by; `on_made`
+        is called with each parameter that it then gave one."""
+        self._form, self._make_recorder, self._add = form, make_recorder, add
+        self._find_factor, self._on_made = find_factor, on_made
         self._stages = {stage.index: stage for stage in stages}
         self._can = dict.fromkeys(self._stages, True)
         self._known: dict[Any, Got] = {}
@@ -300,11 +302,8 @@ class CudaGraphs:
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
         """As `Recording.backward`; another micro-batch may have the recording then."""
-        made = recording.backward(starts, gradients, self._weight.factor)
+        made = recording.backward(starts, gradients, self._find_factor())
         self._free.setdefault(key, []).append(recording)
         for parameter in recording.trained:
             self._on_made(parameter)
         return made
-
-    def _add(self, made: Sequence[tuple[nn.Parameter, Tensor]], factor: Tensor) -> None:
-        self._sums.add(made, factor)
