@@ -8,7 +8,7 @@ takes to run them. A recorded one is a single launch:
 
 A recording is of one stage and one shape of batch, for one micro-batch under way: as many are made
 as micro-batches are under way at once, each with memory of its own, in which its activations stay.
-Its F and its B take turns, so they share it.
+Its F and its B take turns, so they share it. Of the shapes of batches four are recorded.
 
 The first step of a shape runs as ever: torch.compile compiles there, and it shows which outputs get
 a gradient. The Python code of the model then runs no more. What cannot be recorded runs as ever,
@@ -36,9 +36,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 KNOWN = (Tensor, bool, int, str)
 """Inputs whose values, or shapes, are part of a key."""
+NUM_SHAPES = 4
+"""Of batches that a stage is recorded for: each keeps the activations of all that is under way."""
+
 Got = tuple[bool, ...]
 """Which of a stage's outputs get a gradient."""
-
 
 Add = Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None]
 """Adds gradients of parameters to their sums, times a factor."""
@@ -62,6 +64,8 @@ class CudaRecorder:
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
         graph: Any = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self.stream.device)
+        # A recording cannot take memory that the allocator keeps for others, nor free it.
+        torch.cuda.empty_cache()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             # Receivers' threads go on meanwhile: what they do is no part of it, nor forbidden.
@@ -122,6 +126,8 @@ class Recording:
 
         self._starts: list[Tensor] = []
         self._output, self._replay_forward = recorder.record(self._run_forward)
+        # Code before the stage may write there, also when other shapes have other memory.
+        self._stubs = stage.list_stub_memory()
         self._seeds = [torch.ones_like(start) for start in self._starts]
         device = stage.device
         self._factor, self._last_factor = torch.ones((), device=device), 1.0
@@ -198,6 +204,22 @@ def list_tensors(inputs: Mapping[str, Any]) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(dict(inputs)) if isinstance(leaf, Tensor)]
 
 
+def _build_join(inputs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], Any]:
+    """What makes such inputs of other tensors."""
+    leaves, tree = pytree.tree_flatten(dict(inputs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    for place in places:
+        leaves[place] = None
+
+    def join(tensors: Sequence[Tensor]) -> Any:
+        full = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            full[place] = tensor
+        return pytree.tree_unflatten(full, tree)
+
+    return join
+
+
 def _once(tensors: Iterable[T]) -> list[T]:
     return [*{id(tensor): tensor for tensor in tensors}.values()]
 
@@ -224,6 +246,7 @@ class CudaGraphs:
         self._seen: dict[Any, Got] = {}
         self._free: dict[Any, list[Recording]] = {}
         self._fixed: Any = None
+        self._told: set[tuple[int, str]] = set()
         self.num_made = 0
         for stage in stages:
             if reason := why_not(stage):
@@ -269,30 +292,33 @@ class CudaGraphs:
         """A recording that no micro-batch holds; None where the action is to run as ever."""
         if key is None or key not in self._known:
             return None
-        free = self._free.setdefault(key, [])
-        if free:
-            return free.pop()
+        if self._free.get(key):
+            return self._free[key].pop()
         stage = self._stages[key[0]]
-        leaves, tree = pytree.tree_flatten(dict(micro.inputs))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-
-        def join(tensors: Sequence[Tensor]) -> Any:
-            full = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
-                full[place] = tensor
-            return pytree.tree_unflatten(full, tree)
-
+        if key not in self._free:
+            if sum(other[0] == key[0] for other in self._free) == NUM_SHAPES:
+                self._tell_once(stage, f"batches of {NUM_SHAPES} shapes are recorded, no more")
+                return None
+            self._free[key] = []
+        inputs = list_tensors(micro.inputs)
+        tensors = None if received is None else received.tensors
         try:
             recording = Recording(
-                stage, self._form, self._known[key], [leaves[i] for i in places], join,
-                None if received is None else received.tensors, self._make_recorder(), self._add,
+                stage, self._form, self._known[key], inputs, _build_join(micro.inputs), tensors,
+                self._make_recorder(), self._add,
             )  # fmt: skip
         except Exception as error:  # CUDA's, of compilers: it has run as ever in the step before
             reason = str(error).strip().splitlines()[0]
             self._give_up(stage, f"{type(error).__name__}: {reason:.200}")
             return None
+        self._tell_once(stage, "forwards and backwards are recorded as CUDA graphs", logging.INFO)
         self.num_made += 1
         return recording
+
+    def _tell_once(self, stage: Stage, words: str, level: int = logging.WARNING) -> None:
+        if (stage.index, words) not in self._told:
+            self._told.add((stage.index, words))
+            log.log(level, "stage %d: %s", stage.index, words)
 
     def run_backward(
         self,
@@ -303,7 +329,7 @@ class CudaGraphs:
     ) -> list[Tensor | None]:
         """As `Recording.backward`; another micro-batch may have the recording then."""
         made = recording.backward(starts, gradients, self._find_factor())
-        self._free.setdefault(key, []).append(recording)
+        self._free[key].append(recording)
         for parameter in recording.trained:
             self._on_made(parameter)
         return made
