@@ -304,10 +304,10 @@ class Masters:
 def add_wide(total: Tensor, gradient: Tensor, factor: float) -> None:
     """Add a half gradient. A CPU widens what it adds first: a piece at a time, not a second one as
     large as the total."""
-    rows = max(1, PIECE // max(1, total[:1].numel())) if total.dim() else 1
-    if total.device.type != "cpu" or total.numel() <= PIECE or total.dtype == gradient.dtype:
+    if not total.is_cpu or total.numel() <= PIECE or total.dtype == gradient.dtype:
         total.add_(gradient, alpha=factor)
         return
+    rows = max(1, PIECE // max(1, total[:1].numel()))
     for to, piece in zip(torch.split(total, rows), torch.split(gradient, rows), strict=True):
         to.add_(piece, alpha=factor)
 
