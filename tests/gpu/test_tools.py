@@ -257,7 +257,7 @@ def test_a_half_gradient_adds_up_in_fp32(half: torch.dtype) -> None:
     gradient, total = (torch.randn(259, 401, generator=draw).to(device) for _ in range(2))
     gradient, factor = gradient.to(half), torch.tensor(0.7, device=device)
     expected = total.double() + 0.7 * gradient.double()
-    fixed_sums.add_product(total, gradient, factor)
+    fixed_sums.add_scaled(total, gradient, factor)
     torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=1e-6)
     assert fixed_sums._build_kernel.cache_info().currsize == 1, "not torch's own"
 

@@ -38,6 +38,7 @@ HALF = [
     *(f"2x2 tied {word} 1f1b" for word in ("bf16", "fp16")),
     "2x1 bf16 zero_bubble", "2x1 fp16 varuna", "2x1 lamb bf16 1f1b", "2x1 checkpoint fp16 1f1b",
     "1x2 accumulate bf16 1f1b", "2x1 overflow", "2x2 overflow", "1x1 recorded fp16 1f1b",
+    "2x1 wide bf16 zero_bubble", "1x2 wide fp16 1f1b",
     "2x1 recorded bf16 1f1b", "1x2 recorded bf16 1f1b", "2x2 recorded tied fp16 1f1b",
 ]  # fmt: skip
 ZERO = [

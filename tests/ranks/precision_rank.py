@@ -8,10 +8,12 @@ from __future__ import annotations
 import faulthandler
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,10 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.models import small as models
 from tests.ranks import train_rank
-from tests.ranks.device import choose_device
+from tests.ranks.device import CPU, choose_device
 from tests.ranks.groups import leave_groups
 from tests.ranks.start import DEADLINE_S
 from varuna_core import Varuna
+from varuna_core.runtime.engine import weight_grads
 from varuna_core.runtime.optim import grads
 from varuna_core.runtime.optim.optimizers import Lamb
 
@@ -49,6 +52,9 @@ class Case(train_rank.Case):
 
     zero: int = 0
     offload: str | None = None
+    wide: bool = False
+    """Products add to the sums in fp32, as a GPU's do."""
+
     schedule_rate: str = ""
     """A learning rate scheduler, made "before" or "after" set_optimizer."""
 
@@ -142,6 +148,24 @@ def make_batch(case: Case, step: int) -> dict[str, Any]:
     if case.model == "NormNet":
         return models.make_images(case.batches[step])
     return {**train_rank.make_batch(case, step), "poison": case.poison.get(str(step))}
+
+
+@contextmanager
+def widening(case: Case) -> Iterator[None]:
+    """On a processor in place of a GPU's kernel; nothing on a GPU, which always does so."""
+    if not case.wide or choose_device() != CPU:
+        yield
+        return
+
+    def add_product(wide: Any, grad: Tensor, input: Tensor) -> None:
+        total, factor = wide
+        total.add_((grad.t().float() @ input.flatten(0, -2).float()), alpha=factor)
+
+    with (
+        mock.patch.object(grads, "can_add_wide", lambda total: True),
+        mock.patch.object(weight_grads, "add_product", add_product),
+    ):
+        yield
 
 
 def train(case: Case, rank: int) -> dict[str, Any]:
@@ -262,11 +286,12 @@ def main() -> None:
     faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
     torch.set_num_threads(1)
     grads.BUCKET_BYTES = 4000  # these models are small
+    weight_grads.LARGE = 0
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     for fields in json.loads((folder / "cases.json").read_text()):
         case = Case(**fields)
-        with leave_groups(), train_rank.recording(case):
+        with leave_groups(), train_rank.recording(case), widening(case):
             result = train(case, rank)
         torch.save(result, folder / f"{case.name}.{rank}.pt")
     dist.barrier()

@@ -216,6 +216,7 @@ CASES: dict[int, list[Case]] = {
         recorded("2x1", "0;1;", "1f1b"),
         recorded("2x1 full", "0;1;", "varuna", recompute="full"),
         recorded("2x1 tied", "0;1;", "1f1b", model="TiedGpt"),
+        recorded("2x1 split", "0;1;", "zero_bubble"),
         recorded("2x1 frozen", "0;1;", "1f1b", model="FrozenGpt"),
         recorded("2x1 three-way", "0;1;", "1f1b", model="ThreeWayGpt"),
         recorded("2x1 norm", "0;1;", "1f1b", model="ConvNet", batches=[8, 8, 8]),

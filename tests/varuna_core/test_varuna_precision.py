@@ -76,6 +76,8 @@ CASES: dict[int, list[Case]] = {
         *each("1x2", "0,1;", ["1f1b", "zero_bubble"], batches=UNEVEN, clip=0.3),
         *each("2x1 recorded", "0;1;", ["1f1b"], **RECORDED),
         *each("2x1 recorded padded", "0;1;", ["1f1b"], cuda_graphs=True, **PADDED),
+        *each("2x1 wide", "0;1;", ["1f1b", "zero_bubble"], wide=True, batches=UNEVEN, clip=0.3),
+        *each("1x2 wide", "0,1;", ["1f1b"], wide=True, batches=[4, 8, 8, 5], clip=0.3),
         *each("1x2 recorded", "0,1;", ["1f1b"], every=2, **RECORDED | {"batches": [8] * 6}),
         *each("1x2 recorded frozen", "0,1;", ["1f1b"], frozen=[0, 2], **RECORDED),
         *each("2x1 tied", "0;1;", ["zero_bubble"], model="TiedGpt", clip=0.3),
@@ -297,7 +299,8 @@ def assert_half_trained(
     # The plain model rounds the sum of a tied weight's two gradients, put-off products round in
     # another order: to 8 or 11 bits.
     exact = "ied" not in case.model and case.schedule not in ("zero_bubble", "zbv")
-    exact = exact and hand.device == CPU  # a GPU's kernels may add in any order
+    # A GPU's kernels may add in any order, and so may products that add to sums in fp32.
+    exact = exact and hand.device == CPU and not case.wide
     close = 1e-5 if exact else 2e-2
     buffers = dict(hand.model.named_buffers())
     tied = dict(hand.model.named_parameters(remove_duplicate=False))

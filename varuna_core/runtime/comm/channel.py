@@ -275,9 +275,9 @@ class Receiver:
             tensors = self.wire.make(layout.specs)
             places = [i for i, t in enumerate(tensors) if t is not None and t.numel()]
             if places:
-                self.wire.receive([tensors[places[0]]])
+                self.wire.receive([tensors[places[0]]], self._look)
                 if not _is_head_of(number, head):
-                    self.wire.receive([tensors[i] for i in places[1:]])
+                    self.wire.receive([tensors[i] for i in places[1:]], self._look)
                     self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
                     continue
             coming.wait()
@@ -290,23 +290,27 @@ class Receiver:
             if word != SAME:
                 layout = _receive_layout(self.wire, word)
                 tensors = self.wire.make(layout.specs)
-            self.wire.receive([t for t in tensors if t is not None and t.numel()])
+            self.wire.receive([t for t in tensors if t is not None and t.numel()], self._look)
             self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
 
     def _read_apart(self, heads: Heads) -> None:
         def look(waited_s: float) -> None:
-            if self._discarding:
-                raise ChannelClosed("this rank has failed")
             heads.look(waited_s)
-            patience_s = self.arrivals.patience_s
-            if patience_s is not None and waited_s > patience_s:
-                raise describe_hanging([self.peer], patience_s)
+            self._look(waited_s)
 
         while True:
             layout = heads.take()
             tensors = self.wire.make(layout.specs)
             self.wire.receive([t for t in tensors if t is not None and t.numel()], look)
             self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
+
+    def _look(self, waited_s: float) -> None:
+        """Raise where this rank waits in vain for its GPU to have a message."""
+        if self._discarding:
+            raise ChannelClosed("this rank has failed")
+        patience_s = self.arrivals.patience_s
+        if patience_s is not None and waited_s > patience_s:
+            raise describe_hanging([self.peer], patience_s)
 
     def _put(self, message: Crossing) -> None:
         now = time.perf_counter()

@@ -37,7 +37,9 @@ from varuna_core.runtime.comm.wire import (
 )
 
 VARIABLE = "VARUNA_CUDA_IPC"
-MARK = 0x0101010101010101  # a message that is no header has it not (channel.py)
+HEADER_MARK = 0x0101010101010101
+"""Ends each header. A byte in place of a tensor leaves zeros there: a head is to be looked at then
+(channel.py)."""
 
 
 @dataclass(kw_only=True)
@@ -55,7 +57,7 @@ class Slot:
 
 
 class IpcGpu:
-    """What is asked of CUDA."""
+    """A GPU that several processes share, as CUDA has it."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -67,7 +69,7 @@ class IpcGpu:
         return Slot(memory=memory, event=event)
 
     def share(self, slot: Slot) -> list[Any]:
-        """What another process opens it with."""
+        """Describe it, for another process to `open`."""
         storage: Any = slot.memory.untyped_storage()
         return [
             slot.event.ipc_handle().hex(),
@@ -124,12 +126,16 @@ class Counter:
         struct.pack_into("q", self._held, 0, count)
 
     def close(self) -> None:
-        self._held.close()
-        os.close(self._descriptor)
+        if not self._held.closed:
+            self._held.close()
+            os.close(self._descriptor)
+
+    def __del__(self) -> None:  # a sender's end has no moment of its own
+        self.close()
 
 
-class Works:
-    """Several sends as one."""
+class SeveralSends:
+    """Those of one tensor."""
 
     def __init__(self, posted: Sequence[tuple[Any, Tensor]]) -> None:
         self.posted = posted
@@ -156,10 +162,10 @@ class IpcWire(Wire):
         flat = as_bytes(lay_flat(tensor.detach()))
         place, text = self._take_slot(flat.numel())
         self.gpu.fill(self.slots[place], flat)
-        posted = [self.post(torch.tensor([place, flat.numel(), len(text), MARK]))]
+        posted = [self.post(torch.tensor([place, flat.numel(), len(text), HEADER_MARK]))]
         if text:
             posted.append(self.post(torch.frombuffer(bytearray(text), dtype=torch.uint8)))
-        return Works(posted), flat
+        return SeveralSends(posted), flat
 
     def _take_slot(self, size: int) -> tuple[int, bytes]:
         """A free slot, and what the receiver is to be told of a new one."""
@@ -193,8 +199,8 @@ class IpcWire(Wire):
             header = torch.zeros(4, dtype=torch.int64)
             self.group.recv([header], self.place, 0).wait()
             place, size, length, mark = header.tolist()
-            if mark != MARK:
-                return  # a byte in place of a tensor: there is a head to look at
+            if mark != HEADER_MARK:
+                return
             if length:
                 self._open_slot(place, length)
             flat = as_bytes(lay_flat(tensor))

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from torch.utils import _pytree as pytree
 
 from varuna_core.runtime.comm.values import Crossing, sign
@@ -36,6 +36,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 KNOWN = (Tensor, bool, int, str)
 """Inputs whose values, or shapes, are part of a key."""
+IDLE_STEPS = 100
+"""After so many without a shape of batches its recordings are let go."""
+
 NUM_SHAPES = 4
 """Of batches that a stage is recorded for: each keeps the activations of all that is under way."""
 
@@ -47,11 +50,15 @@ Add = Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None]
 
 
 class Recorder(Protocol):
-    """What records the work of a device."""
+    """Records the work of a device."""
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """What the work returns, in memory that stays, and what does the work again into it. The
-        recordings of one recorder take turns."""
+        """Return what the work does, in memory that stays, and a function that does the work again,
+        into that memory. The recordings of one recorder take turns."""
+
+
+class BrokenRecording(Exception):
+    """A recording has failed, and CUDA's memory with it."""
 
 
 class CudaRecorder:
@@ -72,13 +79,24 @@ class CudaRecorder:
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
                 made = work()
-            except BaseException:
-                with suppress(RuntimeError):  # it says again that the recording is no good
-                    graph.capture_end()
+            except Exception as error:
+                self._end(graph, error)
                 raise
             graph.capture_end()
         current.wait_stream(self.stream)
         return made, graph.replay
+
+    def _end(self, graph: Any, error: Exception) -> None:
+        """End a recording that failed. Where CUDA has refused an operation, torch before 2.12 goes
+        on as if it were recorded still: no memory that other streams used comes free."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            if TorchVersion(torch.__version__) < "2.12":
+                raise BrokenRecording(
+                    "a stage cannot be recorded as CUDA graphs, and this torch cannot go on after "
+                    f"that: leave cuda_graphs out, or use torch 2.12. {name_error(error)}"
+                ) from error
 
 
 def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:
@@ -125,9 +143,11 @@ class Recording:
         """Those that get a gradient."""
 
         self._starts: list[Tensor] = []
+        self._read = list_attributes(stage.module)
         self._output, self._replay_forward = recorder.record(self._run_forward)
-        # Code before the stage may write there, also when other shapes have other memory.
-        self._stubs = stage.list_stub_memory()
+        self._read += [*list_attributes(stage.module), *stage.list_stub_outputs()]
+        """Other tensors that are read, and written by code before the stage: their memory stays."""
+
         self._seeds = [torch.ones_like(start) for start in self._starts]
         device = stage.device
         self._factor, self._last_factor = torch.ones((), device=device), 1.0
@@ -136,7 +156,7 @@ class Recording:
     def _run_forward(self) -> Any:
         received = self._received
         crossing = None if received is None else Crossing(tuple(received), None)
-        output = self._stage.forward(self._tree(self._inputs), crossing, None)
+        output = self._run_module(crossing)
         if isinstance(output, Crossing):
             if output.structure is None or not output.structure.is_flat:
                 raise RuntimeError("more than tensors crosses the cut after it")
@@ -146,6 +166,15 @@ class Recording:
         loss = find_loss(output, self._form.path)
         starts = [t for t, _ in loss.terms] if isinstance(loss, TokenMean) else [loss]
         self._starts = [start for start in starts if start.requires_grad]
+        return output
+
+    def _run_module(self, received: Crossing | None) -> Any:
+        held = [(module, dict(module._buffers)) for module in self._stage.module.modules()]
+        output = self._stage.forward(self._tree(self._inputs), received, None)
+        for module, before in held:
+            if any(module._buffers.get(name) is not buffer for name, buffer in before.items()):
+                module._buffers.update(before)
+                raise RuntimeError("a buffer is given another tensor in the forward")
         return output
 
     def _run_backward(self) -> list[Tensor | None]:
@@ -196,6 +225,21 @@ class Recording:
         return [None if gradient is None else gradient.clone() for gradient in self._gradients]
 
 
+def list_attributes(model: nn.Module) -> list[Any]:
+    """Tensors that modules hold as plain attributes, such as masks that were made for a length."""
+    return [
+        leaf
+        for module in model.modules()
+        for leaf in pytree.tree_leaves(list(vars(module).values()))
+        if isinstance(leaf, Tensor)
+    ]
+
+
+def name_error(error: Exception) -> str:
+    lines = [*str(error).strip().splitlines(), ""]
+    return f"{type(error).__name__}: {lines[0]:.200}"
+
+
 def find_got(gradients: Iterable[Tensor | None]) -> Got:
     return tuple(gradient is not None for gradient in gradients)
 
@@ -205,7 +249,7 @@ def list_tensors(inputs: Mapping[str, Any]) -> list[Tensor]:
 
 
 def _build_join(inputs: Mapping[str, Any]) -> Callable[[Sequence[Tensor]], Any]:
-    """What makes such inputs of other tensors."""
+    """A function that makes such inputs of other tensors."""
     leaves, tree = pytree.tree_flatten(dict(inputs))
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     for place in places:
@@ -241,11 +285,19 @@ class CudaGraphs:
         self._form, self._make_recorder, self._add = form, make_recorder, add
         self._find_factor, self._on_made = find_factor, on_made
         self._stages = {stage.index: stage for stage in stages}
-        self._can = dict.fromkeys(self._stages, True)
+        self._left: set[int] = set()
+        """Stages that cannot be recorded."""
+
         self._known: dict[Any, Got] = {}
         self._seen: dict[Any, Got] = {}
         self._free: dict[Any, list[Recording]] = {}
-        self._fixed: Any = None
+        """Recordings that no micro-batch holds."""
+
+        self._used: dict[Any, int] = {}
+        """The step in which a key came last."""
+
+        self._step = 0
+        self._addresses: Any = None
         self._told: set[tuple[int, str]] = set()
         self.num_made = 0
         for stage in stages:
@@ -253,25 +305,33 @@ class CudaGraphs:
                 self._give_up(stage, reason)
 
     def _give_up(self, stage: Stage, reason: str) -> None:
-        self._can[stage.index] = False
+        self._left.add(stage.index)
+        self._forget(key for key in self._used if key[0] == stage.index)
         log.warning("stage %d: no CUDA graphs: %s", stage.index, reason)
+
+    def _forget(self, keys: Iterable[Any]) -> None:
+        for key in [*keys]:
+            for held in (self._known, self._free, self._used):
+                held.pop(key, None)
 
     def begin_step(self) -> None:
         """Shapes that a whole step has seen may be recorded; nothing is kept that was recorded with
         weights elsewhere."""
-        self._known |= self._seen
+        self._known |= {key: got for key, got in self._seen.items() if key[0] not in self._left}
         self._seen = {}
+        self._step += 1
+        self._forget(key for key, step in self._used.items() if step < self._step - IDLE_STEPS)
         held: list[Tensor] = []
         for stage in self._stages.values():
             held += [*stage.module.parameters(), *stage.module.buffers()]
-        fixed = [(tensor.data_ptr(), tensor.requires_grad) for tensor in held]
-        if fixed != self._fixed:
+        addresses = [(tensor.data_ptr(), tensor.requires_grad) for tensor in held]
+        if addresses != self._addresses:
             self._free.clear()
-        self._fixed = fixed
+        self._addresses = addresses
 
     def find_key(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> Any:
         """What recordings of this micro-batch have in common; None where it can have none."""
-        if not self._can[stage.index] or not torch.is_grad_enabled():
+        if stage.index in self._left or not torch.is_grad_enabled():
             return None
         structure = None if received is None else received.structure
         if structure is not None and not structure.is_flat:
@@ -281,7 +341,9 @@ class CudaGraphs:
         if not all(leaf is None or isinstance(leaf, KNOWN) for leaf in leaves):
             return None  # what a key does not tell of
         strides = tuple(tensor.stride() for tensor in tensors)
-        return stage.index, stage.key_of(micro.inputs), sign(tensors), strides
+        key = (stage.index, stage.key_of(micro.inputs), sign(tensors), strides)
+        self._used[key] = self._step
+        return key
 
     def learn(self, key: Any, gradients: Iterable[Tensor | None]) -> None:
         """Which outputs got a gradient in a backward that was not recorded."""
@@ -307,9 +369,10 @@ class CudaGraphs:
                 stage, self._form, self._known[key], inputs, _build_join(micro.inputs), tensors,
                 self._make_recorder(), self._add,
             )  # fmt: skip
+        except BrokenRecording:
+            raise
         except Exception as error:  # CUDA's, of compilers: it has run as ever in the step before
-            reason = str(error).strip().splitlines()[0]
-            self._give_up(stage, f"{type(error).__name__}: {reason:.200}")
+            self._give_up(stage, name_error(error))
             return None
         self._tell_once(stage, "forwards and backwards are recorded as CUDA graphs", logging.INFO)
         self.num_made += 1
@@ -329,7 +392,8 @@ class CudaGraphs:
     ) -> list[Tensor | None]:
         """As `Recording.backward`; another micro-batch may have the recording then."""
         made = recording.backward(starts, gradients, self._find_factor())
-        self._free[key].append(recording)
+        if key in self._free:
+            self._free[key].append(recording)
         for parameter in recording.trained:
             self._on_made(parameter)
         return made

@@ -134,6 +134,10 @@ class Engine:
         self.graphs = graphs
         self._recorded: CudaGraphs | None = None
         """`graphs` while it is a step whose outputs nobody keeps."""
+
+        self._whole: set[tuple[int, int]] = set()
+        """Micro-batches of stages whose backward is not split."""
+
         self._noting: ActionTimes | None = None
         """`times` while it is a training step."""
         self._held: dict[tuple[int, int], HeldMicroBatch] = {}
@@ -182,13 +186,13 @@ class Engine:
         self._recorded = self.graphs if keep is None else None
         if self._recorded is not None:
             self._recorded.begin_step()
+            # A recorded backward makes all gradients at once.
+            self._whole = {(a.stage, a.microbatch) for a in actions if a.kind == "B"}
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
         actions = tuple(actions)
         finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
-        # A product that adds by itself tells nobody, and fixed sums must know who got a gradient.
-        may_add, begun = self.graphs is None, set[int]()
-        self.weight_grads.adding = may_add and self.before_gradients is None
+        self.weight_grads.adding, begun = self.before_gradients is None, set[int]()
         order: Iterable[Action] = actions
         if ahead:
             order = run_ahead(actions, ahead, self._has_come, self._wait_for_either)
@@ -201,7 +205,7 @@ class Engine:
                 self.before_gradients(last_for, held.work if action.kind == "W" else None)
                 # Seen by autograd's hooks are the first ones, which teach what to wait for, and
                 # the last, which are waited for.
-                self.weight_grads.adding = may_add and action.stage in begun and not last_for
+                self.weight_grads.adding = action.stage in begun and not last_for
                 begun.add(action.stage)
             run[action.kind](connected, number, microbatches[number])
             if self.trace is not None:
@@ -267,7 +271,7 @@ class Engine:
     def _forward(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
         received = self._take_activation(connected, number)
         held = HeldMicroBatch(received=received)
-        if self._recorded is not None:
+        if self._recorded is not None and (connected.stage.index, number) in self._whole:
             held.key = self._recorded.find_key(connected.stage, micro, received)
             held.recording = self._recorded.find(held.key, micro, received)
         if held.recording is None:

@@ -5,8 +5,9 @@ of its weight. In an `I` only the first is made, the second waits in a queue for
 other than `nn.Linear` make both in the `I`: correct, only with less to fill the bubbles.
 
 A second product that finds a gradient there adds to it as it multiplies: an eighth less time than
-a product and a sum. In a `B` it does so only while `adding`, for autograd's hooks do not run then.
+a product and a sum. In a `B` it does so only while `adding`: autograd's hooks see no gradient then.
 In half precision a GPU adds it to the sum in fp32, in one kernel too, where that sum is there.
+A forward may ask for gradients of its own, of activations: then none of a weight is made.
 A layer whose parameters the user has hooked is left to autograd altogether.
 
 A module that can put off its own has a method `put_off_to(grads: WeightGrads)`, called once; its
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -146,22 +148,43 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         input, weight = ctx.saved_tensors
+        grads, bias = ctx.grads, ctx.bias
         grad_input = grad @ weight if ctx.needs_input_grad[0] else None
-        if ctx.grads.putting_off:
-            weight, bias = ctx.weight, ctx.bias
-            held = (weight,) if bias is None else (weight, bias)
-            ctx.grads.add(partial(_accumulate, grad, input, weight, bias, ctx.grads), held)
+        becomes = find_fate(ctx.next_functions[1][0])
+        if becomes is Fate.DROPPED:
             return grad_input, None, None, None
-        wide = ctx.grads.find_wide(ctx.weight)
-        if wide is not None:
+        if becomes is Fate.RETURNED:
+            return grad_input, *_multiply(grad, input, bias), None
+        weight = ctx.weight
+        if grads.putting_off:
+            held = (weight,) if bias is None else (weight, bias)
+            grads.add(partial(_accumulate, grad, input, weight, bias, grads), held)
+            return grad_input, None, None, None
+        wide = grads.find_wide(weight)
+        if wide is not None:  # autograd's hooks hear of it all the same
             flat = grad.reshape(-1, grad.shape[-1])
             add_product(wide, flat, input)
-            ctx.grads.on_made(ctx.weight)
-            return grad_input, None, None if ctx.bias is None else flat.sum(0), None
-        if ctx.grads.adding and _has_gradients(ctx.weight, ctx.bias):
-            _accumulate(grad, input, ctx.weight, ctx.bias, ctx.grads)
+            return grad_input, None, None if bias is None else flat.sum(0), None
+        if grads.adding and _has_gradients(weight, bias):
+            _accumulate(grad, input, weight, bias, grads)
             return grad_input, None, None, None
-        return grad_input, *_multiply(grad, input, ctx.bias), None
+        return grad_input, *_multiply(grad, input, bias), None
+
+
+class Fate(Enum):
+    """Of a weight's gradient in a backward."""
+
+    ADDED = "to the weight's `grad`"
+    RETURNED = "by `torch.autograd.grad`"
+    DROPPED = "nobody asks: a gradient of activations within a forward"
+
+
+def find_fate(accumulate: Any) -> Fate:
+    """`accumulate` is the node that would add it."""
+    try:
+        return Fate.ADDED if torch._C._will_engine_execute_node(accumulate) else Fate.DROPPED
+    except RuntimeError:  # it refuses where leaves are asked for
+        return Fate.RETURNED
 
 
 def _multiply(grad: Tensor, input: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

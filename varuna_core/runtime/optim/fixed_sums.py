@@ -17,8 +17,12 @@ from torch import Tensor, nn
 
 from varuna_core.runtime.optim.precision import Masters
 
-LARGE = 2**16
+OWN_KERNEL = 2**16
 """Elements from which on a gradient is worth a kernel of its own."""
+
+
+Carried = tuple[nn.Parameter, Tensor]
+"""A parameter and its gradient."""
 
 
 class FixedSums:
@@ -30,14 +34,12 @@ class FixedSums:
         self._sums: dict[int, Tensor] = {}
         self._used: set[int] = set()
 
-    def release(self, gradient: Tensor) -> Tensor:
-        """The gradient in memory that is not ours: one that waits for more to be added."""
-        mine = {one.data_ptr() for one in self._sums.values()}
-        return gradient.clone() if gradient.data_ptr() in mine else gradient
-
     @torch.no_grad()
-    def begin(self) -> None:
-        """Set all sums to zero, and let gradients come to them."""
+    def begin(self, carried: Sequence[Carried]) -> list[Carried]:
+        """Set all sums to zero, and let gradients come to them. What is `carried` from earlier
+        steps, to be added later, is returned in memory of its own."""
+        sums = {total.data_ptr() for total in self._sums.values()}
+        carried = [(p, g.clone() if g.data_ptr() in sums else g) for p, g in carried]
         if not self._sums:
             for parameter, place in self._pairs:
                 self._sums[id(place)] = torch.zeros_like(parameter, dtype=place.dtype)
@@ -45,7 +47,9 @@ class FixedSums:
             torch._foreach_zero_([*self._sums.values()])
         self._used.clear()
         for _, place in self._pairs:
-            place.grad = self._sums[id(place)]
+            # A tensor of its own: a user may give its `.data` other memory.
+            place.grad = self._sums[id(place)].detach()
+        return carried
 
     def use(self, place: nn.Parameter) -> None:
         """This place has got a gradient."""
@@ -68,10 +72,10 @@ class FixedSums:
             total = self._sums[id(place)]
             if place is parameter:
                 same.append((total, gradient))
-            elif gradient.numel() < LARGE:
+            elif gradient.numel() < OWN_KERNEL:
                 small.append((total, gradient))
             else:
-                add_product(total, gradient, factor)
+                add_scaled(total, gradient, factor)
         if same:
             torch._foreach_add_([total for total, _ in same], [gradient for _, gradient in same])
         if small:
@@ -81,7 +85,7 @@ class FixedSums:
             torch._foreach_add_([total for total, _ in small], wide)
 
 
-def add_product(total: Tensor, gradient: Tensor, factor: Tensor) -> None:
+def add_scaled(total: Tensor, gradient: Tensor, factor: Tensor) -> None:
     """Add a half gradient times a factor. torch's kernel for two types moves half of what a GPU
     can (torch 2.11 on an H200)."""
     is_flat = total.is_contiguous() and gradient.is_contiguous()

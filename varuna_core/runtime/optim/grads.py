@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from varuna_core.records.layout import StageMap
 from varuna_core.runtime.comm.devices import GLOO
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
 
 BUCKET_BYTES = 25 * 2**20
+HAS_WIDE_PRODUCT = TorchVersion(torch.__version__) >= "2.11"
+"""Tried with 2.11."""
 
 
 class Bucket:
@@ -245,8 +248,7 @@ class Gradients:
         for _, master in self.masters.pairs:
             master.grad = None
         if self.fixed is not None:
-            self._carried = [(p, self.fixed.release(grad)) for p, grad in self._carried]
-            self.fixed.begin()
+            self._carried = self.fixed.begin(self._carried)
         if self.at_once:
             assert self.owners is not None
             self._backwards_left = self.owners.find_most(num_backwards)
@@ -429,7 +431,8 @@ class Gradients:
 
 
 def can_add_wide(total: Tensor) -> bool:
-    return total.is_cuda and not torch.cuda.is_current_stream_capturing()
+    """True where torch's product adds to a sum of another type: for CUDA, and not in torch 2.9."""
+    return total.is_cuda and HAS_WIDE_PRODUCT and not torch.cuda.is_current_stream_capturing()
 
 
 def _by_type(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -4,6 +4,7 @@ train alike. There is no GPU here: recorded work is run again (tests/ranks/rerun
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,6 +131,93 @@ def test_a_recording_that_fails_leaves_the_step_as_it_was(
     assert count(varuna) == 0
     torch.testing.assert_close(losses[0], losses[1])
     assert caplog.text.count("stage 0: no CUDA graphs: RuntimeError: operation not permitted") == 1
+
+
+def test_a_stage_that_is_given_up_keeps_no_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    record, left = Rerun.record, [5]
+
+    def fail_later(self: Rerun, work: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("out of memory")
+        return record(self, work)
+
+    monkeypatch.setattr(Rerun, "record", fail_later)
+    varuna, batch = build(schedule="gpipe"), make_inputs(6)
+    take(varuna, batch, batch, batch)
+    assert varuna.engine.graphs is not None
+    assert count(varuna) == 2 and not varuna.engine.graphs._free
+
+
+def test_a_split_backward_is_not_recorded() -> None:
+    batch = make_inputs(6)
+    varuna = build(schedule="zero_bubble")
+    split = {action.microbatch for action in varuna._plan(3)[0] if action.kind == "I"}
+    assert take(varuna, batch, batch, batch)[-1] <= 3 - len(split)
+
+
+def test_shapes_that_come_no_more_are_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("varuna_core.runtime.engine.cuda_graphs.IDLE_STEPS", 3)
+    varuna = build(schedule="1f1b")
+    shapes = [make_inputs(6, length) for length in range(2, 2 + NUM_SHAPES)]
+    take(varuna, *[batch for batch in shapes for _ in range(2)])
+    other = make_inputs(6, 8)
+    made = take(varuna, *[other] * 8)
+    assert made[-1] > made[0], "the new shape is recorded in the place of old ones"
+    assert varuna.engine.graphs is not None and len(varuna.engine.graphs._known) <= NUM_SHAPES
+
+
+def test_a_mask_that_was_made_for_a_shape_stays_as_long_as_its_recording() -> None:
+    class Masked(Gpt):
+        mask: Tensor | None = None
+
+        def embed(self, ids: Tensor) -> Tensor:
+            if self.mask is None or len(self.mask) != ids.shape[1]:
+                self.mask = torch.ones(ids.shape[1], 1)
+            return super().embed(ids) * self.mask
+
+    varuna, batch = build(Masked(), schedule="1f1b"), make_inputs(6)
+    take(varuna, batch, batch)
+    mask = weakref.ref(varuna.part.stages[0].module.mask)
+    varuna.evaluate(make_inputs(6, 4))
+    assert varuna.part.stages[0].module.mask is not mask() is not None
+
+
+def test_a_buffer_that_is_given_another_tensor_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Averaging(Gpt):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("average", torch.zeros(()))
+
+        def embed(self, ids: Tensor) -> Tensor:
+            x = super().embed(ids)
+            self.average = 0.9 * self.average + x.detach().mean()
+            return x
+
+    averages = []
+    for graphs in (False, True):
+        varuna, batch = build(Averaging(), schedule="1f1b"), make_inputs(6)
+        if not graphs:
+            varuna.engine.graphs = None
+        for _ in range(3):
+            varuna.step(batch)
+        averages.append(dict(varuna.named_buffers())["average"])
+    assert count(varuna) == 0 and "a buffer is given another tensor" in caplog.text
+    torch.testing.assert_close(averages[0], averages[1])
+
+
+def test_a_user_may_give_a_gradient_other_memory() -> None:
+    varuna, batch = build(schedule="1f1b"), make_inputs(6)
+    take(varuna, batch, batch)
+    varuna.step(batch)
+    expected = [p.grad.clone() for p in varuna.parameters() if p.grad is not None]
+    for parameter in varuna.parameters():
+        assert parameter.grad is not None
+        parameter.grad.data = parameter.grad.data * 0.5
+    varuna.zero_grad()
+    varuna.step(batch)
+    torch.testing.assert_close([p.grad for p in varuna.parameters()], expected)
+    assert count(varuna) == 1
 
 
 def test_statistics_are_counted_once_a_micro_batch() -> None:

@@ -199,6 +199,42 @@ def test_half_products_add_to_the_sum_in_fp32(monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(sums[1][name], gradient, rtol=2e-2, atol=2e-4)
 
 
+class Adversarial(Gpt):
+    """Asks within its forward for the gradient of an activation, and moves that along it."""
+
+    def run_block(self, number: int, x: Tensor) -> Tensor:
+        if number != 1 or not torch.is_grad_enabled() or not x.requires_grad:
+            return super().run_block(number, x)
+        kept = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(super().run_block(number, kept).pow(2).sum(), kept)
+        return super().run_block(number, x + found.sign() * 0.01)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gradient_that_a_forward_asks_for_adds_to_no_weight(
+    precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where products add to the sums by themselves."""
+
+    def add_product(wide: Any, grad: Tensor, input: Tensor) -> None:
+        total, factor = wide
+        total.addmm_(grad.t().float(), input.flatten(0, -2).float(), alpha=factor)
+
+    monkeypatch.setattr("varuna_core.runtime.engine.weight_grads.add_product", add_product)
+    monkeypatch.setattr("varuna_core.runtime.optim.grads.can_add_wide", lambda total: True)
+    norms = []
+    for large in (0, 2**30):  # all layers are ours, or none
+        monkeypatch.setattr("varuna_core.runtime.engine.weight_grads.LARGE", large)
+        torch.manual_seed(0)
+        varuna = Varuna(
+            Adversarial(), "0;", make_inputs(2), 6, 2,
+            device="cpu", precision=precision, schedule="1f1b",
+        )  # fmt: skip
+        varuna.step(make_inputs(6, seed=3))
+        norms.append({n: p.grad.norm() for n, p in varuna.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(norms[0], norms[1], rtol=2e-2, atol=1e-4)
+
+
 def test_small_layers_keep_torchs_own_forward_where_nothing_is_put_off() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(256, 256))
     WeightGrads().install(model, puts_off=False)
