@@ -180,5 +180,5 @@ def test_a_job_that_waits_for_others_pends_and_says_why(vjob: Vjob) -> None:
     wait_for(
         lambda: "Resources" in look(vjob, run)["reason"], 30, lambda: json.dumps(look(vjob, run))
     )
+    vjob("cancel", str(run.path), "--now")  # before it can start
     vjob("cancel", str(first.path), "--now")
-    vjob("cancel", str(run.path), "--now")
