@@ -1,7 +1,8 @@
 """Speed of the runtime, beside other engines and beside its own theory.
 
     python -m benchmarks.pipeline [torch] [deepspeed] [theory] [staged] [adaptive] [overhead]
-                                  [gpu] [gpu_stages] [--microbatches 8 16] [--rounds 5] [--write]
+                                  [best] [gpu] [gpu_stages]
+                                  [--microbatches 8 16] [--rounds 5] [--write]
 
 Without names all parts, in about ten minutes on two cores. Every figure is a ratio within one run:
 each round runs everything once, in an order that turns, and the median over the rounds is taken.
@@ -33,6 +34,7 @@ OTHERS = {
     "overhead": overhead.run,
     "gpu": gpu.run,
     "gpu_stages": gpu.run_stages,
+    "best": paired.run_best,
 }
 
 
@@ -73,7 +75,7 @@ def main() -> None:
     parser.add_argument(
         "--write",
         action="store_true",
-        help=f"write {RESULT.name}, or adaptive.md of that part alone",
+        help=f"write {RESULT.name}; of adaptive or best alone a page of their name",
     )
     given = parser.parse_args()
     if unknown := [name for name in given.parts if name not in every]:
@@ -83,7 +85,8 @@ def main() -> None:
     options = {"rounds": given.rounds, "microbatches": given.microbatches}
     parts = run_parts(given.parts or every, options)
     if given.write:
-        page = RESULT.with_name("adaptive.md") if given.parts == ["adaptive"] else RESULT
+        alone = len(given.parts) == 1 and given.parts[0] in ("adaptive", "best")
+        page = RESULT.with_name(f"{given.parts[0]}.md") if alone else RESULT
         command = " ".join(["python -m benchmarks.pipeline", *sys.argv[1:]])
         text = "\n\n".join(part.render() for part in parts)
         page.write_text(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +41,8 @@ OF_1F1B = 1.01
 OF_BEST = {8: 0.945, 16: 0.965}
 OF_THEORY = 1.03
 FIRST = "torch 1F1B"
+CONTENDERS = ("ours zero_bubble", "ours zbv", FIRST, "torch ZBVZeroBubble", "torch DualPipeV")
+NUM_DRAWN = 2000
 
 
 def build_builders(
@@ -79,7 +82,8 @@ def build_builders(
             jobs.build_deepspeed, layers, batch, CHUNK_SIZE, NUM_RANKS, models.compute_loss
         )
         builders.append(("DeepSpeed 1F1B", build))
-    return builders
+    only = options.get("only")
+    return [one for one in builders if only is None or one[0] in only]
 
 
 class Alone:
@@ -237,6 +241,49 @@ def run(options: dict[str, Any]) -> Part:
         )
         _tabulate(part, result, num_microbatches, options["parts"])
     return part
+
+
+def run_best(options: dict[str, Any]) -> Part:
+    """Our best schedules against torch's best, round by round, as often as the rounds say."""
+    part = Part(title="Our best schedule and torch's, two stages, two processes")
+    names = ", ".join(name for name in CONTENDERS if name != FIRST)
+    part.notes.append(
+        f"The GPT of the part `torch`. {names} and {FIRST} take turns in each round; of ours the "
+        f"engine's part is timed. The interval is that of the median, by {NUM_DRAWN} samples of "
+        "the rounds with repetition."
+    )
+    for num_microbatches in options["microbatches"]:
+        given = {**options, "microbatches": num_microbatches, "only": CONTENDERS}
+        result = run_ranks(__name__, NUM_RANKS, {**given, "parts": ["torch"]})
+        steps = {
+            name: times.get("engine", times["step"]) for name, times in result["measured"].items()
+        }
+        table = Table(title=f"{num_microbatches} micro-batches, over torch's 1F1B")
+        middle = {name: table.add(name, ratios(each, steps[FIRST])) for name, each in steps.items()}
+        part.tables.append(table)
+        ours, theirs = (
+            min((name for name in middle if name.startswith(who)), key=middle.__getitem__)
+            for who in ("ours", "torch")
+        )
+        each = ratios(steps[ours], steps[theirs])
+        low, high = find_interval(each)
+        told = f"m={num_microbatches}: {ours} over {theirs}"
+        part.notes.append(
+            f"{told}: {statistics.median(each):.4f}, interval {low:.4f} to {high:.4f}"
+        )
+        part.bounds.append(
+            Bound(what=f"{told}, upper end of its 90 % interval", value=high, limit=1.0)
+        )
+    return part
+
+
+def find_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Nine tenths of the medians of samples with repetition lie in it."""
+    draw = random.Random(0)
+    medians = sorted(
+        statistics.median(draw.choices(values, k=len(values))) for _ in range(NUM_DRAWN)
+    )
+    return medians[NUM_DRAWN // 20], medians[-NUM_DRAWN // 20]
 
 
 def _tabulate(part: Part, result: dict[str, Any], num_microbatches: int, parts: list[str]) -> None:
