@@ -238,8 +238,9 @@ class Tensorboard(Tool):
 
     def open(self) -> None:
         now = time.time()
-        # TensorBoard reads them in the order of their names.
-        name = f"events.out.tfevents.{int(now):010d}.{os.uname().nodename}.{os.getpid()}.vjob"
+        # TensorBoard reads them in the order of their names; two attempts may share a second.
+        writer = f"{os.uname().nodename}.{os.getpid()}.{self.tracked.attempt}"
+        name = f"events.out.tfevents.{int(now):010d}.{writer}.vjob"
         self._file = EventFile(self.tracked.run.tensorboard / name, now)
         if not self.tracked.own:
             settings = "".join(

@@ -177,7 +177,7 @@ def test_from_all_runs_to_one_and_to_its_end(
             tab.evaluate("dispatchEvent(new PointerEvent('pointerup'))")
             wait_until(tab, "!pressed.isConnected")
             tab.locator("#runs td a").click(delay=700)
-            wait_until(tab, "document.body.innerText.includes('step 1/1 loss 2.0')")
+            wait_until(tab, "document.body?.innerText.includes('step 1/1 loss 2.0')")
             assert tab.locator("#nodes td").first.inner_text() == "local0"
             end.touch()
             wait_until(tab, f"document.getElementById('live').textContent === {OVER!r}")
