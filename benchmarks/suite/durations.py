@@ -22,6 +22,9 @@ from benchmarks import RESULTS
 
 RESULT = RESULTS / "suite.md"
 LONG_S = 60.0
+NUM_LONGEST = 10
+"""Are shown where none is long."""
+
 _LINE = re.compile(r"^\s*(\d+\.\d+)s (setup|call|teardown)\s+(\S.*)$", re.MULTILINE)
 _END = re.compile(r"^=+ (.*(?:passed|failed).* in [\d.]+s.*?) =+$", re.MULTILINE)
 
@@ -87,10 +90,13 @@ def render(log: str) -> str:
         f"printed on {os.cpu_count()} cores: {ends[0] if ends else 'it did not end'}. Three "
         "processes share the cores, so a time is more than the test would take alone.",
         "",
-        "| test | seconds | why |",
-        "|---|---|---|",
     ]
-    for one in list_long(log):
+    long = list_long(log)
+    if not long:
+        lines += [f"None does. The {NUM_LONGEST} longest:", ""]
+    lines += ["| test | seconds | why |", "|---|---|---|"]
+    longest = sorted(read_durations(log), key=lambda one: -one.seconds)[:NUM_LONGEST]
+    for one in long or longest:
         name = one.test.removeprefix("tests/").replace("|", "\\|")
         lines.append(f"| `{name}` ({one.part}) | {one.seconds:.0f} | {one.reason or '**?**'} |")
     return "\n".join(lines) + "\n"
