@@ -12,7 +12,7 @@ Its F and its B take turns, so they share it. Of the shapes of batches four are 
 
 The first step of a shape runs as ever: torch.compile compiles there, and it shows which outputs get
 a gradient. The Python code of the model then runs no more. What cannot be recorded runs as ever,
-with a warning: other actions than F and B too (recomputed ones, split backwards).
+with a warning; so do, without one, recomputed forwards and split backwards.
 """
 
 from __future__ import annotations
