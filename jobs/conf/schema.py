@@ -223,7 +223,7 @@ class Train:
     """Let torch.compile take each block; with schedules zero_bubble, zbv and auto those without
     dropout."""
     cuda_graphs: bool = False
-    """Record the forward and backward of a stage as CUDA graphs, one launch each; needs dropout 0."""
+    """Record a stage's forward and backward as CUDA graphs, one launch each; needs dropout 0."""
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     """Checkpoints."""
 
