@@ -11,7 +11,14 @@ from typing import Any, Optional
 import pytest
 
 from varuna_core.records import files
-from varuna_core.records.files import as_number, describe_room, expect_types, read_bytes
+from varuna_core.records.files import (
+    as_number,
+    describe_room,
+    expect_types,
+    find_errno,
+    lock_file,
+    read_bytes,
+)
 
 
 @dataclass
@@ -98,3 +105,27 @@ def test_only_regular_files_are_read(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "other")
     with pytest.raises(OSError):
         read_bytes(tmp_path / "other")
+
+
+def test_a_lock_makes_its_file_and_is_one_holders(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with lock_file(path) as held:
+        assert held and path.exists() and path.stat().st_mode & 0o077 == 0
+        with lock_file(path, waits=False) as again:
+            assert not again
+    with lock_file(path, waits=False) as later:
+        assert later
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(OSError, match="link"), lock_file(tmp_path / "link"):
+        pass
+
+
+def test_the_number_of_an_error_is_that_of_what_it_came_from() -> None:
+    try:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise RuntimeError("not saved") from error
+    except RuntimeError as error:
+        assert find_errno(error) == 28
+    assert find_errno(ValueError("other")) == 0

@@ -11,6 +11,7 @@ from varuna_core.records.formatting import (
     format_seconds,
     format_share,
     format_size,
+    wrap_columns,
 )
 
 
@@ -51,3 +52,16 @@ def test_a_share_is_per_cent_with_two_digits(share: float, text: str) -> None:
 )  # fmt: skip
 def test_a_size_is_in_binary_units(size: int, text: str) -> None:
     assert format_size(size) == text
+
+
+def test_the_last_cell_wraps_beside_the_others_or_below_them() -> None:
+    rows = [("a", "bb", "one " * 15 + "end"), ("ccc", "d", "")]
+    beside = wrap_columns(rows, 60)
+    assert beside[0].startswith("a    bb  one one") and beside[1].startswith(" " * 9 + "one")
+    assert beside[-1] == "ccc  d" and max(map(len, beside)) <= 60
+    below = wrap_columns(rows, 30)
+    assert below[0] == "a    bb" and below[1].startswith("    one one")
+    assert below[-1] == "ccc  d" and max(map(len, below)) <= 30
+    wide = wrap_columns([("head", "x" * 30, "y" * 40, "word")], 50)
+    assert wide[0] == "head  " + "x" * 30 and wide[1] == "    " + "y" * 40
+    assert wide[2] == "    word"

@@ -27,6 +27,7 @@ from varuna_core.schedule.registry import (
     SCHEDULES,
     ScheduleKind,
     build_schedule,
+    count_stages_per_rank,
     has_one_stage_a_rank,
     place_stages,
 )
@@ -97,3 +98,11 @@ def test_a_new_schedule_trains_as_others_do(tmp_path: Path) -> None:
         for other in others:
             torch.testing.assert_close(other["losses"], expected["losses"])
             torch.testing.assert_close(other["norms"], expected["norms"])
+
+
+def test_how_many_stages_a_rank_has() -> None:
+    assert count_stages_per_rank(AUTO, "1-1-1-1", 2) == 1
+    assert count_stages_per_rank("1f1b", None, 4) == 1
+    assert count_stages_per_rank("zbv", "1-1-1-1", 2) == 2
+    assert count_stages_per_rank("interleaved", None, 2) == 2
+    assert count_stages_per_rank("interleaved", "1-1-1-1-1-1", 2) == 3
