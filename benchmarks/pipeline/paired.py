@@ -267,12 +267,12 @@ def run_best(options: dict[str, Any]) -> Part:
         )
         each = ratios(steps[ours], steps[theirs])
         low, high = find_interval(each)
-        told = f"m={num_microbatches}: {ours} over {theirs}"
+        label = f"m={num_microbatches}: {ours} over {theirs}"
         part.notes.append(
-            f"{told}: {statistics.median(each):.4f}, interval {low:.4f} to {high:.4f}"
+            f"{label}: {statistics.median(each):.4f}, interval {low:.4f} to {high:.4f}"
         )
         part.bounds.append(
-            Bound(what=f"{told}, upper end of its 90 % interval", value=high, limit=1.0)
+            Bound(what=f"{label}, upper end of its 90 % interval", value=high, limit=1.0)
         )
     return part
 

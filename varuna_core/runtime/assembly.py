@@ -113,10 +113,10 @@ def assemble(
     masters, owners = make_masters(split, stages, shared, links, samples, settings, weight)
     placed = {} if sharding is None else sharding.placed
     hooks = ParameterHooks(masters, model, list_parts(masters.slices, placed))
-    records = must_record(settings)
     gradients = Gradients(
-        masters, shared, links, settings.device, owners, sharding, weight, hooks, records
-    )
+        masters, shared, links, settings.device, owners, sharding, weight, hooks,
+        has_fixed_sums=must_record(settings),
+    )  # fmt: skip
     split = split.without_values()
     return_freed_memory()
     return RankParts(
@@ -296,16 +296,8 @@ def build_engine(
         meter=GraphMeter(settings.chunk_size) if measures else None,
         loss=loss,
         times=times,
+        graphs=build_graphs(stages, gradients, loss, settings),
     )
-    if gradients.fixed is not None:
-        engine.graphs = CudaGraphs(
-            stages.stages,
-            loss,
-            partial(CudaRecorder, settings.device),
-            gradients.fixed.add,
-            lambda: gradients.weight.factor,
-            gradients.note_recorded,
-        )
     # `auto` may get to it in any step.
     puts_off = may_split_backward(plans.name)
     compiled = compile_modules(stages, puts_off, settings)
@@ -322,6 +314,22 @@ def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | N
         return None
     is_on_gpu = settings.device.type == "cuda"
     return ActionTimes(stage_map, find_clock() if is_on_gpu else None)
+
+
+def build_graphs(
+    stages: RankStages, gradients: Gradients, loss: LossForm, settings: VarunaSettings
+) -> CudaGraphs | None:
+    """None where nothing is recorded: then the sums of gradients are not fixed either."""
+    if gradients.fixed is None:
+        return None
+    return CudaGraphs(
+        stages.stages,
+        loss,
+        partial(CudaRecorder, settings.device),
+        gradients.fixed.add,
+        lambda: gradients.weight.factor,
+        gradients.note_recorded,
+    )
 
 
 def must_record(settings: VarunaSettings) -> bool:

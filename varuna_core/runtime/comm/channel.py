@@ -305,7 +305,7 @@ class Receiver:
             self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
 
     def _look(self, waited_s: float) -> None:
-        """Raise where this rank waits in vain for its GPU to have a message."""
+        """For waits until the GPU has a message: raise where they must end."""
         if self._discarding:
             raise ChannelClosed("this rank has failed")
         patience_s = self.arrivals.patience_s

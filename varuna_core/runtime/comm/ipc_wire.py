@@ -168,7 +168,7 @@ class IpcWire(Wire):
         return SeveralSends(posted), flat
 
     def _take_slot(self, size: int) -> tuple[int, bytes]:
-        """A free slot, and what the receiver is to be told of a new one."""
+        """A free slot, and the description of a new one for the receiver."""
         if self._counter is None:
             self._counter = Counter()
         copied, number = self._counter.read(), self._number

@@ -10,9 +10,10 @@ A recording is of one stage and one shape of batch, for one micro-batch under wa
 as micro-batches are under way at once, each with memory of its own, in which its activations stay.
 Its F and its B take turns, so they share it. Of the shapes of batches four are recorded.
 
-The first step of a shape runs as ever: torch.compile compiles there, and it shows which outputs get
-a gradient. The Python code of the model then runs no more. What cannot be recorded runs as ever,
-with a warning; so do, without one, recomputed forwards and split backwards.
+The first step with a shape runs kernel by kernel: torch.compile compiles there, and it shows which
+outputs get a gradient. After the recording the Python code of the model does not run. What cannot
+be recorded runs kernel by kernel too, with a warning; so do, without one, recomputed forwards and
+split backwards.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ T = TypeVar("T")
 KNOWN = (Tensor, bool, int, str)
 """Inputs whose values, or shapes, are part of a key."""
 IDLE_STEPS = 100
-"""After so many without a shape of batches its recordings are let go."""
+"""After so many without a shape of batches its recordings are dropped."""
 
 NUM_SHAPES = 4
-"""Of batches that a stage is recorded for: each keeps the activations of all that is under way."""
+"""Of batches that a stage is recorded for: each holds the activations of what is under way."""
 
 Got = tuple[bool, ...]
 """Which of a stage's outputs get a gradient."""
@@ -53,12 +54,12 @@ class Recorder(Protocol):
     """Records the work of a device."""
 
     def record(self, work: Callable[[], T]) -> tuple[T, Callable[[], None]]:
-        """Return what the work does, in memory that stays, and a function that does the work again,
+        """Return the work's result, in memory that stays, and a function that does the work again,
         into that memory. The recordings of one recorder take turns."""
 
 
 class BrokenRecording(Exception):
-    """A recording has failed, and CUDA's memory with it."""
+    """A recording has failed, and torch cannot go on after it."""
 
 
 class CudaRecorder:
@@ -339,7 +340,7 @@ class CudaGraphs:
         tensors = () if received is None else received.tensors
         leaves = pytree.tree_leaves(dict(micro.inputs))
         if not all(leaf is None or isinstance(leaf, KNOWN) for leaf in leaves):
-            return None  # what a key does not tell of
+            return None  # their values are no part of a key
         strides = tuple(tensor.stride() for tensor in tensors)
         key = (stage.index, stage.key_of(micro.inputs), sign(tensors), strides)
         self._used[key] = self._step
@@ -351,7 +352,7 @@ class CudaGraphs:
             self._seen[key] = find_got(gradients)
 
     def find(self, key: Any, micro: MicroBatch, received: Crossing | None) -> Recording | None:
-        """A recording that no micro-batch holds; None where the action is to run as ever."""
+        """A recording that no micro-batch holds; None where the action runs without one."""
         if key is None or key not in self._known:
             return None
         if self._free.get(key):
@@ -371,7 +372,7 @@ class CudaGraphs:
             )  # fmt: skip
         except BrokenRecording:
             raise
-        except Exception as error:  # CUDA's, of compilers: it has run as ever in the step before
+        except Exception as error:  # of CUDA or a compiler; without a recording it has run
             self._give_up(stage, name_error(error))
             return None
         self._tell_once(stage, "forwards and backwards are recorded as CUDA graphs", logging.INFO)

@@ -58,8 +58,8 @@ class HeldMicroBatch:
     output: Any = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
     work: list[PutOffProduct] = field(default_factory=list)
-    key: Any = None
-    """What its recordings have in common."""
+    recording_key: Any = None
+    """The recordings that it may use have this key."""
 
     recording: Recording | None = None
 
@@ -272,8 +272,8 @@ class Engine:
         received = self._take_activation(connected, number)
         held = HeldMicroBatch(received=received)
         if self._recorded is not None and (connected.stage.index, number) in self._whole:
-            held.key = self._recorded.find_key(connected.stage, micro, received)
-            held.recording = self._recorded.find(held.key, micro, received)
+            held.recording_key = self._recorded.find_key(connected.stage, micro, received)
+            held.recording = self._recorded.find(held.recording_key, micro, received)
         if held.recording is None:
             output = self._call(connected, micro, received)
         else:
@@ -416,11 +416,11 @@ class Engine:
         made: Sequence[Tensor | None] = ()
         if held.recording is not None and self._recorded is not None:
             made = self._recorded.run_backward(
-                held.key, held.recording, [start for _, start in pairs], gradients
+                held.recording_key, held.recording, [start for _, start in pairs], gradients
             )
         else:
             if self._recorded is not None:
-                self._recorded.learn(held.key, gradients)
+                self._recorded.learn(held.recording_key, gradients)
             if pairs:
                 torch.autograd.backward([s for s, _ in pairs], [g for _, g in pairs])
             if held.received is not None:

@@ -150,10 +150,10 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         grads, bias = ctx.grads, ctx.bias
         grad_input = grad @ weight if ctx.needs_input_grad[0] else None
-        becomes = find_fate(ctx.next_functions[1][0])
-        if becomes is Fate.DROPPED:
+        use = find_use(ctx.next_functions[1][0])
+        if use is Use.NONE:
             return grad_input, None, None, None
-        if becomes is Fate.RETURNED:
+        if use is Use.RETURNED:
             return grad_input, *_multiply(grad, input, bias), None
         weight = ctx.weight
         if grads.putting_off:
@@ -161,30 +161,28 @@ class _Linear(torch.autograd.Function):
             grads.add(partial(_accumulate, grad, input, weight, bias, grads), held)
             return grad_input, None, None, None
         wide = grads.find_wide(weight)
-        if wide is not None:  # autograd's hooks hear of it all the same
-            flat = grad.reshape(-1, grad.shape[-1])
-            add_product(wide, flat, input)
-            return grad_input, None, None if bias is None else flat.sum(0), None
+        if wide is not None:  # autograd's hooks are called all the same
+            return grad_input, None, _add_wide(wide, grad, input, bias), None
         if grads.adding and _has_gradients(weight, bias):
             _accumulate(grad, input, weight, bias, grads)
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, bias), None
 
 
-class Fate(Enum):
-    """Of a weight's gradient in a backward."""
+class Use(Enum):
+    """What the running backward does with a weight's gradient."""
 
-    ADDED = "to the weight's `grad`"
-    RETURNED = "by `torch.autograd.grad`"
-    DROPPED = "nobody asks: a gradient of activations within a forward"
+    ADDED = "added to the weight's `grad`"
+    RETURNED = "returned by `torch.autograd.grad`"
+    NONE = "not needed: a forward asks for the gradient of an activation"
 
 
-def find_fate(accumulate: Any) -> Fate:
-    """`accumulate` is the node that would add it."""
+def find_use(accumulate: Any) -> Use:
+    """`accumulate` is the node that adds to the weight's `grad`."""
     try:
-        return Fate.ADDED if torch._C._will_engine_execute_node(accumulate) else Fate.DROPPED
-    except RuntimeError:  # it refuses where leaves are asked for
-        return Fate.RETURNED
+        return Use.ADDED if torch._C._will_engine_execute_node(accumulate) else Use.NONE
+    except RuntimeError:  # torch does not answer where gradients of leaves are returned
+        return Use.RETURNED
 
 
 def _multiply(grad: Tensor, input: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -204,15 +202,20 @@ def add_product(wide: WideSum, grad: Tensor, input: Tensor) -> None:
     torch.addmm(total, grad.t(), flat, out_dtype=total.dtype, alpha=factor, out=total)
 
 
+def _add_wide(wide: WideSum, grad: Tensor, input: Tensor, bias: Tensor | None) -> Tensor | None:
+    """Add the weight's gradient to its sum; the bias's is returned."""
+    flat = grad.reshape(-1, grad.shape[-1])
+    add_product(wide, flat, input)
+    return None if bias is None else flat.sum(0)
+
+
 def _accumulate(
     grad: Tensor, input: Tensor, weight: nn.Parameter, bias: Tensor | None, grads: WeightGrads
 ) -> None:
     """Adds inside the product where it can."""
     so_far, wide = weight.grad, grads.find_wide(weight)
     if wide is not None:
-        flat = grad.reshape(-1, grad.shape[-1])
-        add_product(wide, flat, input)
-        grad_bias = None if bias is None else flat.sum(0)
+        grad_bias = _add_wide(wide, grad, input, bias)
     elif so_far is not None and so_far.dtype == grad.dtype == input.dtype:
         flat = grad.reshape(-1, grad.shape[-1])
         so_far.addmm_(flat.t(), input.reshape(-1, input.shape[-1]))

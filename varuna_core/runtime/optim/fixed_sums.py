@@ -1,8 +1,8 @@
 """Gradients that add up in memory which stays where it is from step to step.
 
 Recorded backwards (engine/cuda_graphs.py) add to the addresses that they were recorded with. So the
-sums are kept, set to zero as a step begins, and given to the optimizer as `.grad` at its end; a
-parameter that got no gradient in a step has none, as ever.
+sums are kept, set to zero as a step begins, and given to the optimizer as `.grad` at its end. A
+parameter that got no gradient in a step has `grad = None`, as without them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FixedSums:
         self._used.add(id(place))
 
     def drop_unused(self, places: Iterable[nn.Parameter]) -> None:
-        """Those that got none have none."""
+        """Set `grad` to None where no gradient came in this step."""
         for place in places:
             if id(place) not in self._used:
                 place.grad = None

@@ -140,10 +140,10 @@ class Gradients:
         sharding: Sharding | None = None,
         weight: MicroBatchWeight | None = None,
         hooks: ParameterHooks | None = None,
-        is_fixed: bool = False,
+        has_fixed_sums: bool = False,
     ) -> None:
-        """With `sharding` the parameters are one rank's shares of layers. Sums that are
-        fixed stay where they are (fixed_sums.py)."""
+        """With `sharding` the parameters are one rank's shares of layers. Fixed sums stay at one
+        place in memory (fixed_sums.py)."""
         self.masters, self.links, self.device, self.owners = masters, links, device, owners
         self.overlap = True
         self.weight = weight or MicroBatchWeight()
@@ -155,7 +155,7 @@ class Gradients:
         self.parameters = [place for p, place in places if p.requires_grad]
         """Where gradients add up; those of `masters.pairs` are kept."""
 
-        self.fixed = FixedSums(masters) if is_fixed else None
+        self.fixed = FixedSums(masters) if has_fixed_sums else None
 
         self.frozen = [place for p, place in places if not p.requires_grad]
         kept = {id(place) for place, _ in masters.pairs}

@@ -1,5 +1,5 @@
-"""What is recorded, and what runs as ever; the cases "recorded" of test_varuna.py show that both
-train alike. There is no GPU here: recorded work is run again (tests/ranks/rerun.py)."""
+"""What is recorded, and what is not; the cases "recorded" of test_varuna.py show that both train
+alike. There is no GPU here: recorded work is run again (tests/ranks/rerun.py)."""
 
 from __future__ import annotations
 
