@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.torch_version import TorchVersion
 
+from tests import ROOT
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.models.profiled import MIDDLE, WIDTH, Ladder, make_batch
 from tests.ranks.device import CPU, VARIABLE, bring, choose_device
@@ -24,6 +28,8 @@ from tests.varuna_core.programs.test_float8 import HALF
 from tests.varuna_core.runtime.optim.test_optimizers import make_parameters
 from tests.varuna_core.runtime.saving.test_saving import LAYOUTS, assert_goes_on, start
 from varuna_core import Profiler
+from varuna_core.checkpoint.format.entries import make_entry
+from varuna_core.checkpoint.store.writer import Staging
 from varuna_core.profiling.ranks import name_kind
 from varuna_core.runtime.engine.weight_grads import add_product
 from varuna_core.runtime.optim import fixed_sums
@@ -260,6 +266,29 @@ def test_a_half_gradient_adds_up_in_fp32(half: torch.dtype) -> None:
     fixed_sums.add_scaled(total, gradient, factor)
     torch.testing.assert_close(total.double(), expected, rtol=1e-6, atol=1e-6)
     assert fixed_sums._build_kernel.cache_info().currsize == 1, "not torch's own"
+
+
+def test_a_forward_that_cuda_does_not_record_runs_without_or_ends_in_words(device: str) -> None:
+    """In a process of its own: torch before 2.12 cannot go on after that."""
+    script = [sys.executable, PROGRAMS / "reads_a_value.py"]
+    env = {**os.environ, VARIABLE: device, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=300)
+    if device == "cpu":
+        assert done.stdout == "True\n", done.stderr
+    elif TorchVersion(torch.__version__) < "2.12":
+        assert "leave cuda_graphs out, or use torch 2.12" in done.stderr
+    else:
+        assert done.stdout == "True\n" and "stage 0: no CUDA graphs" in done.stderr, done.stderr
+
+
+@pytest.mark.usefixtures("only_gpu")
+def test_gpus_write_to_a_copy_on_a_ram_disk_by_themselves() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        staging = Staging(Path(folder))
+        weight = torch.arange(1e6, device=choose_device())
+        staging.take({0: [make_entry("weight", "w", weight)]})
+        assert staging._buffer.is_pinned()
+        assert torch.equal(staging.finish()[0][0].load(), weight.cpu())
 
 
 @pytest.mark.usefixtures("only_gpu")

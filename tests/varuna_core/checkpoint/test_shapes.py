@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
 import threading
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -310,6 +312,29 @@ def test_the_copy_is_one_buffer_that_outlives_the_state(in_folder: bool, tmp_pat
     small = deal(part.segments, 2, 0)
     staging.take(small)
     assert staging._buffer is buffer
+
+
+@pytest.mark.parametrize("refusal", [0, 1])
+def test_gpus_write_to_a_copy_in_a_folder_by_themselves(
+    refusal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver is asked for each buffer, and told before its memory is freed."""
+    pinned: dict[int, int] = {}
+    driver = SimpleNamespace(
+        cuMemHostRegister_v2=lambda at, size, _: refusal or pinned.update({at.value: size.value}),
+        cuMemHostUnregister=lambda at: pinned.pop(at.value),
+    )
+    monkeypatch.setattr(ctypes, "CDLL", {"libcuda.so.1": driver}.__getitem__)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    staging = Staging(tmp_path)
+    for size in (10, 1000):
+        weight = torch.arange(float(size))
+        staging.take({0: [make_entry("weight", "w", weight)]})
+        buffer = staging._buffer
+        assert pinned == ({} if refusal else {buffer.data_ptr(): buffer.numel()})
+        assert torch.equal(staging.finish()[0][0].load(), weight)
+    del staging, buffer
+    assert not pinned
 
 
 def test_training_goes_on_while_the_copy_is_written(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import logging
 import os
@@ -46,6 +47,8 @@ from varuna_core.records.files import find_errno, list_names
 ALIGN = 64
 POLL_S = 0.5
 """Between looks whether the thread that copies still lives."""
+PORTABLE = 1
+"""For all GPUs (CU_MEMHOSTREGISTER_PORTABLE)."""
 NUM_SAMPLES = 64
 """Elements of a weight that are compared with its copy."""
 
@@ -177,10 +180,31 @@ class Staging:
         try:
             # A full disk is an error here; later it would be a SIGBUS in the copy.
             os.posix_fallocate(fd, 0, size)
-            return torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
+            mapped = torch.from_file(name, shared=True, size=size, dtype=torch.uint8)
         finally:
             os.close(fd)
             os.unlink(name)
+        if torch.cuda.is_available():
+            _pin(mapped)
+        return mapped
+
+
+def _pin(mapped: Tensor) -> None:
+    """Let the GPUs write to mapped memory by themselves, for as long as the tensor lives.
+
+    Linux refuses it for files of most disks: copies are slower then, and the same. The driver is
+    asked, for torch would take a refusal of CUDA's for the error of its next kernel.
+    """
+    address = ctypes.c_void_p(mapped.data_ptr())
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        refusal = driver.cuMemHostRegister_v2(address, ctypes.c_size_t(mapped.numel()), PORTABLE)
+    except (OSError, AttributeError):  # another maker's GPU
+        return
+    if refusal:
+        log.info("GPUs cannot write to the copy of a save by themselves (error %d)", refusal)
+    else:
+        weakref.finalize(mapped, driver.cuMemHostUnregister, address).atexit = False
 
 
 def _give(copy: Tensor) -> Callable[[], Tensor]:
