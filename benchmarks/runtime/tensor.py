@@ -5,7 +5,8 @@
 Two processes, a core each; a GPT with sequence-parallel norms and a vocabulary-parallel loss, a few
 micro-batches a step, clipping and AdamW. Both take a step in each round, in turns, so that their
 ratio holds whatever else the machine does. By wall clock, or on a busy machine (`--cpu`) by the CPU
-time of both processes, which waits do not count in.
+time of both processes, which waits do not count in. Of one step of each the operations on tensors
+are counted, and the bytes that they read and write: no machine changes those.
 """
 
 from __future__ import annotations
@@ -16,19 +17,24 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import RESULTS
 from varuna_core import Varuna
 from varuna_core.programs.gpt import Gpt
 
 RESULT = RESULTS / "tensor.md"
-BOUND = 1.03
+BOUND, COUNT_BOUND = 1.03, 1.0
 SIZE, CLIP, RATE, WARMUP = 2, 1.0, 1e-4, 3
 
 
@@ -76,6 +82,40 @@ def prepare_by_hand(model: Gpt, batch: Tensor, fused: bool) -> Callable[[], Tens
     return step
 
 
+class Counter(TorchDispatchMode):
+    """Counts operations of this rank on plain tensors, but for views, and their bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.figures = {"operations": 0, "bytes": 0, "collectives": 0, "their bytes": 0}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, (DTensor, AsyncCollectiveTensor)) for kind in types):
+            return NotImplemented  # it calls others, on plain ones
+        made = func(*args, **(kwargs or {}))
+        aliases = [one.alias_info for one in func._schema.returns]
+        is_view = any(alias is not None and not alias.is_write for alias in aliases)
+        if func.namespace == "aten" and not is_view:
+            self._add("operations", "bytes", (args, kwargs, made))
+        elif "c10d" in func.namespace and "wait" not in func.name() and "wrap" not in func.name():
+            self._add("collectives", "their bytes", args)
+        return made
+
+    def _add(self, count: str, size: str, values: Any) -> None:
+        self.figures[count] += 1
+        tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+        self.figures[size] += sum(tensor.nbytes for tensor in tensors)
+
+
+def count(step: Callable[[], Tensor]) -> dict[str, int]:
+    """Of both ranks."""
+    with Counter() as counter:
+        step()
+    total = torch.tensor([*counter.figures.values()])
+    dist.all_reduce(total)
+    return dict(zip(counter.figures, total.tolist(), strict=True))
+
+
 def spend(step: Callable[[], Tensor], clock: Callable[[], float]) -> float:
     """Seconds of the slower rank, or with CPU time of both."""
     dist.barrier()
@@ -119,6 +159,12 @@ def main() -> None:
     ratios = [a / b for a, b in zip(seconds["ours"], seconds["by hand"], strict=True)]
     low, *_, high = statistics.quantiles(ratios, n=10)
     middle = {name: statistics.median(found) for name, found in seconds.items()}
+    counts = {name: count(step) for name, step in steps.items()}
+    counted = "\n".join(
+        f"| {what} | {ours} | {counts['by hand'][what]} | {COUNT_BOUND} | "
+        f"{ours / counts['by hand'][what]:.3f} |"
+        for what, ours in counts["ours"].items()
+    )
     words = "CPU seconds of both processes" if options.cpu else "seconds of the slower process"
     text = f"""# Tensor parallelism: a step, against torch's styles put on by hand
 
@@ -137,6 +183,13 @@ rounds; GPT of {options.layers} layers, hidden {options.hidden}, sequence 128, 8
 | what | bound | first decile | median | last decile |
 |---|---|---|---|---|
 | Varuna over by hand | {BOUND} | {low:.3f} | {statistics.median(ratios):.3f} | {high:.3f} |
+
+Counted in one step, of both processes together; an operation's bytes are those of the tensors that
+it reads and makes, views not counted:
+
+| what | Varuna | by hand | bound | ratio |
+|---|---|---|---|---|
+{counted}
 """
     if rank == 0:
         print(text)
