@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,29 @@ def test_of_a_hundred_checkpoints_the_newest_three_are_kept() -> None:
         for iteration in range(100):
             writer.save(replace(part, iteration=iteration))
             assert len(list_complete(store)) == min(iteration + 1, 3)
+        writer.close()
         assert names(store) == ["owner.json", *(f"varuna_ckpt_{i}" for i in (97, 98, 99))]
+
+
+def test_what_goes_is_out_of_the_list_at_once_and_deleted_before_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, delete = threading.Event(), shutil.rmtree
+
+    def wait_and_delete(folder: Path, **options: bool) -> None:
+        assert opened.wait(30)
+        delete(folder, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", wait_and_delete)
+    writer = CheckpointWriter(tmp_path, job="a", keep=1)
+    save(writer, 1, 2)
+    assert list_iterations(tmp_path) == [2]
+    assert names(tmp_path) == ["owner.json", "varuna_ckpt_1.a.1.removed", "varuna_ckpt_2"]
+    opened.set()
+    save(writer, 3)
+    assert "varuna_ckpt_1.a.1.removed" not in names(tmp_path)
+    writer.close()
+    assert names(tmp_path) == ["owner.json", "varuna_ckpt_3"]
 
 
 def test_keep_counts_those_of_the_training_that_is_continued(tmp_path: Path) -> None:

@@ -303,21 +303,28 @@ def read_save(folder: Path) -> Save | None:
 
 def remove(folder: Path, save: Save | None) -> None:
     """Take it out of the list in one step, then delete it if it is still the one meant."""
+    aside = take_out(folder, save)
+    if aside is not None:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def take_out(folder: Path, save: Save | None) -> Path | None:
+    """As `remove`, but for the deleting: of the path that is returned, if any."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
     aside = folder.with_name(f"{name_of(int(match[1]))}.{save.save if save else 'x'}.removed")
     try:
         os.rename(folder, aside)
     except FileNotFoundError:
-        return
+        return None
     except OSError:  # one that an earlier removal did not finish
         shutil.rmtree(aside, ignore_errors=True)
         os.rename(folder, aside)
     found = read_save(aside)
     if found is not None and save is not None and found.save != save.save:
         os.rename(aside, folder)  # another job has put its own there meanwhile
-        return
-    shutil.rmtree(aside, ignore_errors=True)
+        return None
+    return aside
 
 
 def expect_ours(folder: Path) -> None:
@@ -388,8 +395,9 @@ class Owner:
         owner = self._read()
         return owner["job"] == self.job and there.save in owner["found"]
 
-    def keep(self, count: int, done: Save) -> None:
-        """Remove all but `done` and what this job made before it, as many as are to stay.
+    def keep(self, count: int, done: Save) -> list[Path]:
+        """Take out all but `done` and what this job made before it, as many as are to stay; the
+        folders to delete.
 
         Those of earlier jobs go first, whatever their iteration: they may be of a future that was
         left when training went back.
@@ -403,8 +411,9 @@ class Owner:
                 order = _number(save) if save.job == self.job else -1
                 mine.append((order, save.iteration, complete.path, save))
         mine.sort(key=lambda one: one[:2])
-        for _, _, path, save in mine[: max(0, len(mine) - count + 1)]:
-            remove(path, save)
+        spare = mine[: max(0, len(mine) - count + 1)]
+        taken = [take_out(path, save) for _, _, path, save in spare]
+        return [aside for aside in taken if aside is not None]
 
     def _path_of(self, save: Save) -> Path:
         return self.store / name_of(save.iteration)

@@ -20,6 +20,7 @@ import ctypes
 import errno
 import logging
 import os
+import shutil
 import tempfile
 import threading
 import weakref
@@ -207,6 +208,11 @@ def _pin(mapped: Tensor) -> None:
         weakref.finalize(mapped, driver.cuMemHostUnregister, address).atexit = False
 
 
+def _delete(folders: Sequence[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def _give(copy: Tensor) -> Callable[[], Tensor]:
     return lambda: copy
 
@@ -286,6 +292,9 @@ class CheckpointWriter:
 
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._deleting: threading.Thread | None = None
+        """Deletes what is out of the list already."""
+
         _OPEN.add(self)
 
     def set_background(self, tempdir: Path | str | None) -> None:
@@ -304,6 +313,7 @@ class CheckpointWriter:
         # Of calls, not of successes: this rank's next save is the next of the others too.
         self._count += 1
         self.wait()
+        self._end_deleting()  # there is to be room for this one
         save = Save(
             iteration=part.iteration,
             save=f"{self.job}.{self._count}",
@@ -359,6 +369,7 @@ class CheckpointWriter:
         """As `finish`; no more saves follow."""
         _OPEN.discard(self)
         self.finish()
+        self._end_deleting()
 
     def _write_beside(self, folder: SaveFolder, part: CheckpointPart) -> None:
         try:
@@ -441,8 +452,19 @@ class CheckpointWriter:
                 log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
 
     def _keep_some(self, done: Save) -> None:
-        if self.keep is not None:
-            self._owner.keep(self.keep, done)
+        """What goes is out of the list at once, and deleted under the next steps."""
+        if self.keep is None:
+            return
+        spare = self._owner.keep(self.keep, done)
+        if spare:
+            self._end_deleting()
+            self._deleting = threading.Thread(target=_delete, args=(spare,), name="deletes")
+            self._deleting.start()
+
+    def _end_deleting(self) -> None:
+        if self._deleting is not None:
+            self._deleting.join()
+            self._deleting = None
 
     def _settle(self) -> None:
         """Complete this job's last save, where a stale listing hid the markers from everybody, or
