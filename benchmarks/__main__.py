@@ -1,9 +1,10 @@
 """All figures that the project states, one benchmark after another: `make bench`.
 
-    python -m benchmarks [--quick] [--only NAME ...] [--limit-min 60]
+    python -m benchmarks [--quick] [--only NAME ...] [--before PAGE] [--limit-min 60]
 
 Writes results/<date>.md, a summary with what was not measured and why, and a plot of all figures
-as parts of their bounds beside it. A full run also renews the result file of each benchmark, which
+as parts of their bounds beside it; with --before each figure beside that of an earlier page. A full
+run also renews the result file of each benchmark, which
 benchmarks/README.md quotes; --quick takes smaller inputs and leaves those files alone.
 """
 
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks import RESULTS, ROOT
 from benchmarks.catalogue import BENCHMARKS, Benchmark
@@ -67,7 +69,49 @@ def run_benchmark(benchmark: Benchmark, is_quick: bool, limit_s: float) -> Outco
     )
 
 
-def render(title: str, command: str, machine: str, outcomes: Sequence[Outcome], plot: str) -> str:
+def render_before(page: Path, outcomes: Sequence[Outcome]) -> list[str]:
+    """A table of each figure beside that of an earlier page."""
+    earlier = list_earlier(page.read_text())
+    lines = ["", f"## Beside [{page.stem}]({page.name})", ""]
+    lines += ["| figure | bound | then | now | |", "|---|---|---|---|---|"]
+    for one in outcomes:
+        for figure in one.figures:
+            known = earlier.get((one.benchmark.title, figure.what))
+            then = known.pop(0) if known else None
+            verdict = "met" if figure.is_met else "**missed**"
+            if then is not None and not figure.is_met:
+                verdict += ", met then" if then.is_met else ", as then"
+            elif then is not None and not then.is_met:
+                verdict += ", missed then"
+            lines.append(
+                f"| {one.benchmark.title}: {figure.what} | {figure.shown_bound} | "
+                f"{'' if then is None else describe(then)} | {describe(figure)} | {verdict} |"
+            )
+    return lines
+
+
+def list_earlier(text: str) -> dict[tuple[str, str], list[Figure]]:
+    """The figures of a page, by benchmark and name, in their order."""
+    found: dict[tuple[str, str], list[Figure]] = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, rest = section.partition("\n")
+        for figure in find_figures(rest.partition("<details>")[0]):
+            found.setdefault((title, figure.what), []).append(figure)
+    return found
+
+
+def describe(figure: Figure) -> str:
+    return f"{figure.value:g}" + (f" ({figure.shown_spread})" if figure.spread else "")
+
+
+def render(
+    title: str,
+    command: str,
+    machine: str,
+    outcomes: Sequence[Outcome],
+    plot: str,
+    before: Path | None = None,
+) -> str:
     lines = [f"# {title}", "", f"Made by `{command}`. {machine}", ""]
     lines += [
         "| benchmark | beside | figures with a bound | met | seconds |",
@@ -83,6 +127,8 @@ def render(title: str, command: str, machine: str, outcomes: Sequence[Outcome], 
     measured = [one for one in outcomes if one.text and not one.obstacle]
     if any(one.figures for one in measured):
         lines += ["", f"![Figures as parts of their bounds]({plot})"]
+    if before is not None:
+        lines += render_before(before, outcomes)
     for one in measured:
         lines += ["", f"## {one.benchmark.title}", "", f"`{one.command}`"]
         lines += render_measured(one.text, one.figures)
@@ -95,6 +141,7 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="small inputs, in minutes")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="of benchmarks/")
+    parser.add_argument("--before", type=Path, metavar="PAGE", help="an earlier page")
     parser.add_argument("--limit-min", type=float, default=60.0, help="for each benchmark")
     options = parser.parse_args()
     names = [one.name for one in BENCHMARKS]
@@ -117,7 +164,7 @@ def main() -> None:
         # After each of them: the whole takes an hour, and may be cut off.
         if groups := {one.benchmark.title: one.figures for one in outcomes if one.figures}:
             plot.write_text(draw_bounds(groups))
-        path.write_text(render(title, command, machine, outcomes, plot.name))
+        path.write_text(render(title, command, machine, outcomes, plot.name, options.before))
     print(f"wrote {path}")
 
 
