@@ -117,7 +117,7 @@ def measure_manager(folder: Path, nodes: int) -> Points:
     observer = NodeObserver(lost_s=60.0, beat_s=2.0, poll_s=0.25)
     for name in ("manager: all nodes are new", "manager: a turn"):
         with timed(points, name):
-            sight = Sight(read_presences(morph, "7.0"), None, {}, {}, -1)
+            sight = Sight(read_presences(morph, "7.0"), None, {}, {}, -1, {})
             for said in (*observer.observe(state, sight, 1.0), Tick()):
                 state, _ = advance(state, said, 1.0, rules, tuple)
     return points

@@ -54,6 +54,9 @@ class ManagerLink:
         self._hub: Optional[Hub] = None
         self._presences: Dict[str, Presence] = {}
         """By connection; the last one of a connection that ended stays."""
+        self.closed: Dict[str, int] = {}
+        """Nodes whose connection was closed at their end, and the count of their last sign of life
+        on it; until they say something again."""
         self._done: Set[str] = set()
         """Agents that left because their ranks have ended."""
         self._callers: List[str] = []
@@ -94,6 +97,11 @@ class ManagerLink:
                     if other not in self._hub.names:
                         del self._presences[other]
                 self._presences[name] = told
+                self.closed.pop(told.name, None)
+        for name in self._hub.take_hung_up():
+            if name in self._presences and name not in self._hub.names:
+                told = self._presences[name]
+                self.closed[told.name] = told.count
 
     def list_seats(self) -> Set[int]:
         """Seats whose daemons are connected."""

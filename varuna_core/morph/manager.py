@@ -249,7 +249,9 @@ class Manager:
                 said.append(CalledToEnd(CANCELLED))
         present = self._link.merge(self._sight.presences, self._session)
         seats = range(self._plan.num_nodes)
-        sight = self._sight._replace(presences={s: p for s, p in present.items() if s in seats})
+        sight = self._sight._replace(
+            presences={s: p for s, p in present.items() if s in seats}, closed=self._link.closed
+        )
         return said + self._observer.observe(self._state, sight, time.monotonic())
 
     def _widen(self) -> None:
@@ -285,6 +287,7 @@ class Manager:
             refused=refused,
             leave=read_leave(self._run.morph),
             saved=self._saved,
+            closed=self._link.closed,
         )
 
     def _is_cancelled(self) -> bool:

@@ -1,12 +1,14 @@
 """Observer of the nodes: turns files of the run folder into inputs of the state machine.
 
 A sign of life counts when it changed, by our own clock. While ranks train, silence is long before
-it means anything; once an attempt is being stopped, whoever does not end with it is soon known.
+it means anything; once an attempt is being stopped, whoever does not end with it is soon known, and
+sooner if its system has closed its connection: one that lives says so in a file at once, and calls
+again.
 """
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
 from varuna_core.morph.machine import ATTEMPTING
 from varuna_core.morph.messages import (
@@ -27,6 +29,8 @@ from varuna_core.records.requests import HAS_LEFT
 SUSPECT_BEATS = 8.0
 """So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
 each look then (`node_daemon.py`)."""
+CLOSED_BEATS = 3.0
+"""As many, where its connection was closed at its end."""
 
 
 class Sight(NamedTuple):
@@ -40,6 +44,8 @@ class Sight(NamedTuple):
     leave: Dict[int, str]
     """Seats that were asked to leave, and why where no person did."""
     saved: int
+    closed: Mapping[str, int]
+    """Nodes whose connection was closed at their end, and the count of their last sign of life."""
 
 
 class NodeObserver:
@@ -48,14 +54,22 @@ class NodeObserver:
     def __init__(self, lost_s: float, beat_s: float, poll_s: float) -> None:
         """`beat_s` between two signs of life, `poll_s` once an attempt is ending."""
         self._lost_s, self._suspect_s = lost_s, SUSPECT_BEATS * poll_s
+        self._closed_s = CLOSED_BEATS * poll_s
         self._beat_s = beat_s
         self._signs: Dict[str, Tuple[int, float]] = {}
         """Of each node the last count, and when it was new."""
+        self._closed: Dict[str, Tuple[int, float]] = {}
+        """As a sight says of closed connections, and when that was new."""
         self._observed: Optional[float] = None
 
     def observe(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:
         """Inputs in the order in which they are to count."""
         self._excuse_gap(now)
+        known = self._closed
+        self._closed = {
+            name: known[name] if known.get(name, (-1, now))[0] == count else (count, now)
+            for name, count in sight.closed.items()
+        }
         said: List[Input] = [Saved(sight.saved)] if sight.saved != state.whole else []
         present = {item.name: item for item in sight.presences.values()}
         known, living = {*state.nodes, *state.fenced}, frozenset(state.living)
@@ -64,10 +78,10 @@ class NodeObserver:
             self._signs.setdefault(name, (-1, now))
         hosts = {present[name].host for name in state.nodes if name in present}
         for name, item in present.items():
-            count, since = self._signs.get(name, (-1, now))
+            count, _ = self._signs.get(name, (-1, now))
             if count != item.count:
                 self._signs[name] = (item.count, now)
-            elif self._is_silent(state, since, now):
+            elif self._is_silent(state, name, now):
                 continue  # left by an agent of this session that is gone
             if name in known or item.state == GONE:
                 continue
@@ -94,6 +108,7 @@ class NodeObserver:
         self._observed = now
         if gap > self._beat_s:
             self._signs = {name: (count, at + gap) for name, (count, at) in self._signs.items()}
+            self._closed = {name: (count, at + gap) for name, (count, at) in self._closed.items()}
 
     def _find_changes(
         self,
@@ -112,7 +127,7 @@ class NodeObserver:
         if item is not None and item.state == GONE:
             return [Lost(name, f"{host} {HAS_LEFT}")]
         silent_s = now - self._signs[name][1]
-        if self._is_silent(state, self._signs[name][1], now):
+        if self._is_silent(state, name, now):
             return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]
         said: List[Input] = []
         if seat in sight.refused and name in state.members:
@@ -128,5 +143,10 @@ class NodeObserver:
                 said.append(RankFailed(reason, state.attempt))
         return said
 
-    def _is_silent(self, state: ManagerState, since: float, now: float) -> bool:
-        return now - since > (self._suspect_s if state.phase == STOPPING else self._lost_s)
+    def _is_silent(self, state: ManagerState, name: str, now: float) -> bool:
+        count, since = self._signs[name]
+        if state.phase != STOPPING:
+            return now - since > self._lost_s
+        last, closed_at = self._closed.get(name, (-1, now))
+        has_hung_up = count <= last and now - closed_at > self._closed_s
+        return has_hung_up or now - since > self._suspect_s

@@ -287,6 +287,17 @@ def test_a_silent_member_is_dropped_and_comes_back(pair: Pair) -> None:
     assert len(pair.complaints) == 1
 
 
+def test_a_member_that_is_gone_is_told_from_one_that_is_silent(pair: Pair) -> None:
+    pair.connect("n1")
+    pair.heard += pair.hub.step(time.monotonic() + SILENT_S + 1.0)
+    assert pair.hub.names == [] and pair.hub.take_hung_up() == []
+    pair.turn_until(lambda: pair.hub.names == ["n1"], "it comes back")
+    member = pair.members.pop()
+    member.close()
+    pair.turn_until(lambda: not pair.hub.names, "it is gone")
+    assert pair.hub.take_hung_up() == ["n1"] and pair.hub.take_hung_up() == []
+
+
 def test_a_silent_hub_is_given_up(pair: Pair) -> None:
     member = pair.connect("n1")
     now = time.monotonic()

@@ -504,6 +504,7 @@ class SimHub:
     def __init__(self) -> None:
         self.members: dict[str, SimMember] = {}
         self.inbox: list[tuple[str, dict[str, Any]]] = []
+        self.hung_up: list[str] = []
         self._word: dict[str, Any] = {}
         self._count = 0
         WORLD[-1].hubs.append(self)
@@ -515,6 +516,10 @@ class SimHub:
     def step(self, now: float) -> list[tuple[str, dict[str, Any]]]:
         number = WORLD[-1].draw.randint(0, len(self.inbox))
         taken, self.inbox = self.inbox[:number], self.inbox[number:]
+        return taken
+
+    def take_hung_up(self) -> list[str]:
+        taken, self.hung_up = self.hung_up, []
         return taken
 
     def admit(self, name: str, member: SimMember) -> None:
@@ -579,6 +584,7 @@ class SimMember:
     def hang_up(self) -> None:
         if self.hub is not None:
             self.hub.members.pop(self._name, None)
+            self.hub.hung_up.append(self._name)
         self.hub, self.queue = None, []
 
     close = hang_up

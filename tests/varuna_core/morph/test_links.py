@@ -166,7 +166,7 @@ def test_a_node_is_lost_no_later_by_its_connection_than_by_its_file(linked: Link
     def observe(file_count: int, now: float) -> bool:
         files = {0: make_presence(0, "a", file_count)}
         present = linked.manager.merge(files, SESSION)
-        said = observer.observe(state, Sight(present, None, {}, {}, -1), now)
+        said = observer.observe(state, Sight(present, None, {}, {}, -1, {}), now)
         return any(isinstance(one, Lost) for one in said)
 
     daemon = linked.connect(make_presence(0, "a", 40))
@@ -177,6 +177,18 @@ def test_a_node_is_lost_no_later_by_its_connection_than_by_its_file(linked: Link
     assert not observe(3, 189.0)
     assert observe(3, 191.0)
     assert not observe(41, 192.0), "a file that is new is a sign"
+
+
+def test_a_daemon_that_is_gone_is_noted_until_it_says_something_again(linked: Linked) -> None:
+    me = make_presence(0, "a", 40)
+    daemon = linked.connect(me)
+    linked.connect(make_presence(1, "b"))
+    linked.daemons.remove(daemon)
+    daemon.close()
+    linked.turn_until(lambda: linked.manager.closed, "the end of the connection")
+    assert linked.manager.closed == {"0/a": 40}
+    linked.connect(replace(me, count=41))
+    linked.turn_until(lambda: not linked.manager.closed, "its next word")
 
 
 def test_all_is_calm_when_nodes_and_agents_are_connected(linked: Linked) -> None:

@@ -108,7 +108,7 @@ class Observed:
     def __init__(self, state: ManagerState) -> None:
         self.state, self.now = state, 0.0
         self.observer = NodeObserver(lost_s=90, beat_s=1, poll_s=0.25)
-        self.sight = Sight({2: ME}, None, {}, {}, -1)
+        self.sight = Sight({2: ME}, None, {}, {}, -1, {})
 
     def observe(
         self, seconds: float = 0.5, *, beats: bool = True, **changes: object
@@ -140,6 +140,28 @@ def test_silence_means_a_loss_soon_where_the_attempt_ends_and_late_where_it_trai
     assert ends.observe(3) == []
     (lost,) = ends.observe(5, beats=False)
     assert lost == Lost("2/k", lost.reason) if isinstance(lost, Lost) else False
+
+
+def test_a_node_whose_connection_was_closed_is_lost_sooner_where_the_attempt_ends() -> None:
+    trains = Observed(TRAINS)
+    trains.observe(3)
+    assert trains.observe(60, beats=False, closed={"2/k": 6}) == []
+    ends = Observed(replace(TRAINS, phase=STOPPING))
+    ends.observe(3)
+    assert ends.observe(0.5, beats=False, closed={"2/k": ME.count + 6}) == []
+    assert ends.observe(1, beats=True) == [], "it says something in its file"
+    assert ends.observe(1, beats=False) == []
+    assert ends.observe(1, beats=False, closed={"2/k": ME.count + 8}) == []
+    (lost,) = ends.observe(0.5, beats=False)
+    assert isinstance(lost, Lost) and "h2 was lost: no sign of life" in lost.reason
+
+
+def test_a_connection_that_was_closed_while_the_manager_stood_still_may_come_back() -> None:
+    observed = Observed(replace(TRAINS, phase=STOPPING))
+    observed.observe(3)
+    observed.observe(0.5, beats=False, closed={"2/k": ME.count + 6})
+    observed.now += 60
+    assert observed.observe(0.5, beats=False) == []
 
 
 def test_while_the_manager_itself_stood_still_nobody_was_silent() -> None:

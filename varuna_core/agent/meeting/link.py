@@ -66,6 +66,10 @@ class Broken(Exception):
     """The connection ended, or who is at its other end does not keep to the protocol."""
 
 
+class HungUp(Broken):
+    """The system at the other end closed the connection: the process there has ended, or did so."""
+
+
 class Place(NamedTuple):
     """link.json: where the hub listens, and the secret that both sides know."""
 
@@ -139,7 +143,7 @@ class Wire:
             if len(self._inward) > self.most:
                 raise Broken(f"a line of more than {self.most} bytes")
             if self._has_ended:
-                raise Broken("the other side has closed the connection")
+                raise HungUp("the other side has closed the connection")
             if not self._fill():
                 return None
 
@@ -149,7 +153,7 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError as error:
-            raise Broken(error.strerror or str(error)) from None
+            raise _explain(error) from None
         self._inward += data
         self._has_ended = not data
         return True
@@ -168,7 +172,12 @@ class Wire:
         except (BlockingIOError, InterruptedError):
             pass
         except OSError as error:
-            raise Broken(error.strerror or str(error)) from None
+            raise _explain(error) from None
+
+
+def _explain(error: OSError) -> Broken:
+    kind = HungUp if isinstance(error, (BrokenPipeError, ConnectionResetError)) else Broken
+    return kind(error.strerror or str(error))
 
 
 class Seal:
@@ -233,6 +242,7 @@ class Hub:
         self._pending: Dict[int, _Guest] = {}
         """By descriptor, the oldest first."""
         self._members: Dict[str, _Guest] = {}
+        self._hung_up: List[str] = []
         self._word: Dict[str, Any] = {}
         self._count = 0
         self._next_beat = 0.0
@@ -245,6 +255,11 @@ class Hub:
     def names(self) -> List[str]:
         """Members that have a connection now."""
         return list(self._members)
+
+    def take_hung_up(self) -> List[str]:
+        """Members whose connections were closed at their end, since the last call."""
+        names, self._hung_up = self._hung_up, []
+        return names
 
     @property
     def num_pending(self) -> int:
@@ -363,7 +378,9 @@ class Hub:
     def _dropping(self, guest: _Guest) -> Any:
         try:
             yield
-        except Broken:
+        except Broken as problem:
+            if isinstance(problem, HungUp) and self._members.get(guest.name) is guest:
+                self._hung_up.append(guest.name)
             self._drop(guest)
 
     def _drop(self, guest: _Guest) -> None:
