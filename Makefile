@@ -110,9 +110,10 @@ release: $(VENV)/.installed-dev
 	@cd dist && sha256sum *
 	@! grep -m1 'not yet released' CHANGELOG.md || echo 'Before the tag: give it its date.'
 
-# Every figure that is stated, beside its peers; QUICK=1 takes small inputs and some minutes.
+# Every figure that is stated, beside its peers; QUICK=1 takes small inputs and some minutes. With
+# BEFORE=benchmarks/results/<date>.md each stands beside that of an earlier run.
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m benchmarks $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(if $(BEFORE),--before $(BEFORE))
 
 # All that needs a GPU, in parts, with the result page of today. The same command resumes an interrupted
 # run; PART="wire stages" repeats these parts; WRITE=1 writes a page ("not run") without a GPU too.

@@ -65,9 +65,9 @@ class NodeObserver:
     def observe(self, state: ManagerState, sight: Sight, now: float) -> List[Input]:
         """Inputs in the order in which they are to count."""
         self._excuse_gap(now)
-        known = self._closed
+        before = self._closed
         self._closed = {
-            name: known[name] if known.get(name, (-1, now))[0] == count else (count, now)
+            name: before[name] if before.get(name, (-1, now))[0] == count else (count, now)
             for name, count in sight.closed.items()
         }
         said: List[Input] = [Saved(sight.saved)] if sight.saved != state.whole else []
