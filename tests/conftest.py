@@ -6,6 +6,7 @@ VJOB_EXPLORE=1 draws new ones.
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,13 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers ignore it, and so would every process that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Hundreds of processes start from this tree: without compiled modules each compiles them anew.
+# Hundreds of processes start from this tree: without compiled modules each compiles them anew, and
+# pytest rewrites the assertions of every test in each of its own.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled"))
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled")
+    )
 
 HANDLED = [signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2", "CHLD")]
 LAB = (
