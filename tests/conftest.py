@@ -12,6 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Hundreds of processes start from this tree: without compiled modules each compiles them anew, and
+# pytest rewrites the assertions of every test in each of its own.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled")
+    )
+
+# After that, so that pytest need not rewrite the 100 modules of hypothesis, its plugin, each time.
 from hypothesis import settings
 
 from tests.cluster.fixtures import clean_lab, lab, shared_files
@@ -26,13 +36,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers ignore it, and so would every process that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Hundreds of processes start from this tree: without compiled modules each compiles them anew, and
-# pytest rewrites the assertions of every test in each of its own.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    sys.dont_write_bytecode = False
-    sys.pycache_prefix = os.environ.setdefault(
-        "PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled")
-    )
+# As the ranks of most tests have: a sum over several threads is rounded otherwise, and threads that
+# wait for each other's turn on a busy processor spin.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 HANDLED = [signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2", "CHLD")]
 LAB = (
