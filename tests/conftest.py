@@ -4,6 +4,7 @@ hypothesis draws the same examples in each run, so that a failure can be repeate
 VJOB_EXPLORE=1 draws new ones.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -78,6 +79,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     at_lab = [item for item in items if "lab" in getattr(item, "fixturenames", ())]
     if astray := sorted({i.nodeid for i in at_lab if not i.nodeid.startswith(LAB)}):
         raise pytest.UsageError(f"these use the lab, but LAB does not name their file: {astray}")
+
+
+def pytest_collection_finish() -> None:
+    """All that is there stays, thousands of tests among it: the collector need not look through it
+    again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
