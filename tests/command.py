@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import selectors
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from tests import PATIENCE, ROOT
+from tests.ranks.start import build_order, fork
 from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
@@ -36,15 +41,7 @@ class Vjob:
     def __call__(
         self, *args: str, code: int | None = 0, timeout_s: float = 150
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "vjob", *args],
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s * PATIENCE,
-            check=False,
-        )
+        done = run_module("vjob", args, self.folder, self.env, timeout_s * PATIENCE)
         assert code is None or done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -92,6 +89,79 @@ class Vjob:
     def explain(self, run: RunFolder) -> str:
         logs = "\n".join(p.read_text(errors="replace") for p in run.path.glob("scheduler*.out"))
         return self("status", str(run.path), "-n", "5", code=None).stdout + logs
+
+
+def run_module(
+    module: str, words: Sequence[str], folder: Path, env: Mapping[str, str], timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """`python -m MODULE WORDS`: forked by a process that has imported vjob, unless the environment
+    makes it another Python."""
+    if pick_early(env) != pick_early({**os.environ, "PYTHONPATH": str(ROOT)}):
+        return subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+        )
+    return Forked("commands", module, words, folder, env).finish(timeout_s)
+
+
+class Forked:
+    """`python -m MODULE WORDS`, forked by a process that has imported what it needs."""
+
+    def __init__(
+        self, pool: str, module: str, words: Sequence[str], folder: Path, env: Mapping[str, str]
+    ) -> None:
+        self.args = [module, *words]
+        pipes = [os.pipe(), os.pipe()]
+        order = build_order(module, words, env, folder)
+        self._pid, end = fork(pool, order, *(written for _, written in pipes))
+        for _, written in pipes:
+            os.close(written)
+        self._reads = [*(read for read, _ in pipes), end]
+
+    def finish(self, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """As subprocess.run does: killed at the deadline, and where the test is interrupted."""
+        try:
+            out, err, code = read_to_end(self._reads, timeout_s)
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+            os.read(self._reads[-1], 16)  # when it has ended
+            if isinstance(error, TimeoutError):
+                raise subprocess.TimeoutExpired(self.args, timeout_s) from None
+            raise
+        finally:
+            for descriptor in self._reads:
+                os.close(descriptor)
+        return subprocess.CompletedProcess(self.args, int(code), out, err)
+
+
+def pick_early(env: Mapping[str, str]) -> dict[str, str]:
+    """What an interpreter reads as it starts."""
+    return {name: env[name] for name in env if name.startswith(("PYTHON", "LC_", "LANG", "LD_"))}
+
+
+def read_to_end(descriptors: Sequence[int], timeout_s: float) -> list[str]:
+    """What each has until its other end is closed, by the last process that holds it."""
+    deadline = time.monotonic() + timeout_s
+    texts = {descriptor: b"" for descriptor in descriptors}
+    with selectors.DefaultSelector() as open_ones:
+        for descriptor in descriptors:
+            open_ones.register(descriptor, selectors.EVENT_READ)
+        while open_ones.get_map():
+            ready = open_ones.select(max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                more = os.read(key.fd, 1 << 16)
+                texts[key.fd] += more
+                if not more:
+                    open_ones.unregister(key.fd)
+    return [io.TextIOWrapper(io.BytesIO(text)).read() for text in texts.values()]
 
 
 def wait_for(

@@ -4,13 +4,25 @@ hypothesis draws the same examples in each run, so that a failure can be repeate
 VJOB_EXPLORE=1 draws new ones.
 """
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# Hundreds of processes start from this tree: without compiled modules each compiles them anew, and
+# pytest rewrites the assertions of every test in each of its own.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = os.environ.setdefault(
+        "PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled")
+    )
+
+# After that, so that pytest need not rewrite the 100 modules of hypothesis, its plugin, each time.
 from hypothesis import settings
 
 from tests.cluster.fixtures import clean_lab, lab, shared_files
@@ -25,9 +37,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # Workers ignore it, and so would every process that a test starts and interrupts.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Hundreds of processes start from this tree: without compiled modules each compiles them anew.
-if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
-    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(Path(__file__).parent.parent / ".compiled"))
+# As the ranks of most tests have: a sum over several threads is rounded otherwise, and threads that
+# wait for each other's turn on a busy processor spin.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 HANDLED = [signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2", "CHLD")]
 LAB = (
@@ -67,6 +79,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     at_lab = [item for item in items if "lab" in getattr(item, "fixturenames", ())]
     if astray := sorted({i.nodeid for i in at_lab if not i.nodeid.startswith(LAB)}):
         raise pytest.UsageError(f"these use the lab, but LAB does not name their file: {astray}")
+
+
+def pytest_collection_finish() -> None:
+    """All that is there stays, thousands of tests among it: the collector need not look through it
+    again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,5 @@
-"""One conf on the real Slurm of the lab, bare and in containers: only `runtime` changes."""
+"""One conf on the real Slurm of the lab, in containers: only `runtime` changes. Bare ranks have all
+that in test_jobs."""
 
 from __future__ import annotations
 
@@ -31,7 +32,6 @@ env: {{NOTE: "it's \\"$(id)\\"\\nünï", NVIDIA_VISIBLE_DEVICES: void}} # no dri
 """
 
 RUNTIMES = [
-    "none",
     *(
         pytest.param(
             name,
@@ -54,13 +54,12 @@ RUNTIMES = [
 ]
 
 ENDS = {
-    "none": ["split"],
     "charliecloud": ["single"],
     "enroot": ["hetjob"],
     "pyxis": list(LAYOUTS),
 }
 """Layouts in which ranks are also called to leave, and one of them fails: what reaches a rank does
-so from its node's agent, the same in all layouts, and bare ranks have all that in test_jobs."""
+so from its node's agent, the same in all layouts."""
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -96,7 +95,7 @@ def test_ranks_and_signals_are_right_in_every_layout(
         assert row["peer"] == clean_lab.node_addresses[row["host"]]
         assert (row["note"], row["args"]) == ('it\'s "$(id)"\nünï', ["a b"])
     report = read_report(run.attempt(0), 0)
-    assert report is not None and ("NOTE" in report.environment) == (runtime != "none")
+    assert report is not None and "NOTE" in report.environment
     if layout not in ENDS[runtime]:
         return
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob, read_out, read_rank, wait_for
+from varuna_core.records.nodes import read_report
 from varuna_core.records.record import read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 
@@ -108,7 +109,7 @@ def test_a_script_for_varunas_launcher_gets_its_arguments(vjob: Vjob) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_rank_is_right_on_six_nodes(vjob: Vjob, clean_lab: Lab, layout: str) -> None:
-    run = vjob.submit(conf(layout=layout))
+    run = vjob.submit(conf(args=["a b"], layout=layout))
     record = vjob.wait_over(run)
     assert record["verdict"] == "COMPLETED", vjob.explain(run)
     rows = {row["rank"]: row for row in map(json.loads, read_out(run).splitlines())}
@@ -120,10 +121,12 @@ def test_every_rank_is_right_on_six_nodes(vjob: Vjob, clean_lab: Lab, layout: st
     for row in rows.values():
         assert row["peer"] == clean_lab.node_addresses[row["host"]], "seen from its own address"
         assert row["interface"] == "eth0"
-        assert row["note"] == 'it\'s "$(id)"\nünï'
+        assert (row["note"], row["args"]) == ('it\'s "$(id)"\nünï', ["a b"])
         assert row["leak"] is None
     local = [rows[rank]["local_rank"] for rank in sorted(rows)]
     assert local == [number for ranks in shape for number in range(ranks)]
+    report = read_report(run.attempt(0), 0)
+    assert report is not None and "NOTE" not in report.environment
     if layout != "single":
         assert {row["gpus"] for row in rows.values()} == {"0,1,2,3"}
     assert len(record["jobs"]) == (2 if layout == "split" else 1)

@@ -10,13 +10,12 @@ import pytest
 @pytest.fixture(scope="module", autouse=True)
 def device() -> Iterator[str]:
     """`cuda`, or `cpu` where TESTS_DEVICE says so; told to the ranks that the module starts."""
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     from tests.ranks.device import VARIABLE, find_kind  # imports torch
 
     found = find_kind()
     if found is None:
         pytest.skip("there is no GPU here")
-    torch.set_num_threads(1)  # as the ranks have: a sum over several is rounded otherwise
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, found)
         yield found

@@ -16,12 +16,14 @@ import torch.distributed as dist
 
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
+from varuna_core.programs.dynamo import spare_dynamo
 
 LIMIT = Path("limit")
 
 
 def main() -> None:
     steps = int(sys.argv[1])
+    spare_dynamo()  # seconds of each rank, and nothing here compiles
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     torch.manual_seed(0)

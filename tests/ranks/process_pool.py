@@ -1,9 +1,10 @@
-"""A process that forks ranks, so that each need not import torch: `process_pool.py <socket>`.
+"""A process that forks ranks, so that each need not import torch: `process_pool.py <socket> ranks`.
 
 One process a test session imports what ranks import and then only forks. A rank begins where
 `python -m <module> <arguments>` would, with environment, output and random numbers of its own, and
 ends as any process does. Nothing has run in the process that forks: no thread, no tensor, no group,
-so a rank inherits no state of another.
+so a rank inherits no state of another. `process_pool.py <socket> commands` does the same for
+commands of vjob, of which most of the time is their imports.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass
 
 import varuna_core
@@ -39,15 +41,31 @@ PRELOADED = (
 )
 """Modules that ranks import, torch's late ones too; and all of these packages of ours."""
 PACKAGES = ("varuna_core.runtime.", "varuna_core.profiling.", "varuna_core.checkpoint.")
+COMMANDS = (
+    "vjob.jobs.commands.cli",
+    "vjob.jobs.monitor.log_lines",
+    "vjob.jobs.monitor.readers.run",
+    "vjob.jobs.monitor.screen.start",
+    "vjob.jobs.planning.resolve_auto",
+    "vjob.jobs.runs.cancel",
+    "vjob.jobs.runs.listing",
+    "vjob.jobs.schedulers.diagnosis",
+    "vjob.jobs.submit",
+    "vjob.jobs.submit.like",
+    "vjob.jobs.commands.launcher.cli",
+)
+"""What the usual commands import late, and none of what only some need: numpy, pandas, textual."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """A rank to start."""
+    """A process to start."""
 
     module: str
     arguments: list[str]
     environment: dict[str, str]
+    folder: str
+    niceness: int
 
 
 LONGEST = 1 << 20
@@ -55,7 +73,7 @@ LONGEST = 1 << 20
 
 
 def wait_for_order(orders: socket.socket) -> Order | None:
-    """Fork for each order: the rank returns with its order, the pool with None at its end."""
+    """Fork for each order: the process returns with its order, the pool with None at its end."""
     ends: dict[int, int] = {}
     woken, waking = os.pipe()
     for end in (woken, waking):
@@ -69,10 +87,10 @@ def wait_for_order(orders: socket.socket) -> Order | None:
                 os.read(woken, 4096)
             report(ends)
         if orders in ready:
-            message, descriptors, _, _ = socket.recv_fds(orders, LONGEST, 2)
+            message, descriptors, _, _ = socket.recv_fds(orders, LONGEST, 3)
             if not message:
                 return None
-            output, end = descriptors
+            *written, end = descriptors
             pid = os.fork()
             if pid == 0:
                 signal.set_wakeup_fd(-1)
@@ -80,15 +98,17 @@ def wait_for_order(orders: socket.socket) -> Order | None:
                 for number in (woken, waking, end, *ends.values()):
                     os.close(number)
                 orders.close()
-                become(output)
-                return Order(**json.loads(message))
-            os.close(output)
+                order = Order(**json.loads(message))
+                become(order, written)
+                return order
+            for number in written:
+                os.close(number)
             ends[pid] = end
             orders.send(str(pid).encode())
 
 
 def report(ends: dict[int, int]) -> None:
-    """Write the exit code of each ended rank, negative for a signal, to its waiting parent."""
+    """Write the exit code of each ended process, negative for a signal, to its waiting parent."""
     while ends:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -99,24 +119,39 @@ def report(ends: dict[int, int]) -> None:
         os.close(end)
 
 
-def preload() -> None:
+def preload_ranks() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     for module in pkgutil.walk_packages(varuna_core.__path__, "varuna_core."):
         if module.name.startswith(PACKAGES) and not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+    importlib.import_module("tests.ranks.dry_runs").DryRuns().install()
 
 
-def become(output: int) -> None:
-    for number in (1, 2):
-        os.dup2(output, number)
-    os.close(output)
+def preload_commands() -> None:
+    for name in COMMANDS:
+        importlib.import_module(name)
+
+
+def become(order: Order, written: list[int]) -> None:
+    """As a process that was started with it would be."""
+    for number, descriptor in enumerate(written, start=1):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    if os.getpriority(os.PRIO_PROCESS, 0) != order.niceness:
+        os.setpriority(os.PRIO_PROCESS, 0, order.niceness)
+    os.environ.clear()
+    os.environ.update(order.environment)
+    time.tzset()
+    os.chdir(order.folder)
+    sys.path[0] = order.folder
+    sys.argv = [order.module, *order.arguments]
     random.seed()
 
 
 def main() -> None:
-    preload()
-    importlib.import_module("tests.ranks.dry_runs").DryRuns().install()
+    preload = {"ranks": preload_ranks, "commands": preload_commands}
+    preload[sys.argv[2]]()
     threads = len(os.listdir("/proc/self/task"))
     if threads != 1:
         raise RuntimeError(f"{threads} threads run after the imports: no process may fork then")
@@ -124,9 +159,6 @@ def main() -> None:
     gc.freeze()
     order = wait_for_order(socket.socket(fileno=int(sys.argv[1])))
     if order is not None:
-        os.environ.clear()
-        os.environ.update(order.environment)
-        sys.argv = [order.module, *order.arguments]
         runpy.run_module(order.module, run_name="__main__", alter_sys=True)
 
 

@@ -10,11 +10,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
+from pathlib import Path
 
 from tests import ROOT
 from tests.ranks.process_pool import Order
@@ -23,6 +25,13 @@ DEADLINE_S = 800.0
 """Bounds a hang on a machine that is busy with something else."""
 
 OWN_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+ENVIRONMENTS = {
+    # Asked through NVML, `torch.cuda.is_available` makes no context that forks could not use.
+    "ranks": {**OWN_ENVIRONMENT, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+    "commands": {},
+}
+"""Of each pool."""
+_ordering = threading.Lock()
 
 
 class Rank:
@@ -86,31 +95,49 @@ class Rank:
 
 
 @cache
-def open_pool() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+def open_pool(of: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """It ends by itself when this process does."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.ranks.process_pool", str(theirs.fileno())],
+        [sys.executable, "-m", "tests.ranks.process_pool", str(theirs.fileno()), of],
         cwd=ROOT,
-        # Asked through NVML, `torch.cuda.is_available` makes no context that forks could not use.
-        env={**os.environ, **OWN_ENVIRONMENT, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **ENVIRONMENTS[of]},
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
     return ours, process
 
 
-def start_rank(order: Order) -> Rank:
-    pool, _ = open_pool()
-    output, written = os.pipe()
+def fork(of: str, order: Order, output: int, errors: int) -> tuple[int, int]:
+    """The process that a pool forks for an order, and where its exit code will be read."""
+    pool, _ = open_pool(of)
     end, reported = os.pipe()
-    socket.send_fds(pool, [json.dumps(asdict(order)).encode()], [written, reported])
-    for descriptor in (written, reported):
-        os.close(descriptor)
-    answer = pool.recv(16)
+    with _ordering:
+        socket.send_fds(pool, [json.dumps(asdict(order)).encode()], [output, errors, reported])
+        answer = pool.recv(16)
+    os.close(reported)
     if not answer:
-        raise RuntimeError("the pool of ranks ended; what it said stands above")
-    return Rank(int(answer), end, output)
+        raise RuntimeError(f"the pool of {of} ended; what it said stands above")
+    return int(answer), end
+
+
+def build_order(
+    module: str, words: Sequence[str], environment: Mapping[str, str], folder: Path = ROOT
+) -> Order:
+    return Order(
+        module=module,
+        arguments=list(words),
+        environment=dict(environment),
+        folder=str(folder),
+        niceness=os.getpriority(os.PRIO_PROCESS, 0),
+    )
+
+
+def start_rank(order: Order) -> Rank:
+    output, written = os.pipe()
+    pid, end = fork("ranks", order, written, written)
+    os.close(written)
+    return Rank(pid, end, output)
 
 
 @contextmanager
@@ -121,8 +148,7 @@ def start_ranks(module: str, world_size: int, *arguments: str) -> Iterator[list[
     try:
         for rank in range(world_size):
             words = [*arguments, str(rank), str(world_size)]
-            order = Order(module=module, arguments=words, environment=environment)
-            ranks.append(start_rank(order))
+            ranks.append(start_rank(build_order(module, words, environment)))
         yield ranks
     finally:
         for process in ranks:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ranks.process_pool import Order
-from tests.ranks.start import collect, start_rank, start_ranks
+from tests.ranks.start import build_order, collect, start_rank, start_ranks
 
 PROGRAM = "tests.ranks.pool_rank"
 
@@ -52,6 +51,6 @@ def test_what_is_left_at_the_end_is_killed() -> None:
 
 
 def test_a_rank_has_the_environment_that_it_was_given() -> None:
-    rank = start_rank(Order(module=PROGRAM, arguments=["env", "0", "1"], environment={"A": "b"}))
+    rank = start_rank(build_order(PROGRAM, ["env", "0", "1"], {"A": "b"}))
     assert rank.read_rest(60).splitlines()[1:] == ["{'A': 'b'}"]
     rank.close()

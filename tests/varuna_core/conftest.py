@@ -1,6 +1,5 @@
 """Fixtures for tests that play a run with real agents."""
 
-import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,15 +8,6 @@ import pytest
 from tests.small_disk import mount_small
 from tests.varuna_core.agent.local_run import Stage
 from varuna_core.records.plan import Plan
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    """As the ranks have: a sum over several threads is rounded otherwise."""
-    with contextlib.suppress(ModuleNotFoundError):
-        import torch
-
-        torch.set_num_threads(1)
 
 
 @pytest.fixture

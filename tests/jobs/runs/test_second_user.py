@@ -139,7 +139,8 @@ def story(colleague: Colleague) -> Iterator[Story]:
     )
     said: dict[str, str] = {}
     with open_folder() as folder:
-        vjob = Vjob(folder, {**passed, **own})
+        # Commands of a Python of their own (tests/command.py), with a command line to be watched.
+        vjob = Vjob(folder, {**passed, **own, "PYTHONHASHSEED": "random"})
         vjob.write(text)
 
         def ask(*words: str) -> str:

@@ -62,3 +62,5 @@ with torch.no_grad():
     model(torch.randn(8, 32))
 if dist.is_initialized():
     dist.destroy_process_group()
+if dist.is_initialized():
+    dist.destroy_process_group()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.command import PROGRAMS
+from tests.command import PROGRAMS, Forked
 from tests.jobs.programs.exported_scripts import find_free_port
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import load_job
@@ -24,25 +24,19 @@ ENGINES = PROGRAMS / "engines"
 NUM_MICRO_BATCHES = 4
 
 
-def run(folder: Path, program: str, *words: str, world: int = 2, traced: bool = True) -> list[str]:
-    """Run all ranks beside each other; return what each printed."""
-    port = find_free_port()
-    hook = ["-m", "varuna_core.trace", "run"] if traced else []
+def run(folder: Path, program: str, *words: str, world: int = 2) -> list[str]:
+    """Run all ranks beside each other, traced; return what each printed."""
+    hook = ["-W", "ignore", "-m", "varuna_core.trace", "run"]
     started = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", *hook, str(ENGINES / program), *words],
+            [sys.executable, *hook, str(ENGINES / f"{program}.py"), *words],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                **{"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "RANK": str(rank)},
-                **{"WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)},
-                **{"MASTER_ADDR": "127.0.0.1", "VJOB_TRACE": ""},
-            },
+            env=env,
         )
-        for rank in range(world)
+        for env in build_environments(world)
     ]
     try:
         done = [process.communicate(timeout=240) for process in started]
@@ -52,6 +46,30 @@ def run(folder: Path, program: str, *words: str, world: int = 2, traced: bool = 
     for process, (_, err) in zip(started, done, strict=True):
         assert process.returncode == 0 and "varuna_core.trace:" not in err, err[-3000:]
     return [out for out, _ in done]
+
+
+def run_plainly(folder: Path, program: str, *words: str, world: int = 2) -> list[str]:
+    """The same without the trace, which need not be there before torch."""
+    module = f"tests.programs.engines.{program}"
+    environments = build_environments(world)
+    started = [Forked("ranks", module, words, folder, env) for env in environments]
+    done = [process.finish(240) for process in started]
+    assert not any(each.returncode for each in done), done
+    return [each.stdout for each in done]
+
+
+def build_environments(world: int) -> list[dict[str, str]]:
+    """Of each rank."""
+    port = find_free_port()
+    return [
+        {
+            **os.environ,
+            **{"PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu", "RANK": str(rank)},
+            **{"WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port)},
+            **{"MASTER_ADDR": "127.0.0.1", "VJOB_TRACE": ""},
+        }
+        for rank in range(world)
+    ]
 
 
 def read(folder: Path, rank: int) -> tuple[dict[str, Any], list[list[Any]], list[dict[str, Any]]]:
@@ -102,26 +120,26 @@ def check_pipeline(folder: Path, steps: Sequence[int]) -> None:
 
 def test_megatron_core_has_its_schedule_and_trains_as_without(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-    traced = losses(run(tmp_path, "megatron_core.py", "3", "Ettt|tL"))
+    traced = losses(run(tmp_path, "megatron_core", "3", "Ettt|tL"))
     check_pipeline(tmp_path, [0, 1, 2])
-    whole = losses(run(tmp_path, "megatron_core.py", "3", world=1, traced=False))
-    plain = losses(run(tmp_path, "megatron_core.py", "3", "Ettt|tL", traced=False))
+    whole = losses(run_plainly(tmp_path, "megatron_core", "3", world=1))
+    plain = losses(run_plainly(tmp_path, "megatron_core", "3", "Ettt|tL"))
     assert traced == plain and len(traced) == 3
     assert list(map(float, traced)) == pytest.approx(list(map(float, whole)), rel=1e-5)
 
 
 def test_deepspeeds_pipeline_has_its_instructions_and_trains_as_without(tmp_path: Path) -> None:
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    traced = losses(run(tmp_path, "deepspeed_pipeline.py", "3"))
+    traced = losses(run(tmp_path, "deepspeed_pipeline", "3"))
     check_pipeline(tmp_path, [1, 2, 3])
     assert read(tmp_path, 0)[2][0]["sums"]["optimizer"][0] == 1
-    assert traced == losses(run(tmp_path, "deepspeed_pipeline.py", "3", traced=False))
+    assert traced == losses(run_plainly(tmp_path, "deepspeed_pipeline", "3"))
     assert len(traced) == 6
 
 
 def test_torchs_pipelining_has_its_schedules_and_trains_as_without(tmp_path: Path) -> None:
     words = ["3", "order", "Interleaved1F1B", "1F1B", "InterleavedZeroBubble"]
-    traced = losses(run(tmp_path, "pipelining.py", *words))
+    traced = losses(run(tmp_path, "pipelining", *words))
     for rank in (0, 1):
         header, _, steps = read(tmp_path, rank)
         assert header["stages"] == [rank, rank + 2] and len(steps) == 9
@@ -129,7 +147,7 @@ def test_torchs_pipelining_has_its_schedules_and_trains_as_without(tmp_path: Pat
         assert list_actions(tmp_path, rank, 1) == first
         assert [line["sums"]["W"][0] for line in steps[6:]] == [8, 8, 8], last
     assert list_actions(tmp_path, 0, 1)[0] == "0F0"
-    assert traced == losses(run(tmp_path, "pipelining.py", *words, traced=False))
+    assert traced == losses(run_plainly(tmp_path, "pipelining", *words))
     assert len(traced) == 9 * 4
 
 
@@ -144,18 +162,18 @@ def test_torchs_pipelining_has_its_schedules_and_trains_as_without(tmp_path: Pat
 def test_a_loop_of_ones_own_has_steps(
     tmp_path: Path, kind: str, world: int, num_steps: int, sums: dict[str, int]
 ) -> None:
-    traced = run(tmp_path, "loop.py", kind, world=world)
+    traced = run(tmp_path, "loop", kind, world=world)
     steps = read(tmp_path, 0)[2]
     assert [line["step"] for line in steps] == list(range(num_steps))
     found = Counter({key: value[0] for key, value in steps[2]["sums"].items()})
     assert found == sums
     if kind != "accumulate":
-        assert traced == run(tmp_path, "loop.py", kind, world=world, traced=False)
+        assert traced == run_plainly(tmp_path, "loop", kind, world=world)
 
 
 def test_fsdp2_has_its_forwards_and_waits_and_trains_as_without(tmp_path: Path) -> None:
     """Four steps of two micro-batches, of which the second is summed, then four of one."""
-    traced = run(tmp_path, "loop.py", "sharded")
+    traced = run(tmp_path, "loop", "sharded")
     for rank in (0, 1):
         header, events, steps = read(tmp_path, rank)
         assert (header["rank"], header["replica"]) == (rank, rank)
@@ -172,12 +190,12 @@ def test_fsdp2_has_its_forwards_and_waits_and_trains_as_without(tmp_path: Path) 
         # Of four layers, begin and end, in two forwards and backwards; each layer's gradients once,
         # in the second backward, and the end of each backward, which waits for all of them.
         assert (waits[1, "all-gather"], waits[1, "reduce-scatter"]) == (4 * 2 * 4, 4 + 2)
-    assert traced == run(tmp_path, "loop.py", "sharded", traced=False)
+    assert traced == run_plainly(tmp_path, "loop", "sharded")
     assert len(re.findall("0x", "".join(traced))) == 2 * 12
 
 
 def test_steps_and_spans_that_the_script_names_are_its_own(tmp_path: Path) -> None:
-    run(tmp_path, "loop.py", "spans", world=1)
+    run(tmp_path, "loop", "spans", world=1)
     steps = read(tmp_path, 0)[2]
     assert [line["step"] for line in steps] == list(range(100, 112))
     assert set(steps[3]["sums"]) == {"F"}

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.command import ROOT, read_rank
+from tests.command import ROOT, read_rank, run_module
 from tests.varuna_core.agent.local_run import is_running
 from tests.varuna_core.launch.sshd import Sshd
 from varuna_core.records.runfolder import RunFolder
@@ -83,32 +83,14 @@ class User:
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Another terminal."""
-        command = self._command(*words)
-        return subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+        return run_module("varuna_core.launch", words, self.folder, self.env, TIMEOUT_S)
 
     def _command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "varuna_core.launch", *words]
 
     def vjob(self, *words: str) -> str:
         """What a command of vjob prints on that run."""
-        command = [sys.executable, "-m", "vjob", *words]
-        done = subprocess.run(
-            command,
-            cwd=self.folder,
-            env=self.env,
-            capture_output=True,
-            text=True,
-            timeout=2 * TIMEOUT_S,
-            check=False,
-        )
+        done = run_module("vjob", words, self.folder, self.env, 2 * TIMEOUT_S)
         return done.stdout + done.stderr
 
     def resume(self, *words: str) -> None:
