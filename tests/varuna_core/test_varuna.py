@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tests.ranks.device import CPU, bring
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.train_rank import (
+    FILE_LIMIT,
     MOMENTUM,
     RATE,
     SEED,
@@ -362,6 +363,34 @@ def test_any_layout_trains_as_the_plain_model(
     folder = folders[world_size]
     ranks = [torch.load(folder / f"{case.name}.{rank}.pt") for rank in range(world_size)]
     assert_trained(case, ranks, train_plain(case))
+
+
+BY_GLOO = ["2x1 1f1b", "2x1 varuna", "2x1 lengths", "2x1 two zbv", "1x2"]
+
+
+def test_ranks_that_may_not_share_memory_train_the_same_by_gloo(
+    folders: dict[int, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not _train(folders[2], 2)
+    monkeypatch.setenv(FILE_LIMIT, str(1 << 30))
+    cases = [case for case in CASES[2] if case.name in BY_GLOO]
+    assert len(cases) == len(BY_GLOO)
+    write_cases(tmp_path, cases)
+    with start_ranks("tests.ranks.train_rank", 2, str(tmp_path)) as ranks:
+        done = collect(ranks)
+    assert not any(code for code, _ in done), done
+    said = [output.count("by gloo: [Errno 27] File too large") for _, output in done]
+    assert said[0] == 1 and said[1] <= 1, "once a rank that offers memory"
+    for case in cases:
+        wires = set()
+        for rank in range(2):
+            name = f"{case.name}.{rank}.pt"
+            ours, theirs = torch.load(tmp_path / name), torch.load(folders[2] / name)
+            wires |= {*ours["wires"], *theirs["wires"]}
+            assert torch.equal(torch.stack(ours["losses"]), torch.stack(theirs["losses"]))
+            for weight, tensor in ours["state"].items():
+                assert torch.equal(tensor, theirs["state"][weight]), weight
+        assert wires == ({"Wire", "MemorySender"} if ";" in case.stage_map[:-1] else set())
 
 
 def assert_trained(case: Case, ranks: list[dict[str, Any]], plain: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varuna_core.runtime.comm.channel import Receiver, Sender
+from varuna_core.runtime.comm.channel import ReceivingEnd, SendingEnd
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing
 from varuna_core.runtime.engine.adapting import ActionTimes
@@ -73,10 +73,10 @@ class ConnectedStage:
     is_first: bool
     is_last: bool
     changing: list[str]
-    activations_in: Receiver | None
-    gradients_in: Receiver | None
-    activations_out: Sender | None
-    gradients_out: Sender | None
+    activations_in: ReceivingEnd | None
+    gradients_in: ReceivingEnd | None
+    activations_out: SendingEnd | None
+    gradients_out: SendingEnd | None
 
 
 def connect_stage(stage: Stage, links: Links) -> ConnectedStage:
@@ -338,7 +338,7 @@ class Engine:
 
     # Messages: through a channel, or handed over to another stage of the rank.
 
-    def _find_channel(self, action: Action) -> Receiver | None:
+    def _find_channel(self, action: Action) -> ReceivingEnd | None:
         connected = self.stages[action.stage]
         return connected.activations_in if action.kind in FORWARDS else connected.gradients_in
 
@@ -347,12 +347,10 @@ class Engine:
         return channel is None or channel.is_there()
 
     def _wait_for_either(self, *actions: Action) -> None:
-        channels = [c for c in map(self._find_channel, actions) if c is not None]
-        self.links.arrivals.wait(
-            lambda: any(channel.is_there() for channel in channels), [c.peer for c in channels]
-        )
+        channels = map(self._find_channel, actions)
+        self.links.arrivals.wait([channel for channel in channels if channel is not None])
 
-    def _take(self, channel: Receiver | None, key: tuple[bool, int, int]) -> Crossing:
+    def _take(self, channel: ReceivingEnd | None, key: tuple[bool, int, int]) -> Crossing:
         if channel is None:
             return self._handed.pop(key)
         received = channel.take()
@@ -361,7 +359,9 @@ class Engine:
             self._noting.has_come(key, channel.came_s)
         return received
 
-    def _send(self, channel: Sender | None, key: tuple[bool, int, int], crossing: Crossing) -> None:
+    def _send(
+        self, channel: SendingEnd | None, key: tuple[bool, int, int], crossing: Crossing
+    ) -> None:
         if channel is not None:
             if self._noting is not None:
                 self._noting.has_left(key, time.perf_counter())
