@@ -35,8 +35,8 @@ from varuna_core.schedule.measured import MEASURED
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7
 MEANS = ("PaddedGpt", "TiedPaddedGpt", "TwoMeansGpt", "ToldGpt", "SkippingGpt")
 """Models whose loss is a mean over tokens."""
-FILE_LIMIT = "TESTS_FILE_LIMIT"
-"""Bytes that a file of a rank may have."""
+FILE_LIMITS = "TESTS_FILE_LIMITS"
+"""Variable: by rank, how many bytes a file of it may have, as JSON."""
 
 
 @dataclass(kw_only=True)
@@ -223,8 +223,8 @@ def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
     torch.set_num_threads(1)
-    if FILE_LIMIT in os.environ:
-        limit = int(os.environ[FILE_LIMIT])
+    limit = json.loads(os.environ.get(FILE_LIMITS, "{}")).get(str(rank))
+    if limit is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     weight_grads.LARGE = 0  # layers as small as the tests' go the way of large ones
     if world > 1:
