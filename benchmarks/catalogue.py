@@ -207,6 +207,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "5"),
     ),
     Benchmark(
+        name="message",
+        module="runtime.message",
+        title="An action and its message",
+        peer="a bare send and receive of gloo",
+        needs=("torch",),
+        quick=("--rounds", "2"),
+    ),
+    Benchmark(
         name="tracking",
         module="runtime.tracking",
         title="The tracker beside a training",

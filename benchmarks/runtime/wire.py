@@ -4,7 +4,7 @@
 
 On GPUs where there are any: by NCCL with a GPU for each rank, through pinned memory and gloo where
 they share one, and then through its own memory (VARUNA_CUDA_IPC=1) too. TESTS_DEVICE=cpu measures
-on processors.
+on processors, between which messages go through memory.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def main() -> None:
     os.environ[VARIABLE] = kind
     given = {"rounds": options.rounds}
     found = run_ranks("benchmarks.runtime.wire", 2, given)
-    print(render(found, f"tensors by {found['backend']}"))
+    way = "through memory that both map" if kind == "cpu" else f"by {found['backend']}"
+    print(render(found, f"tensors {way}"))
     if kind == "cuda" and found["backend"] == "gloo":
         found = run_ranks("benchmarks.runtime.wire", 2, given, environment={IPC_VARIABLE: "1"})
         print("\n" + render(found, "tensors through the memory of the GPU that they share"))

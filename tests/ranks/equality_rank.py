@@ -62,7 +62,7 @@ def find_limits(before: set[Any], stated: float | None) -> str:
 def leave_groups(before: set[Any], varuna: Varuna) -> None:
     """End the groups made since: each has a thread that wakes a hundred times a second."""
     for receiver in varuna.links.receivers:
-        receiver.thread.join(10.0)
+        receiver.end(10.0)
     if before:
         dist.barrier()
     for group in [g for g in dist.distributed_c10d._world.pg_map if g not in before]:

@@ -9,6 +9,7 @@ import faulthandler
 import itertools
 import json
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,6 +35,8 @@ from varuna_core.schedule.measured import MEASURED
 RATE, MOMENTUM, SEED = 0.05, 0.9, 7
 MEANS = ("PaddedGpt", "TiedPaddedGpt", "TwoMeansGpt", "ToldGpt", "SkippingGpt")
 """Models whose loss is a mean over tokens."""
+FILE_LIMITS = "TESTS_FILE_LIMITS"
+"""Variable: by rank, how many bytes a file of it may have, as JSON."""
 
 
 @dataclass(kw_only=True)
@@ -206,7 +209,9 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     result["evaluated"] = varuna.evaluate(cut_batch(make_batch(case, 0), size, held))
     result["state"] = varuna.state_dict()
     result["place"] = varuna.place
-    result["wires"] = sorted({type(sender.wire).__name__ for sender in varuna.links.senders})
+    result["wires"] = sorted(
+        {type(getattr(sender, "wire", sender)).__name__ for sender in varuna.links.senders}
+    )
     result["recorded"] = count_recorded(varuna)
     result["costs"] = None if varuna.adapting is None else varuna.adapting.known.costs.as_json()
     result["schedule"] = [str(action) for action in varuna._plan(4)]
@@ -218,6 +223,9 @@ def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     faulthandler.dump_traceback_later(DEADLINE_S - 20, exit=True)
     torch.set_num_threads(1)
+    limit = json.loads(os.environ.get(FILE_LIMITS, "{}")).get(str(rank))
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     weight_grads.LARGE = 0  # layers as small as the tests' go the way of large ones
     if world > 1:
         store = dist.FileStore(str(folder / "store"), world)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from tests.ranks.device import CPU, bring
 from tests.ranks.start import collect, start_ranks
 from tests.ranks.train_rank import (
+    FILE_LIMITS,
     MOMENTUM,
     RATE,
     SEED,
@@ -362,6 +364,48 @@ def test_any_layout_trains_as_the_plain_model(
     folder = folders[world_size]
     ranks = [torch.load(folder / f"{case.name}.{rank}.pt") for rank in range(world_size)]
     assert_trained(case, ranks, train_plain(case))
+
+
+BY_GLOO = ["2x1 1f1b", "2x1 varuna", "2x1 lengths", "2x1 two zbv"]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "names", "limited", "expected"),
+    [
+        (2, BY_GLOO, [0, 1], [["Wire"], ["Wire"]]),
+        # The middle one has neighbours of both kinds, and waits for either: it may map the memory
+        # that it is given, and has none to give.
+        (3, ["3x1 fitful"], [1], [["MemorySender"], ["MemorySender", "Wire"], ["Wire"]]),
+    ],
+)
+def test_ranks_that_may_not_share_memory_train_the_same_by_gloo(
+    folders: dict[int, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    world_size: int,
+    names: list[str],
+    limited: list[int],
+    expected: list[list[str]],
+) -> None:
+    assert not _train(folders[world_size], world_size)
+    monkeypatch.setenv(FILE_LIMITS, json.dumps({str(rank): 1 << 30 for rank in limited}))
+    cases = [case for case in CASES[world_size] if case.name in names]
+    assert len(cases) == len(names)
+    write_cases(tmp_path, cases)
+    with start_ranks("tests.ranks.train_rank", world_size, str(tmp_path)) as ranks:
+        done = collect(ranks)
+    assert not any(code for code, _ in done), done
+    said = [output.count("by gloo: [Errno 27] File too large") for _, output in done]
+    assert sum(said) and max(said) == 1, "once a rank"
+    for case in cases:
+        for rank in range(world_size):
+            file = f"{case.name}.{rank}.pt"
+            ours, theirs = torch.load(tmp_path / file), torch.load(folders[world_size] / file)
+            assert ours["wires"] == expected[rank]
+            assert theirs["wires"] == ["MemorySender"]
+            assert torch.equal(torch.stack(ours["losses"]), torch.stack(theirs["losses"]))
+            for weight, tensor in ours["state"].items():
+                assert torch.equal(tensor, theirs["state"][weight]), weight
 
 
 def assert_trained(case: Case, ranks: list[dict[str, Any]], plain: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from varuna_core.planner.profile.profile import LinkKey, LinkTime, Network, Where
 from varuna_core.profiling.ranks import Crew, ProfiledRank
-from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
+from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, ReceivingEnd, SendingEnd
 from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT, our_groups
 from varuna_core.runtime.comm.transport import Transport, choose_transport
 
@@ -160,9 +160,8 @@ def _measure_pair(
         peer = pair.b if is_first else pair.a
         out, into = groups if is_first else reversed(groups)
         arrivals = Arrivals()
-        sender = Sender(transport.make_wire(out, peer), peer, arrivals)
-        receiver = Receiver(transport.make_wire(into, peer), peer, sender, arrivals)
-        end = _End(sender, receiver, crew.device)
+        wires = transport.make_wire(out, peer), transport.make_wire(into, peer)
+        end = _End(*transport.join(*wires, peer, is_first, arrivals), crew.device)
         try:
             there = end.ask(sizes) if is_first else end.answer(sizes)
             back = end.answer(sizes) if is_first else end.ask(sizes)
@@ -179,12 +178,12 @@ def _measure_pair(
 class _End:
     """One of two ranks. The one that asks says with each message whether another one follows."""
 
-    def __init__(self, sender: Sender, receiver: Receiver, device: torch.device) -> None:
+    def __init__(self, sender: SendingEnd, receiver: ReceivingEnd, device: torch.device) -> None:
         self.sender, self.receiver, self.device = sender, receiver, device
 
     def leave(self, word: int) -> None:
         self.sender.close(word)
-        self.receiver.thread.join(JOIN_TIMEOUT_S)
+        self.receiver.end(JOIN_TIMEOUT_S)
 
     def _make(self, num_bytes: int, value: int = 1) -> Tensor:
         count = max(1, num_bytes // 4)

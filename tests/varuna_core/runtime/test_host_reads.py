@@ -22,6 +22,7 @@ NOT_IN_A_STEP = {
     "runtime/saving": "checkpoints",
     "runtime/tensor_parallel/sharding.py": "before the first step, and checkpoints",
     "runtime/comm/links.py:share_first": "before the first step",
+    "runtime/comm/memory_channel.py:_hear": "before the first step, by gloo",
     "runtime/clocks.py": "before the first step, by gloo",
     "runtime/comm/words.py": "words in host memory, for settings and checkpoints",
     "runtime/optim/optimizers.py": "before the first step, and where a checkpoint is loaded",
@@ -30,7 +31,7 @@ IN_A_STEP = {
     "runtime/comm/agreement.py:start": "samples, in host memory",
     "runtime/comm/agreement.py:finish": "the one wait of a step: came a signal, do all ranks live. "
     "CUDA's own waits do not end where one is gone",
-    "runtime/comm/channel.py:read_layout": "a description, in host memory",
+    "runtime/comm/channel.py:_receive_layout": "a description, in host memory",
     "runtime/comm/channel.py:_is_head_of": "a head, in host memory",
     "runtime/comm/ipc_wire.py:receive": "a header, in host memory",
     "runtime/comm/ipc_wire.py:_open_slot": "a description, in host memory",

@@ -1,4 +1,5 @@
 """One direction between two ranks: messages of tensors, first in first out, over its own group.
+CPU ranks of one host have another kind (memory_channel.py).
 
     sender's main thread            receiver's standing thread       receiver's main thread
     send(): isend the tensors  ───► irecv, wait, irecv the rest ───► queue (bounded) ─► take()
@@ -35,14 +36,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from varuna_core.runtime.comm.bells import Bell, sleep_until
 from varuna_core.runtime.comm.failure import ChannelClosed, describe_error, is_connection_error
 from varuna_core.runtime.comm.values import Crossing, Structure
 from varuna_core.runtime.comm.wire import HEAD_TAG, Wire, find_strides, make_dense
@@ -61,18 +63,94 @@ LEFT = {BYE: "it has ended", POISON: "it has failed"}
 MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part has it not
 
 
+class SendingEnd(Protocol):
+    """Of a channel of either kind (the other one: memory_channel.py)."""
+
+    peer: int
+
+    def hold(self, capacity: int) -> None:
+        """Let so many messages wait to be taken."""
+
+    def send(self, tensors: Sequence[Tensor | None], structure: Structure | None = None) -> None:
+        """Hand over the tensors; what they hold must not change before `flush`."""
+
+    def flush(self) -> None: ...
+
+    def close(self, word: int) -> None:
+        """Tell the other side that nothing follows; waits for nobody."""
+
+
+class ReceivingEnd(Protocol):
+    peer: int
+    came_s: float
+    """When the message that was taken last had come, by `time.perf_counter`."""
+
+    @property
+    def descriptors(self) -> Sequence[int]:
+        """What tells that a message has come; none where a thread does."""
+
+    def is_there(self) -> bool:
+        """True if `take` would not wait."""
+
+    def take(self) -> Crossing:
+        """The next message, waited for; tensors may be None where the sender had none."""
+
+    def find_lost_peer(self) -> str:
+        """Why the peer will send nothing more; empty while it may."""
+
+    def hold(self, capacity: int) -> None:
+        """Let so many messages wait to be taken."""
+
+    def discard(self) -> None:
+        """The sender is not to wait for a rank that failed."""
+
+    def end(self, limit_s: float) -> None:
+        """Let go of the channel after `close` of the way back."""
+
+
 class Arrivals:
-    """A condition that all receivers of a rank notify when a message has come."""
+    """Where a rank waits for messages, of one channel or of several."""
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.changed = threading.Condition()
+        """Threads of receivers notify it."""
+
         self.patience_s = patience_s
         """How long a rank waits for another one; None: for ever."""
 
-    def wait(self, has_come: Callable[[], bool], peers: Sequence[int]) -> None:
+        self._bell: Bell | None = None
+        """Rung by those threads, where others are waited for at the same time."""
+
+    def notify(self) -> None:
+        """Called with `changed` held."""
+        self.changed.notify_all()
+        if self._bell is not None:
+            self._bell.ring()
+
+    def wait(self, receivers: Sequence[ReceivingEnd]) -> None:
+        """Return when `take` of one of them would not wait."""
+
+        descriptors = [one for receiver in receivers for one in receiver.descriptors]
+        if descriptors and not all(receiver.descriptors for receiver in receivers):
+            descriptors.append(self._open_bell())
+
+        def has_come() -> bool:
+            if self._bell is not None:
+                self._bell.hear()
+            return any(receiver.is_there() for receiver in receivers)
+
+        if descriptors:
+            is_there = sleep_until(has_come, descriptors, self.patience_s)
+        else:
+            with self.changed:
+                is_there = self.changed.wait_for(has_come, self.patience_s)
+        if not is_there:
+            raise describe_hanging([receiver.peer for receiver in receivers], self.patience_s)
+
+    def _open_bell(self) -> int:
         with self.changed:
-            if not self.changed.wait_for(has_come, self.patience_s):
-                raise describe_hanging(peers, self.patience_s)
+            self._bell = self._bell or Bell.make()
+            return self._bell.descriptor
 
 
 def describe_hanging(peers: Sequence[int], patience_s: float | None) -> ChannelClosed:
@@ -117,14 +195,14 @@ def describe_message(
     )
 
 
-def describe_layout(layout: MessageLayout) -> Tensor:
-    """The bytes that tell the receiver."""
+def describe_layout(layout: MessageLayout) -> bytes:
+    """The text that tells the receiver."""
     shown = None if layout.structure is None else [layout.structure.show(HOLE)]
-    return torch.frombuffer(bytearray(spell([layout.specs, shown])), dtype=torch.uint8)
+    return spell([layout.specs, shown])
 
 
-def read_layout(text: Tensor) -> MessageLayout:
-    specs, shown = read(bytes(text.tolist()))
+def read_layout(text: bytes) -> MessageLayout:
+    specs, shown = read(text)
     structure = None if shown is None else Structure.of(shown[0], HOLE)
     return MessageLayout(specs=specs, structure=structure)
 
@@ -143,15 +221,17 @@ class Sender:
         self._under_way: deque[list[tuple[Any, Tensor]]] = deque()
         self._last_words: list[tuple[Any, Tensor]] = []
 
+    def hold(self, capacity: int) -> None:
+        self.capacity = capacity
+
     def send(self, tensors: Sequence[Tensor | None], structure: Structure | None = None) -> None:
-        """Hand over the tensors; what they hold must not change before `flush`."""
         while len(self._under_way) >= self.capacity:
             self._wait_for_oldest()
         tensors = [t if t is None else make_dense(t) for t in tensors]
         layout = describe_message(tensors, structure)
         works: list[tuple[Any, Tensor]] = []
         if layout != self._layout:
-            described = describe_layout(layout)
+            described = torch.frombuffer(bytearray(describe_layout(layout)), dtype=torch.uint8)
             self._post_head(works, described.numel())
             works.append(self.wire.post(described))
             self._layout = layout
@@ -187,7 +267,6 @@ class Sender:
             self._wait_for_oldest()
 
     def close(self, word: int) -> None:
-        """Tell the other side's thread that nothing follows; waits for nobody."""
         try:
             self._post_head(self._last_words, word)
         except (RuntimeError, ValueError) as error:  # the neighbour, or the group, went first
@@ -204,8 +283,7 @@ class Receiver:
 
         self.capacity = 1
         self.came_s = 0.0
-        """When the message that was taken last had come, by `time.perf_counter`."""
-
+        self.descriptors = ()
         self._messages: deque[tuple[float, Crossing]] = deque()
         self._changed = arrivals.changed
         self._error: BaseException | None = None
@@ -214,13 +292,11 @@ class Receiver:
         self.thread.start()
 
     def is_there(self) -> bool:
-        """True if `take` would not wait."""
         return bool(self._messages) or self._error is not None
 
     def take(self) -> Crossing:
-        """The next message, waited for; tensors may be None where the sender had none."""
         if not self._messages:
-            self.arrivals.wait(self.is_there, [self.peer])
+            self.arrivals.wait([self])
         with self._changed:
             if not self._messages:
                 assert self._error is not None
@@ -233,21 +309,22 @@ class Receiver:
         return message
 
     def find_lost_peer(self) -> str:
-        """Why the peer will send nothing more; empty while it may."""
         error = self._error
         return "" if error is None else f"rank {self.peer}: {describe_error(error)}"
 
     def hold(self, capacity: int) -> None:
-        """Let so many messages wait to be taken."""
         with self._changed:
             self.capacity = capacity
             self._changed.notify_all()
 
     def discard(self) -> None:
-        """Read on and drop what comes: the sender is not to wait for a rank that failed."""
+        """Read on and drop what comes."""
         with self._changed:
             self._discarding = True
             self._changed.notify_all()
+
+    def end(self, limit_s: float) -> None:
+        self.thread.join(limit_s)
 
     def _stand(self) -> None:
         heads: Heads | None = None
@@ -262,7 +339,7 @@ class Receiver:
             drop_frames(error)
             with self._changed:
                 self._error = error
-                self._changed.notify_all()
+                self.arrivals.notify()
         finally:
             if heads is not None:
                 heads.thread.join()
@@ -319,7 +396,7 @@ class Receiver:
                 self._changed.wait()
             if not self._discarding:
                 self._messages.append((now, message))
-            self._changed.notify_all()
+            self.arrivals.notify()
 
 
 class Heads:
@@ -387,7 +464,7 @@ def _await_head(wire: Wire) -> tuple[Tensor, Any]:
 def _receive_layout(wire: Wire, size: int) -> MessageLayout:
     text = torch.empty(size, dtype=torch.uint8)
     wire.receive_text(text)
-    return read_layout(text)
+    return read_layout(bytes(text.tolist()))
 
 
 def _is_head_of(number: int, head: Tensor) -> bool:

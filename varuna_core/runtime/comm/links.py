@@ -40,7 +40,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from varuna_core.records.layout import StageMap
-from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Receiver, Sender
+from varuna_core.runtime.comm.channel import (
+    BYE,
+    POISON,
+    Arrivals,
+    Receiver,
+    ReceivingEnd,
+    Sender,
+    SendingEnd,
+)
 from varuna_core.runtime.comm.devices import GLOO
 from varuna_core.runtime.comm.failure import (
     ChannelClosed,
@@ -73,12 +81,12 @@ class Links:
 
     replica: int
     board: FailureBoard
-    activations_in: dict[int, Receiver] = field(default_factory=dict)
+    activations_in: dict[int, ReceivingEnd] = field(default_factory=dict)
     """By the place at the other end; so are the next three."""
 
-    gradients_in: dict[int, Receiver] = field(default_factory=dict)
-    activations_out: dict[int, Sender] = field(default_factory=dict)
-    gradients_out: dict[int, Sender] = field(default_factory=dict)
+    gradients_in: dict[int, ReceivingEnd] = field(default_factory=dict)
+    activations_out: dict[int, SendingEnd] = field(default_factory=dict)
+    gradients_out: dict[int, SendingEnd] = field(default_factory=dict)
     arrivals: Arrivals = field(default_factory=Arrivals)
     pipeline: Any = None
     """All ranks of the replica."""
@@ -93,11 +101,11 @@ class Links:
     sharing: dict[tuple[int, ...], Any] = field(default_factory=dict)
     """By the places that share weights."""
 
-    watching: list[Receiver] = field(default_factory=list)
+    watching: list[ReceivingEnd] = field(default_factory=list)
     """With NCCL: of the ranks before and after this one, of which each watches the other. Nothing
     comes but that they have gone."""
 
-    watchers: list[Sender] = field(default_factory=list)
+    watchers: list[SendingEnd] = field(default_factory=list)
     """To these two."""
 
     on_gpu: list[Any] = field(default_factory=list)
@@ -113,12 +121,12 @@ class Links:
         return self.stage_map.name(self.stage_map.ranks[self.place][self.replica])
 
     @property
-    def senders(self) -> Iterator[Sender]:
+    def senders(self) -> Iterator[SendingEnd]:
         channels = self.activations_out.values(), self.gradients_out.values()
         return itertools.chain(*channels, self.watchers)
 
     @property
-    def receivers(self) -> Iterator[Receiver]:
+    def receivers(self) -> Iterator[ReceivingEnd]:
         channels = self.activations_in.values(), self.gradients_in.values()
         return itertools.chain(*channels, self.watching)
 
@@ -130,7 +138,7 @@ class Links:
     def hold(self, capacity: int) -> None:
         """Let so many messages a channel be sent and not yet taken."""
         for sender in self.senders:
-            sender.capacity = capacity
+            sender.hold(capacity)
         for receiver in self.receivers:
             receiver.hold(capacity)
 
@@ -156,7 +164,7 @@ class Links:
         """Close the channels to the neighbours in order; no step can follow."""
         if self._send_last_word(BYE):
             for receiver in self.receivers:
-                receiver.thread.join(JOIN_TIMEOUT_S)
+                receiver.end(JOIN_TIMEOUT_S)
 
     def abort(self) -> None:
         """Close all channels and groups, so that every wait for this rank ends with an error."""
@@ -218,7 +226,7 @@ class Links:
         return True
 
 
-def _find_lost(receivers: Iterable[Receiver]) -> str:
+def _find_lost(receivers: Iterable[ReceivingEnd]) -> str:
     return next(filter(None, (receiver.find_lost_peer() for receiver in receivers)), "")
 
 
@@ -356,16 +364,16 @@ class Wiring:
             there, back = back, there
         make = self.transport.make_text_wire if is_watch else self.transport.make_wire
         out, into = make(there, peer), make(back, peer)
-        if not is_watch:
-            for wire, sends in ((out, True), (into, False))[:: 1 if is_first else -1]:
-                self._try(wire, sends)
         links = self.links
-        sender = Sender(out, peer, links.arrivals)
-        receiver = Receiver(into, peer, sender, links.arrivals)
         if is_watch:
-            links.watchers.append(sender)
-            links.watching.append(receiver)
-        elif is_first:
+            watcher = Sender(out, peer, links.arrivals)
+            links.watchers.append(watcher)
+            links.watching.append(Receiver(into, peer, watcher, links.arrivals))
+            return
+        for wire, sends in ((out, True), (into, False))[:: 1 if is_first else -1]:
+            self._try(wire, sends)
+        sender, receiver = self.transport.join(out, into, peer, is_first, links.arrivals)
+        if is_first:
             links.activations_out[planned.places[1]] = sender
             links.gradients_in[planned.places[1]] = receiver
         else:

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from varuna_core.runtime.comm.channel import Arrivals, Receiver, ReceivingEnd, Sender, SendingEnd
 from varuna_core.runtime.comm.devices import BOTH, GLOO, IPC, choose_backend, describe_gpu
 from varuna_core.runtime.comm.ipc_wire import VARIABLE, IpcWire
+from varuna_core.runtime.comm.memory_channel import meet
 from varuna_core.runtime.comm.wire import NcclWire, PinnedWire, Wire
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,18 @@ class Transport:
             return IpcWire(group, place, self.device)
         make = NcclWire if self.has_nccl else PinnedWire
         return make(group, place, self.device)
+
+    def join(
+        self, out: Wire, into: Wire, peer: int, is_first: bool, arrivals: Arrivals
+    ) -> tuple[SendingEnd, ReceivingEnd]:
+        """Channels to a rank and back, over these wires or through memory; both ranks call it, one
+        as the first."""
+        if self.device.type == "cpu" and not self.has_nccl:
+            shared = meet(out, into, peer, is_first, arrivals)
+            if shared is not None:
+                return shared
+        sender = Sender(out, peer, arrivals)
+        return sender, Receiver(into, peer, sender, arrivals)
 
 
 def choose_transport(

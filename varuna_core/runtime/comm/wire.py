@@ -1,7 +1,8 @@
 """Wires: they carry tensors between two ranks, and alone know gloo from NCCL, CPU from GPU.
 
     device      ranks on      tensors go by                      `in_order`
-    cpu         -             gloo                               yes
+    cpu         one host      memory that both map               no wire (memory_channel.py)
+    cpu         several       gloo                               yes
     cuda        shared GPUs   gloo, pinned memory                yes
     cuda        one GPU       its own memory, if asked for       yes (ipc_wire.py)
     cuda        a GPU each    NCCL                               no: heads are no part of its stream

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from varuna_core.runtime.comm.channel import Receiver, Sender
+from varuna_core.runtime.comm.channel import ReceivingEnd, SendingEnd
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing
 from varuna_core.runtime.engine.adapting import ActionTimes
@@ -73,10 +73,10 @@ class ConnectedStage:
     is_first: bool
     is_last: bool
     changing: list[str]
-    activations_in: Receiver | None
-    gradients_in: Receiver | None
-    activations_out: Sender | None
-    gradients_out: Sender | None
+    activations_in: ReceivingEnd | None
+    gradients_in: ReceivingEnd | None
+    activations_out: SendingEnd | None
+    gradients_out: SendingEnd | None
 
 
 def connect_stage(stage: Stage, links: Links) -> ConnectedStage:
@@ -248,8 +248,9 @@ class Engine:
             for action in actions:
                 if action.kind in FORWARDS:
                     connected, number = self.stages[action.stage], action.microbatch
+                    on_segment = self._start_streams(connected, microbatches[number])
                     received = self._take_activation(connected, number)
-                    output = self._call(connected, microbatches[number], received)
+                    output = self._call(connected, microbatches[number], received, on_segment)
                     if connected.is_last and keep is not None:
                         keep(number, output)
                     else:
@@ -269,39 +270,53 @@ class Engine:
     # Forwards.
 
     def _forward(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        on_segment = self._start_streams(connected, micro)
         received = self._take_activation(connected, number)
         held = HeldMicroBatch(received=received)
         if self._recorded is not None and (connected.stage.index, number) in self._whole:
             held.recording_key = self._recorded.find_key(connected.stage, micro, received)
             held.recording = self._recorded.find(held.recording_key, micro, received)
         if held.recording is None:
-            output = self._call(connected, micro, received)
+            output = self._call(connected, micro, received, on_segment)
         else:
             output = held.recording.forward(micro.inputs, received)
         held.output = self._pass_on(connected, number, output, micro)
         self._held[connected.stage.index, number] = held
 
     def _forward_only(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        on_segment = self._start_streams(connected, micro)
         received = self._take_activation(connected, number)
         held = HeldMicroBatch(received=received, buffers=self._copy_buffers(connected))
         versions = [] if received is None else [t._version for t in received.tensors]
         with torch.no_grad():
-            self._pass_on(connected, number, self._call(connected, micro, received), micro)
+            output = self._call(connected, micro, received, on_segment)
+            self._pass_on(connected, number, output, micro)
         if received is not None and versions != [t._version for t in received.tensors]:
             connected.stage.refuse_change()
         self._held[connected.stage.index, number] = held
 
     def _recompute(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
         held = self._held[connected.stage.index, number]
+        on_segment = self._start_streams(connected, micro)
         with self._buffers_as(connected, held.buffers):
-            output = self._call(connected, micro, held.received)
+            output = self._call(connected, micro, held.received, on_segment)
         held.buffers.clear()
         held.output = find_loss(output, self.loss_form.path) if connected.is_last else output
 
-    def _call(self, connected: ConnectedStage, micro: MicroBatch, received: Crossing | None) -> Any:
+    def _start_streams(self, connected: ConnectedStage, micro: MicroBatch) -> Callable[[int], None]:
+        """Before a forward waits for its message: it takes as long as a small one."""
         on_segment = build_seeder(self.seed, self._step, micro.first_sample, self.device)
         if not connected.is_first:
             on_segment(0)  # code before the stage draws too, from the first segment's stream
+        return on_segment
+
+    def _call(
+        self,
+        connected: ConnectedStage,
+        micro: MicroBatch,
+        received: Crossing | None,
+        on_segment: Callable[[int], None],
+    ) -> Any:
         if self.meter is not None and torch.is_grad_enabled():
             return self.meter.run(connected.stage, micro, received, on_segment)
         return connected.stage.forward(micro.inputs, received, on_segment)
@@ -338,7 +353,7 @@ class Engine:
 
     # Messages: through a channel, or handed over to another stage of the rank.
 
-    def _find_channel(self, action: Action) -> Receiver | None:
+    def _find_channel(self, action: Action) -> ReceivingEnd | None:
         connected = self.stages[action.stage]
         return connected.activations_in if action.kind in FORWARDS else connected.gradients_in
 
@@ -347,12 +362,10 @@ class Engine:
         return channel is None or channel.is_there()
 
     def _wait_for_either(self, *actions: Action) -> None:
-        channels = [c for c in map(self._find_channel, actions) if c is not None]
-        self.links.arrivals.wait(
-            lambda: any(channel.is_there() for channel in channels), [c.peer for c in channels]
-        )
+        channels = map(self._find_channel, actions)
+        self.links.arrivals.wait([channel for channel in channels if channel is not None])
 
-    def _take(self, channel: Receiver | None, key: tuple[bool, int, int]) -> Crossing:
+    def _take(self, channel: ReceivingEnd | None, key: tuple[bool, int, int]) -> Crossing:
         if channel is None:
             return self._handed.pop(key)
         received = channel.take()
@@ -361,7 +374,9 @@ class Engine:
             self._noting.has_come(key, channel.came_s)
         return received
 
-    def _send(self, channel: Sender | None, key: tuple[bool, int, int], crossing: Crossing) -> None:
+    def _send(
+        self, channel: SendingEnd | None, key: tuple[bool, int, int], crossing: Crossing
+    ) -> None:
         if channel is not None:
             if self._noting is not None:
                 self._noting.has_left(key, time.perf_counter())

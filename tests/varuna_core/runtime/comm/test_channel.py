@@ -63,11 +63,23 @@ class Ends:
         self.there = Receiver(Wire(groups["f", 1], 0), 0, self.backward, Arrivals())
 
 
-@given(st.lists(VALUES, max_size=12), st.integers(1, 4))
+MESSAGES = st.lists(VALUES, max_size=12)
+
+
+@given(MESSAGES, st.integers(1, 4))
 @settings(deadline=None, max_examples=100)
 def test_what_is_sent_comes_in_order(messages: Any, capacity: int) -> None:
     ends = Ends()
-    ends.forward.capacity = capacity
+    expect_in_order(ends, messages, capacity)
+    ends.forward.close(BYE)
+    for receiver in (ends.there, ends.here):
+        receiver.end(10)
+        assert not receiver.thread.is_alive()
+
+
+def expect_in_order(ends: Any, messages: Any, capacity: int) -> None:
+    """Each of these comes as it was sent, from ends of either kind."""
+    ends.forward.hold(capacity)
     ends.there.hold(capacity)
     sent = []
     for number, values in enumerate(messages):
@@ -92,10 +104,6 @@ def test_what_is_sent_comes_in_order(messages: Any, capacity: int) -> None:
         assert [type(value) for value in ours_joined] == [type(value) for value in theirs_joined]
     thread.join()
     assert not ends.there.is_there()
-    ends.forward.close(BYE)
-    for receiver in (ends.there, ends.here):
-        receiver.thread.join(10)
-        assert not receiver.thread.is_alive()
 
 
 def test_a_channel_that_has_ended_holds_no_sockets() -> None:

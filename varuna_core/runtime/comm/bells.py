@@ -1,0 +1,54 @@
+"""Bells: counts by which a process or a thread wakes another one that sleeps (Linux's eventfd)."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Sequence
+
+
+class Bell:
+    """A count that one side raises and the other one takes. What was written before a ring can be
+    read after it was heard."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @staticmethod
+    def make() -> Bell:
+        return Bell(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+
+    def ring(self) -> None:
+        os.eventfd_write(self.descriptor, 1)
+
+    def hear(self) -> int:
+        """How often it has rung since the last time."""
+        try:
+            return os.eventfd_read(self.descriptor)
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def sleep_until(
+    is_so: Callable[[], bool], descriptors: Sequence[int], limit_s: float | None
+) -> bool:
+    """Ask again whenever one of these can be read; False after the limit, None for none."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    end_s = None if limit_s is None else time.monotonic() + limit_s
+    while not is_so():
+        left_s = None if end_s is None else end_s - time.monotonic()
+        if left_s is not None and left_s <= 0:
+            return False
+        poll.poll(None if left_s is None else left_s * 1000)
+    return True
