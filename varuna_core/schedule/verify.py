@@ -29,7 +29,9 @@ _STEPS = {
     ("a graph", "I"): "its input gradient",
     ("its input gradient", "W"): "both gradients",
     ("a graph", "O"): "an offloaded graph",
-    ("an offloaded graph", "L"): "a graph",
+    ("an offloaded graph", "L"): "a loaded graph",
+    ("a loaded graph", "B"): "both gradients",
+    ("a loaded graph", "I"): "its input gradient",
 }
 _NEEDS = {
     "F": "nothing",

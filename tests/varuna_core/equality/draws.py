@@ -66,6 +66,7 @@ def layouts(draw: st.DrawFn, num_segments: int, is_shared: bool, world: int) -> 
     if tensor > 1 and zero == 3 and draw(st.integers(0, 9)):
         zero = 2
     ways = ["none", "full", "auto"] if zero < 3 else ["none", "full"]
+    ways += ["offload"] if zero < 3 and schedule != "varuna" else []
     recompute = draw(st.sampled_from(ways))
     return Layout(
         pipeline=pipeline,

@@ -45,18 +45,20 @@ class GraphMeter:
             return stage.forward(micro.inputs, received, on_segment)
         if stage.stubs:
             stage.plan_for(micro.inputs)  # a dry run of a new shape saves tensors too, fake ones
-        incoming = _measure([] if received is None else received.tensors)
+        incoming = measure_storages([] if received is None else received.tensors)
         held: dict[int, int] = {}
-        known = _measure([*stage.module.parameters(), *stage.module.buffers()])
-        known |= _measure(tensors_of(micro.inputs))
+        known = measure_storages([*stage.module.parameters(), *stage.module.buffers()])
+        known |= measure_storages(tensors_of(micro.inputs))
 
         def note(tensor: Tensor) -> Tensor:
-            held.update(_measure([tensor]))
+            held.update(measure_storages([tensor]))
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             output = stage.forward(micro.inputs, received, on_segment)
-        held |= _measure(output.tensors if isinstance(output, Crossing) else tensors_of(output))
+        held |= measure_storages(
+            output.tensors if isinstance(output, Crossing) else tensors_of(output)
+        )
         held |= incoming
         scale = max(1.0, self.chunk_size / micro.size)
         self.inputs[stage.index] = scale * sum(incoming.values())
@@ -64,7 +66,7 @@ class GraphMeter:
         return output
 
 
-def _measure(tensors: Iterable[Any]) -> dict[int, int]:
+def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
     """The bytes of the storages, each once."""
     found: dict[int, int] = {}
     for held in tensors:
