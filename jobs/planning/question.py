@@ -39,7 +39,11 @@ from vjob.jobs.schedulers.slurm_nodes import build_sinfo_nodes_command, parse_si
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""
-PLANNED_AS: Mapping[str, Recompute | None] = {"auto": None, "offload": "none"}
+PLANNED_AS: Mapping[str, Recompute | None] = {
+    "auto": None,
+    "selective": "full",
+    "offload": "none",
+}
 """Ways of recompute that plans do not have; the conf keeps them."""
 LINK_GB_S = 12.5
 """Between nodes, where nothing was measured: 100 Gbit/s."""

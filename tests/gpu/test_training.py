@@ -34,7 +34,8 @@ FULL = [
     "2x1 lengths recorded 1f1b", "1x2 means recorded 1f1b", "2x1 full recorded varuna",
     "1x1 offload gpipe", "2x1 offload gpipe", "2x1 tied offload gpipe", "2x1 dropout offload gpipe",
     "2x1 batch norm offload gpipe", "2x1 compiled offload gpipe", "2x1 two offload zbv",
-    "3x1 recorded offload 1f1b", "4x1 empty offload zero_bubble",
+    "3x1 recorded offload 1f1b", "4x1 empty offload zero_bubble", "1x1 selective gpipe",
+    "2x1 selective varuna", "2x1 dropout selective varuna", "2x1 two selective zbv",
 ]  # fmt: skip
 """fp32: shapes, schedules, recompute, offload, tied weights; by the names of tests/varuna_core."""
 HALF = [
@@ -43,6 +44,7 @@ HALF = [
     "2x1 bf16 zero_bubble", "2x1 fp16 varuna", "2x1 lamb bf16 1f1b", "2x1 checkpoint fp16 1f1b",
     "1x2 accumulate bf16 1f1b", "2x1 overflow", "2x2 overflow", "1x1 recorded fp16 1f1b",
     "2x1 wide bf16 zero_bubble", "1x2 wide fp16 1f1b", "2x1 offload bf16 gpipe",
+    "2x1 selective bf16 varuna",
     "2x1 recorded bf16 1f1b", "1x2 recorded bf16 1f1b", "2x2 recorded tied fp16 1f1b",
 ]  # fmt: skip
 ZERO = [

@@ -125,7 +125,19 @@ def offloaded(name: str, stage_map: str, schedule: str = "gpipe", **options: Any
     )  # fmt: skip
 
 
-KEPT_OR_OFFLOADED = [
+def selective(name: str, stage_map: str, schedule: str, **options: Any) -> Case:
+    """Forwards are recomputed between their matrix products."""
+    return Case(
+        name=f"{name} selective {schedule}", stage_map=stage_map, schedule=schedule,
+        recompute="selective", **options,
+    )  # fmt: skip
+
+
+ALIKE = [
+    (1, "1x1 gpipe", "1x1 selective gpipe"),
+    (2, "2x1 varuna", "2x1 selective varuna"),
+    (2, "2x1 tied gpipe", "2x1 tied selective gpipe"),
+    (2, "2x1 two zbv", "2x1 two selective zbv"),
     (1, "1x1 gpipe", "1x1 offload gpipe"),
     (2, "2x1 gpipe", "2x1 offload gpipe"),
     (2, "2x1 tied gpipe", "2x1 tied offload gpipe"),
@@ -135,7 +147,7 @@ KEPT_OR_OFFLOADED = [
     (4, "2x2 gpipe", "2x2 offload gpipe"),
     (4, "4x1 empty zero_bubble", "4x1 empty offload zero_bubble"),
 ]
-"""Cases alike but for that."""
+"""Cases that are alike but for what becomes of a graph that waits."""
 FULL: dict[str, Any] = {"stages_per_rank": 2, "recompute": "full", "model": "TiedGpt"}
 
 
@@ -171,6 +183,7 @@ CASES: dict[int, list[Case]] = {
         offloaded("1x1", "0;", batches=UNEVEN, clip=0.3),
         offloaded("1x1 told", "0;", **TOLD),
         offloaded("1x1 dropout", "0;", options=DROPOUT),
+        selective("1x1", "0;", "gpipe", batches=UNEVEN, clip=0.3),
     ],
     2: [
         *each_schedule("2x1 skipping", "0;1;", model="SkippingGpt", **PADDED),
@@ -264,6 +277,16 @@ CASES: dict[int, list[Case]] = {
         offloaded("1x2 hooks", "0,1;", hooked=True, batches=UNEVEN, clip=0.3),
         offloaded("2x1 two", "0;1;", "interleaved", stages_per_rank=2, batches=UNEVEN, clip=0.3),
         offloaded("2x1 two", "0;1;", "zbv", stages_per_rank=2, batches=UNEVEN, clip=0.3),
+        selective("2x1", "0;1;", "varuna", batches=UNEVEN, clip=0.3),
+        selective("2x1 tied", "0;1;", "gpipe", model="TiedGpt", clip=0.3),
+        selective("2x1 dropout", "0;1;", "varuna", options=DROPOUT, batches=UNEVEN),
+        selective("2x1 in place", "0;1;", "varuna", model="InPlaceGpt"),
+        selective("2x1 inputs", "0;1;", "gpipe", model="ChangedInputsGpt"),
+        selective("2x1 encoder-decoder", "0;1;", "varuna", model="EncoderDecoder"),
+        selective("2x1 lengths", "0;1;", "varuna", model="DictGpt", lengths=[8, 5, 8]),
+        selective("2x1 batch norm", "0;1;", "varuna", model="ConvNet"),
+        selective("2x1 root", "0;1;", "gpipe", model="RootGpt"),
+        selective("2x1 two", "0;1;", "zbv", stages_per_rank=2, batches=UNEVEN, clip=0.3),
         recorded("1x2 means", "0,1;", "1f1b", model="TwoMeansGpt", batches=[8, 8, 7, 7]),
         *several("2x1 two dropout", "0;1;", options=DROPOUT, batches=SHORT, recompute="full"),
         *several("2x1 two three-way", "0;1;", model="ThreeWayGpt", clip=0.3, batches=SHORT),
@@ -481,24 +504,21 @@ def test_running_ahead_changes_no_bit(folders: dict[int, Path]) -> None:
             assert torch.equal(tensor, in_turn["state"][name]), name
 
 
-@pytest.mark.parametrize(
-    ("size", "kept", "offloaded"), KEPT_OR_OFFLOADED, ids=[name for _, _, name in KEPT_OR_OFFLOADED]
-)
-def test_offloading_changes_no_bit(
-    folders: dict[int, Path], size: int, kept: str, offloaded: str
+@pytest.mark.parametrize(("size", "kept", "other"), ALIKE, ids=[name for _, _, name in ALIKE])
+def test_offloading_and_recomputing_change_no_bit(
+    folders: dict[int, Path], size: int, kept: str, other: str
 ) -> None:
     assert not _train(folders[size], size)
-    num_offloads = 0
+    num_copied = num_recomputed = 0
     for rank in range(size):
-        before, after = (
-            torch.load(folders[size] / f"{name}.{rank}.pt") for name in (kept, offloaded)
-        )
-        num_offloads += sum("O" in action for action in after["schedule"])
+        before, after = (torch.load(folders[size] / f"{name}.{rank}.pt") for name in (kept, other))
+        num_copied += sum("O" in action for action in after["schedule"])
+        num_recomputed += sum("R" in action for action in after["schedule"])
         for word in ("losses", "norms"):
             assert torch.equal(torch.stack(after[word]), torch.stack(before[word]))
         for name, tensor in after["state"].items():
             assert torch.equal(tensor, before["state"][name]), name
-    assert num_offloads
+    assert num_copied if "offload" in other else num_recomputed
 
 
 @pytest.mark.parametrize("case", ADAPTING, ids=[case.name for case in ADAPTING])

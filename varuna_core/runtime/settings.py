@@ -74,6 +74,11 @@ class VarunaSettings:
 
     def __post_init__(self) -> None:
         check_memory_limit(self.recompute, self.memory_limit, self.device)
+        if self.recompute == "selective" and self.compile:
+            raise ValueError(
+                "recompute='selective' does not see the operations of compiled modules: "
+                "leave compile out, or say 'full'"
+            )
 
 
 def refuse_unknown(

@@ -25,7 +25,8 @@ from typing import Literal
 from varuna_core.schedule.actions import BACKWARDS, Action, Schedule, ScheduleError
 from varuna_core.schedule.held import follow_held
 
-Recompute = Literal["none", "full", "auto", "offload"]
+Recompute = Literal["none", "full", "auto", "selective", "offload"]
+"""`selective` is `full` to a schedule: an `f` then keeps more, and its `R` takes less time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class Memory:
     graphs: tuple[float, ...]
     """Of each stage: one micro-batch's graph, its inputs included."""
     inputs: tuple[float, ...]
-    """Of each stage: one micro-batch's inputs alone."""
+    """Of each stage: what an `f` keeps of one micro-batch: its inputs, of `selective` more."""
     limits: tuple[float, ...]
     """Of each rank: what all its micro-batches may hold at once."""
 
@@ -62,7 +63,7 @@ def apply_recompute(
     ranks = []
     for rank, actions in enumerate(schedule.ranks):
         ends = _find_ends(actions)
-        if memory is None or recompute == "full":
+        if memory is None or recompute != "auto":
             chosen = {key for key, (begin, end) in ends.items() if end > begin + 1}
         else:
             chosen = _choose(actions, ends, memory, rank)

@@ -202,6 +202,9 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.parallel.zero == 3 and conf.train.optimizer.name == "lamb":
         message = "holds slices, and train.optimizer.name lamb looks at whole tensors; use 1 or 2"
         yield "parallel.zero", 3, message
+    if conf.parallel.recompute == "selective" and conf.train.compile:
+        message = "cannot be with train.compile, which joins operations; use full"
+        yield "parallel.recompute", "selective", message
     if conf.parallel.recompute == "offload":
         yield from _check_offload(conf.parallel)
 

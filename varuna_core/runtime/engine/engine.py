@@ -14,9 +14,10 @@ once a micro-batch: a recompute sees them as its forward did and leaves no trace
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ from varuna_core.runtime.engine.adapting import ActionTimes
 from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, Recording
 from varuna_core.runtime.engine.graph_memory import GraphMeter, measure_storages
 from varuna_core.runtime.engine.graph_offload import Place, SavedGraph, find_place
+from varuna_core.runtime.engine.kept_products import KeptProducts
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
@@ -39,6 +41,8 @@ from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
 from varuna_core.schedule.order import run_ahead
+
+log = logging.getLogger(__name__)
 
 Trace = Callable[[str, float, float, float], None]
 """Called after an action: its spelling, then when it began, had its message, and ended (seconds
@@ -67,6 +71,9 @@ class HeldMicroBatch:
     recording: Recording | None = None
     graph: SavedGraph | None = None
     """What autograd has saved, where that is to leave the device's memory."""
+
+    products: KeptProducts | None = None
+    """Of an `f`, for its `R`."""
 
 
 @dataclass(kw_only=True)
@@ -119,12 +126,14 @@ class Engine:
         loss: LossForm | None = None,
         times: ActionTimes | None = None,
         graphs: CudaGraphs | None = None,
+        keeps_products: bool = False,
     ) -> None:
         """`after_gradients` is called after each B and each W; `loss` is what the model returns.
 
         `split_weight` makes of the weight of a micro-batch and the loss scale what the loss's
         backward starts from; it is called before gradients are made, on every stage. Without it
-        that is their product. A TokenMean's weights are not split.
+        that is their product. A TokenMean's weights are not split. With `keeps_products` matrix
+        products are not computed again.
         """
         self.links, self.seed, self.trace = links, seed, trace
         self.loss_form = loss or LossForm()
@@ -137,6 +146,9 @@ class Engine:
         self.meter, self.split_weight = meter, split_weight
         self.times = times
         self.graphs = graphs
+        self._keeping = {*self.stages} if keeps_products else set[int]()
+        """Stages whose products are kept for a recompute."""
+
         self._recorded: CudaGraphs | None = None
         """`graphs` while it is a step whose outputs nobody keeps."""
 
@@ -306,22 +318,57 @@ class Engine:
         received = self._take_activation(connected, number)
         held = HeldMicroBatch(received=received, buffers=self._copy_buffers(connected))
         versions = [] if received is None else [t._version for t in received.tensors]
+        keeping: AbstractContextManager[None] = nullcontext()
+        if connected.stage.index in self._keeping:
+            self._foresee(connected.stage, micro)
+            held.products = KeptProducts()
+            keeping = held.products.keeping()
         with torch.no_grad():
-            self._pass_on(connected, number, self._call(connected, micro, received), micro)
+            with keeping:
+                output = self._call(connected, micro, received)
+            self._pass_on(connected, number, output, micro)
+        if held.products is not None and self.meter is not None:
+            self.meter.note_kept(connected.stage, micro, held.products.list_tensors())
         if received is not None and versions != [t._version for t in received.tensors]:
             connected.stage.refuse_change()
         self._held[connected.stage.index, number] = held
 
     def _recompute(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
         held = self._held[connected.stage.index, number]
-        with self._buffers_as(connected, held.buffers):
-            output = self._call(connected, micro, held.received)
+        output = None if held.products is None else self._recompute_between(connected, micro, held)
+        if output is None:
+            with self._buffers_as(connected, held.buffers):
+                output = self._call(connected, micro, held.received)
         held.buffers.clear()
         held.output = find_loss(output, self.loss_form.path) if connected.is_last else output
 
-    def _open_graph(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> SavedGraph:
+    def _recompute_between(
+        self, connected: ConnectedStage, micro: MicroBatch, held: HeldMicroBatch
+    ) -> Any:
+        """What the forward gives with the products that were kept; None if it makes others."""
+        products, held.products = held.products, None
+        assert products is not None
+        buffers = {name: buffer.clone() for name, buffer in held.buffers.items()}
+        with self._buffers_as(connected, buffers), products.serving():
+            output = self._call(connected, micro, held.received)
+        if products.is_alike:
+            return output
+        if connected.stage.index in self._keeping:
+            self._keeping.remove(connected.stage.index)
+            log.warning(
+                "stage %d: its forward makes other matrix products when it is run again: "
+                "recompute='selective' is 'full' there",
+                connected.stage.index,
+            )
+        return None
+
+    def _foresee(self, stage: Stage, micro: MicroBatch) -> None:
+        """Make the dry run of a new shape, if there must be one, where nobody watches."""
         if stage.stubs:
-            stage.plan_for(micro.inputs)  # a dry run of a new shape saves tensors too, fake ones
+            stage.plan_for(micro.inputs)
+
+    def _open_graph(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> SavedGraph:
+        self._foresee(stage, micro)
         if stage.index not in self._staying:
             held = [*stage.module.parameters(), *stage.module.buffers()]
             self._staying[stage.index] = {*measure_storages(held)}

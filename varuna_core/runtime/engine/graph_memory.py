@@ -32,6 +32,8 @@ class GraphMeter:
         self.chunk_size = chunk_size
         self.graphs: dict[int, float] = {}
         self.inputs: dict[int, float] = {}
+        self.kept: dict[int, float] = {}
+        """What a forward keeps for its recompute besides its inputs."""
 
     def run(
         self,
@@ -60,10 +62,17 @@ class GraphMeter:
             output.tensors if isinstance(output, Crossing) else tensors_of(output)
         )
         held |= incoming
-        scale = max(1.0, self.chunk_size / micro.size)
+        scale = self._find_scale(micro)
         self.inputs[stage.index] = scale * sum(incoming.values())
         self.graphs[stage.index] = scale * sum(held[key] for key in held.keys() - known.keys())
         return output
+
+    def note_kept(self, stage: Stage, micro: MicroBatch, tensors: Iterable[Tensor]) -> None:
+        held = sum(measure_storages(tensors).values())
+        self.kept.setdefault(stage.index, self._find_scale(micro) * held)
+
+    def _find_scale(self, micro: MicroBatch) -> float:
+        return max(1.0, self.chunk_size / micro.size)
 
 
 def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
@@ -101,7 +110,8 @@ def agree_on_memory(meter: GraphMeter, limit: float, links: Links) -> Memory | N
     stages, depth = links.stage_map.num_stages, links.stage_map.depth
     figures = torch.full((2 * stages + depth,), -torch.inf, dtype=torch.float64)
     for stage, graph in meter.graphs.items():
-        figures[stage], figures[stages + stage] = graph, meter.inputs[stage]
+        kept = meter.inputs[stage] + meter.kept.get(stage, 0.0)
+        figures[stage], figures[stages + stage] = graph, kept
     figures[2 * stages + links.place] = -limit
     for group in (links.replicas, links.pipeline):
         if group is not None:

@@ -87,6 +87,7 @@ def list_cases(layout: str) -> list[Case]:
             *grid("sliced varuna", layout, "fp32", "bf16", schedule="varuna", **even),
             *grid("sliced put off", layout, "bf16", schedule="zero_bubble", **even),
             *grid("sliced tied", layout, "fp32", model="TiedGpt", recompute="full", **even),
+            *grid("sliced selective", layout, "fp32", recompute="selective", **even),
             *grid("sliced offload", layout, "fp32", "fp16", offload="optimizer", every=2, **even),
             *grid("sliced frozen", layout, "bf16", frozen=[0, 2], **even),
             *grid("sliced places", layout, "bf16", schedule="interleaved", **PLACES, **even),
