@@ -159,7 +159,7 @@ Rebuild = Callable[[], Tensor]
 """Makes the tensor again, on memory that is back."""
 
 
-@dataclass(slots=True)
+@dataclass
 class SavedTensor:
     """One tensor that autograd has saved."""
 
@@ -195,7 +195,9 @@ class SavedGraph:
     staying: Collection[int]
     """Storages that are in memory anyway, by their `_cdata`."""
 
-    _saved: list[SavedTensor] = field(default_factory=list)
+    _saved: list[weakref.ref[SavedTensor]] = field(default_factory=list)
+    """Those that autograd still has."""
+
     _storages: dict[int, Storage] = field(default_factory=dict)
     _copies: Copies | None = None
 
@@ -206,13 +208,14 @@ class SavedGraph:
             yield
 
     def _save(self, tensor: Tensor) -> SavedTensor:
-        saved = SavedTensor(tensor, tensor._version)
-        self._saved.append(saved)
+        # Detached: an output would hold the node that holds what is returned here.
+        saved = SavedTensor(tensor.detach(), tensor._version)
+        self._saved.append(weakref.ref(saved))
         return saved
 
     def offload(self, place: Place) -> None:
         """Copy the graph, and let its memory go."""
-        for saved in self._saved:
+        for saved in [found for ref in self._saved if (found := ref()) is not None]:
             assert saved.tensor is not None
             saved.rebuild = self._take(saved.tensor)
             if saved.rebuild is not None:
@@ -244,7 +247,7 @@ class SavedGraph:
             return self._take(tensor.trigger_wait())
         if is_traceable_wrapper_subclass(tensor):
             return self._take_parts(tensor)
-        is_plain = tensor.layout == torch.strided and tensor.device == self.device
+        is_plain = tensor.layout == torch.strided and tensor.device.type == self.device.type
         if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return None
         storage = tensor.untyped_storage()
@@ -252,7 +255,7 @@ class SavedGraph:
             return None
         held = self._storages.get(storage._cdata)
         if held is None:
-            data = torch.empty(0, dtype=torch.uint8, device=self.device).set_(storage)
+            data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             held = self._storages[storage._cdata] = Storage(data)
         dtype, size, stride = tensor.dtype, tensor.size(), tensor.stride()
         offset = tensor.storage_offset()
