@@ -171,6 +171,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--case", "0", "--hidden", "512"),
     ),
     Benchmark(
+        name="activations",
+        module="runtime.activations",
+        title="Memory of activations",
+        peer="graphs that are kept",
+        needs=("torch",),
+        quick=("--hidden", "128", "--rounds", "2"),
+    ),
+    Benchmark(
         name="pipeline",
         module="pipeline",
         title="The runtime",

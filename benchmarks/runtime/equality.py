@@ -50,7 +50,8 @@ PAIRS = ("tensor", "zero 3", "hooks before Varuna", "mean over tokens", "block d
 AGAINST = (
     *("fp32", "bf16", "fp16", "pipeline", "replicas", "tensor", "zero 3", "offload"),
     *("recompute full", "recompute auto", "several stages a rank", "stages without segments"),
-    *("tied", "clipping", "batches of several sizes", "loaded by another layout"),
+    *("recompute selective", "recompute offload", "tied", "clipping"),
+    *("batches of several sizes", "loaded by another layout"),
 )
 
 Row = dict[str, Any]

@@ -244,9 +244,10 @@ class Parallel:
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO over the replicas: 1 shares out optimizer state and fp32 weights, 2 the gradients of
     micro-batches too, 3 all weights."""
-    recompute: Literal["none", "full", "auto"] = "auto"
+    recompute: Literal["none", "full", "auto", "selective", "offload"] = "auto"
     """Recompute activations in the backward; auto: by the plan of a profile, else what does not fit
-    in a GPU's memory, as each start's first step finds it (none on CPU and with zero 3)."""
+    in a GPU's memory, as each start's first step finds it (none on CPU and with zero 3); selective:
+    all but the results of matrix products; offload: copy them to host memory instead, and back."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"

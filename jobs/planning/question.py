@@ -26,6 +26,7 @@ from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, esti
 from varuna_core.planner.search.space import Wishes
 from varuna_core.records.layout import include_ends, parse_counts
 from varuna_core.records.training import name_shapes
+from varuna_core.schedule.recompute import Recompute
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.check import check_program, check_supported
 from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
@@ -38,6 +39,12 @@ from vjob.jobs.schedulers.slurm_nodes import build_sinfo_nodes_command, parse_si
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""
+PLANNED_AS: Mapping[str, Recompute | None] = {
+    "auto": None,
+    "selective": "full",
+    "offload": "none",
+}
+"""Ways of recompute that plans do not have; the conf keeps them."""
 LINK_GB_S = 12.5
 """Between nodes, where nothing was measured: 100 Gbit/s."""
 ESTIMATE = (
@@ -350,7 +357,7 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
         micro_batch=take("train.micro_batch_size", conf.train.micro_batch_size),
         zero=take("parallel.zero", parallel.zero),
         schedule=schedule,
-        recompute=None if parallel.recompute == "auto" else parallel.recompute,
+        recompute=PLANNED_AS.get(parallel.recompute, parallel.recompute),
         least=0 if has_empty else 1,
         partition=partition,
     )

@@ -254,11 +254,14 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
 
 
 def _keep_recompute(conf: JobConf, planned: JobConf, question: Question) -> JobConf:
-    """The planned conf; with an estimate `recompute: auto` stays, as only the runtime or a profile
-    measures graphs."""
-    if not question.is_estimate or conf.parallel.recompute != "auto":
+    """The planned conf; a way of recompute that plans do not have stays. So does `auto` with an
+    estimate, as only the runtime or a profile measures graphs."""
+    from vjob.jobs.planning.question import PLANNED_AS  # needs numpy
+
+    way = conf.parallel.recompute
+    if way not in PLANNED_AS or (way == "auto" and not question.is_estimate):
         return planned
-    return replace(planned, parallel=replace(planned.parallel, recompute="auto"))
+    return replace(planned, parallel=replace(planned.parallel, recompute=way))
 
 
 def _predict(conf: JobConf, plan: LayoutPlan, profile: Profile) -> Prediction:

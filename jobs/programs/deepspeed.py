@@ -107,6 +107,9 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
     if parallel.zero > 1 and require_number(parallel.pipeline) > 1:
         message = "its pipeline engine works with 0 and 1 only; or pipeline: 1"
         yield "parallel.zero", parallel.zero, message
+    if parallel.recompute in ("selective", "offload"):
+        message = "is for Varuna; DeepSpeed has cpu_checkpointing, in the file of program.config"
+        yield "parallel.recompute", parallel.recompute, message
     named = {word.partition("=")[0] for word in conf.program.args}
     if "--deepspeed_config" in named and not any(CONFIG_WORD in w for w in conf.program.args):
         message = (

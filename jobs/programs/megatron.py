@@ -295,6 +295,9 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
     if parallel.zero > 1:
         message = "is not in Megatron-LM; it has 0, 1 (its distributed optimizer), and FSDP by args"
         yield "parallel.zero", parallel.zero, message
+    if parallel.recompute in ("selective", "offload"):
+        message = "is for Varuna; Megatron-LM has flags of its own, for program.args"
+        yield "parallel.recompute", parallel.recompute, message
     if parallel.schedule not in ("auto", "1f1b", "interleaved"):
         message = "is not in Megatron-LM; it has 1f1b and interleaved"
         yield "parallel.schedule", parallel.schedule, message

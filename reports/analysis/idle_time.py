@@ -16,7 +16,7 @@ from varuna_core.schedule.order import find_source, find_target, walk
 from vjob.reports.analysis.pipeline import Order, Pipeline, list_waits
 from vjob.reports.load.trace_lines import Column
 
-_KINDS: dict[Kind, int] = {"F": 0, "f": 0, "R": 1, "B": 2, "I": 3, "W": 4}
+_KINDS: dict[Kind, int] = {"F": 0, "f": 0, "R": 1, "B": 2, "I": 3, "W": 4, "O": 5, "L": 6}
 """Kinds of action by what they cost: a forward costs the same whatever it keeps."""
 
 

@@ -33,6 +33,8 @@ KINDS = {
     "B": ("backward", "#e69f00"),
     "I": ("backward of inputs", "#d55e00"),
     "W": ("backward of weights", "#00805a"),
+    "O": ("copies", "#44aa99"),
+    "L": ("copies", "#44aa99"),
     "compute": ("compute", "#0072b2"),
     "send": ("send", "#cc79a7"),
     "all-reduce": ("all-reduce", "#882255"),

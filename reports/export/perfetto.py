@@ -25,6 +25,8 @@ NAMES = {
     "B": "backward",
     "I": "backward of inputs",
     "W": "backward of weights",
+    "O": "offload",
+    "L": "load",
     "detail": "span",
     "other": "span",
 }

@@ -51,6 +51,8 @@ KIND_COLUMNS = {
     "B": ("backward_s", "backward"),
     "I": ("backward_inputs_s", "backward of inputs"),
     "W": ("backward_weights_s", "backward of weights"),
+    "O": ("offload_s", "copies of graphs out of memory"),
+    "L": ("load_s", "copies of graphs back"),
     "compute": ("compute_s", "compute of a script or a profile"),
     "send": ("send_s", "sends of messages"),
     "all-reduce": ("all_reduce_s", "sums over replicas"),

@@ -133,6 +133,8 @@ const KINDS = [
   { name: "B", css: "backward", text: "backward", on: "#000" },
   { name: "I", css: "inputs", text: "backward of inputs", on: "#000" },
   { name: "W", css: "weights", text: "backward of weights", on: "#fff" },
+  { name: "O", css: "memcpy", text: "copies of graphs", on: "#000" },
+  { name: "L", css: "memcpy", text: "", on: "#000" },
   { name: "compute", css: "compute", text: "compute", on: "#fff" },
   { name: "send", css: "send", text: "send", on: "#000" },
   { name: "all-reduce", css: "all-reduce", text: "all-reduce", on: "#fff" },

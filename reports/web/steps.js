@@ -8,6 +8,8 @@ const KIND_NAMES = {
   B: "backward",
   I: "backward of the inputs",
   W: "backward of the weights",
+  O: "copy of a graph out of memory",
+  L: "copy of a graph back",
   memcpy: "copy",
   detail: "span",
   other: "span",

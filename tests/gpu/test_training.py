@@ -19,6 +19,7 @@ from tests.ranks.start import collect, find_problems, start_ranks
 from tests.ranks.train_rank import Case, write_cases
 from tests.varuna_core import test_varuna as full
 from tests.varuna_core import test_varuna_precision as half
+from tests.varuna_core.runtime.engine import test_graph_offload as offload
 from tests.varuna_core.runtime.optim import test_zero as zero
 
 pytestmark = pytest.mark.gpu
@@ -31,14 +32,19 @@ FULL = [
     "2x2 dropout", "1x1 recorded gpipe", "2x1 recorded gpipe", "2x1 recorded 1f1b",
     "2x1 tied recorded 1f1b", "2x1 norm recorded 1f1b", "2x1 compiled recorded 1f1b",
     "2x1 lengths recorded 1f1b", "1x2 means recorded 1f1b", "2x1 full recorded varuna",
+    "1x1 offload gpipe", "2x1 offload gpipe", "2x1 tied offload gpipe", "2x1 dropout offload gpipe",
+    "2x1 batch norm offload gpipe", "2x1 compiled offload gpipe", "2x1 two offload zbv",
+    "3x1 recorded offload 1f1b", "4x1 empty offload zero_bubble", "1x1 selective gpipe",
+    "2x1 selective varuna", "2x1 dropout selective varuna", "2x1 two selective zbv",
 ]  # fmt: skip
-"""fp32: shapes, schedules, recompute, tied weights; by the names of tests/varuna_core."""
+"""fp32: shapes, schedules, recompute, offload, tied weights; by the names of tests/varuna_core."""
 HALF = [
     *(f"{one} {word} 1f1b" for one in ("1x1", "2x1", "1x2", "2x2") for word in ("bf16", "fp16")),
     *(f"2x2 tied {word} 1f1b" for word in ("bf16", "fp16")),
     "2x1 bf16 zero_bubble", "2x1 fp16 varuna", "2x1 lamb bf16 1f1b", "2x1 checkpoint fp16 1f1b",
     "1x2 accumulate bf16 1f1b", "2x1 overflow", "2x2 overflow", "1x1 recorded fp16 1f1b",
-    "2x1 wide bf16 zero_bubble", "1x2 wide fp16 1f1b",
+    "2x1 wide bf16 zero_bubble", "1x2 wide fp16 1f1b", "2x1 offload bf16 gpipe",
+    "2x1 selective bf16 varuna",
     "2x1 recorded bf16 1f1b", "1x2 recorded bf16 1f1b", "2x2 recorded tied fp16 1f1b",
 ]  # fmt: skip
 ZERO = [
@@ -46,7 +52,7 @@ ZERO = [
     *(f"1x2 offload {word}" for word in ("fp32", "fp16")),
     "1x2 at once fp32", "1x2 at once bf16", "1x2 at once offload fp16", "1x2 offload alone fp32",
     "2x2 tied fp16", "2x2 tied lamb fp32", "2x2 overflow fp16", "1x2 recorded fp32",
-    "1x2 recorded bf16", "1x2 recorded offload fp16",
+    "1x2 recorded bf16", "1x2 recorded offload fp16", "1x2 graphs offload bf16",
 ]  # fmt: skip
 """ZeRO 1 and 2, and optimizers on the host. ZeRO 3 needs NCCL, and so a GPU for each rank."""
 SLICED = ["1x2 sliced shared fp32", "2x2 sliced bf16", "2x2 sliced fp32"]
@@ -140,6 +146,27 @@ def test_layouts_train_through_the_memory_of_the_gpu(
             results = [torch.load(name, map_location=CPU) for name in names]
             assert {wire for one in results for wire in one["wires"]} == {"IpcWire"}
             full.assert_trained(case, results, full.train_plain(case, choose_device()))
+
+
+@pytest.mark.usefixtures("only_gpu")
+def test_offloaded_graphs_leave_the_memory_of_the_gpu() -> None:
+    """Two of eight are there at once, and every bit of the training is as without."""
+    most, losses, weights = [], [], []
+    for recompute in ("none", "offload"):
+        varuna, inputs = offload.make(2**16, recompute=recompute, device=choose_device())
+        optimizer = torch.optim.SGD(varuna.parameters(), lr=0.1)
+        varuna.set_optimizer(optimizer)
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(4):
+            losses.append(varuna.step(inputs)[0].item())
+            optimizer.step()
+            varuna.zero_grad()
+        most.append(torch.cuda.max_memory_allocated())
+        weights.append([parameter.detach().clone() for parameter in varuna.parameters()])
+    assert losses[:4] == losses[4:]
+    assert all(map(torch.equal, *weights))
+    graph = 2**16 * 4 * 9 * offload.WIDTH
+    assert most[0] - most[1] > 5 * graph, [size / graph for size in most]
 
 
 @list_cases("precision_rank")

@@ -119,6 +119,37 @@ def recorded(name: str, stage_map: str, schedule: str, **options: Any) -> Case:
     )  # fmt: skip
 
 
+def offloaded(name: str, stage_map: str, schedule: str = "gpipe", **options: Any) -> Case:
+    """Graphs leave memory and come back, where a rank holds more than two at once."""
+    return Case(
+        name=f"{name} offload {schedule}", stage_map=stage_map, schedule=schedule,
+        recompute="offload", **options,
+    )  # fmt: skip
+
+
+def selective(name: str, stage_map: str, schedule: str, **options: Any) -> Case:
+    """Forwards are recomputed between their matrix products."""
+    return Case(
+        name=f"{name} selective {schedule}", stage_map=stage_map, schedule=schedule,
+        recompute="selective", **options,
+    )  # fmt: skip
+
+
+ALIKE = [
+    (1, "1x1 gpipe", "1x1 selective gpipe"),
+    (2, "2x1 varuna", "2x1 selective varuna"),
+    (2, "2x1 tied gpipe", "2x1 tied selective gpipe"),
+    (2, "2x1 two zbv", "2x1 two selective zbv"),
+    (1, "1x1 gpipe", "1x1 offload gpipe"),
+    (2, "2x1 gpipe", "2x1 offload gpipe"),
+    (2, "2x1 tied gpipe", "2x1 tied offload gpipe"),
+    (2, "2x1 two interleaved", "2x1 two offload interleaved"),
+    (2, "2x1 two zbv", "2x1 two offload zbv"),
+    (3, "3x1 uneven 1f1b", "3x1 uneven offload 1f1b"),
+    (4, "2x2 gpipe", "2x2 offload gpipe"),
+    (4, "4x1 empty zero_bubble", "4x1 empty offload zero_bubble"),
+]
+"""Cases that are alike but for what becomes of a graph that waits."""
 FULL: dict[str, Any] = {"stages_per_rank": 2, "recompute": "full", "model": "TiedGpt"}
 
 
@@ -151,6 +182,10 @@ CASES: dict[int, list[Case]] = {
         compiled("1x1", "0;", "zero_bubble", clip=0.3),
         recorded("1x1", "0;", "gpipe"),
         recorded("1x1 told", "0;", "1f1b", **TOLD | {"batches": [8, 8, 7, 7], "outputs": []}),
+        offloaded("1x1", "0;", batches=UNEVEN, clip=0.3),
+        offloaded("1x1 told", "0;", **TOLD),
+        offloaded("1x1 dropout", "0;", options=DROPOUT),
+        selective("1x1", "0;", "gpipe", batches=UNEVEN, clip=0.3),
     ],
     2: [
         *each_schedule("2x1 skipping", "0;1;", model="SkippingGpt", **PADDED),
@@ -227,6 +262,33 @@ CASES: dict[int, list[Case]] = {
         recorded("2x1 lengths", "0;1;", "1f1b", batches=[8] * 5, lengths=[8, 5, 8, 5, 8]),
         recorded("1x2", "0,1;", "1f1b"),
         recorded("1x2 hooks", "0,1;", "1f1b", hooked=True),
+        offloaded("2x1", "0;1;", batches=UNEVEN, clip=0.3),
+        offloaded("2x1 tied", "0;1;", model="TiedGpt", clip=0.3),
+        offloaded("2x1 dropout", "0;1;", options=DROPOUT, batches=UNEVEN),
+        offloaded("2x1 means", "0;1;", model="TiedPaddedGpt", **PADDED),
+        offloaded("2x1 lengths", "0;1;", model="DictGpt", lengths=[8, 5, 8]),
+        offloaded("2x1 encoder-decoder", "0;1;", model="EncoderDecoder"),
+        offloaded("2x1 frozen", "0;1;", model="FrozenGpt"),
+        offloaded("2x1 in place", "0;1;", model="InPlaceGpt"),
+        offloaded("2x1 inputs", "0;1;", model="ChangedInputsGpt"),
+        offloaded("2x1 shared block", "0;1;", model="SharedBlockGpt"),
+        offloaded("2x1 batch norm", "0;1;", model="ConvNet"),
+        offloaded("2x1 root", "0;1;", model="RootGpt"),
+        offloaded("2x1 compiled", "0;1;", compile="aot_eager"),
+        offloaded("2x1 adapting", "0;1;", "auto", batches=[16] * 8),
+        offloaded("1x2 hooks", "0,1;", hooked=True, batches=UNEVEN, clip=0.3),
+        offloaded("2x1 two", "0;1;", "interleaved", stages_per_rank=2, batches=UNEVEN, clip=0.3),
+        offloaded("2x1 two", "0;1;", "zbv", stages_per_rank=2, batches=UNEVEN, clip=0.3),
+        selective("2x1", "0;1;", "varuna", batches=UNEVEN, clip=0.3),
+        selective("2x1 tied", "0;1;", "gpipe", model="TiedGpt", clip=0.3),
+        selective("2x1 dropout", "0;1;", "varuna", options=DROPOUT, batches=UNEVEN),
+        selective("2x1 in place", "0;1;", "varuna", model="InPlaceGpt"),
+        selective("2x1 inputs", "0;1;", "gpipe", model="ChangedInputsGpt"),
+        selective("2x1 encoder-decoder", "0;1;", "varuna", model="EncoderDecoder"),
+        selective("2x1 lengths", "0;1;", "varuna", model="DictGpt", lengths=[8, 5, 8]),
+        selective("2x1 batch norm", "0;1;", "varuna", model="ConvNet"),
+        selective("2x1 root", "0;1;", "gpipe", model="RootGpt"),
+        selective("2x1 two", "0;1;", "zbv", stages_per_rank=2, batches=UNEVEN, clip=0.3),
         recorded("1x2 means", "0,1;", "1f1b", model="TwoMeansGpt", batches=[8, 8, 7, 7]),
         *several("2x1 two dropout", "0;1;", options=DROPOUT, batches=SHORT, recompute="full"),
         *several("2x1 two three-way", "0;1;", model="ThreeWayGpt", clip=0.3, batches=SHORT),
@@ -256,6 +318,9 @@ CASES: dict[int, list[Case]] = {
         ),
         Case(name="3x1 three-way", stage_map="0;1;2;", model="ThreeWayGpt", clip=0.3),
         Case(name="1x3", stage_map="0,1,2;", batches=[7, 7, 3]),
+        offloaded("3x1 uneven", "0;1;2;", "1f1b", partition="0-3-1", batches=UNEVEN),
+        offloaded("3x1 fitful", "0;1;2;", "1f1b", model="FitfulGpt", options=DROPOUT),
+        offloaded("3x1 recorded", "0;1;2;", "1f1b", batches=[8, 8, 7, 7], cuda_graphs=True),
         Case(name="3x1 dropout", stage_map="0;1;2;", options=DROPOUT, recompute="full"),
     ],
     4: [
@@ -267,6 +332,8 @@ CASES: dict[int, list[Case]] = {
         Case(name="4x1 ends", stage_map="0;1;2;3;", partition="0-4-0-0", model="TiedGpt"),
         *several("2x2 two", "0,1;2,3;", model="TiedGpt", clip=0.3, batches=SHORT),
         *several("4x1 two", "0;1;2;3;", options={"blocks": 8}, partition="1-1-0-2-1-0-2-1"),
+        offloaded("2x2", "0,2;1,3;", batches=UNEVEN, clip=0.3),
+        offloaded("4x1 empty", "0;1;2;3;", "zero_bubble", partition="0-2-0-2", model="DictGpt"),
         Case(name="2x2 hooks", stage_map="0,1;2,3;", model="TiedGpt", hooked=True, clip=0.3),
         Case(name="2x2 tied", stage_map="0,1;2,3;", model="TiedGpt", clip=0.3, batches=UNEVEN),
         Case(name="2x2 dropout", stage_map="0,1;2,3;", options=DROPOUT, schedule="varuna"),
@@ -415,7 +482,7 @@ def assert_trained(case: Case, ranks: list[dict[str, Any]], plain: dict[str, Any
         for word in ("losses", "norms"):
             assert_close(torch.stack(ours[word]), torch.stack(plain[word]), word)
         assert_close(ours["evaluated"], plain["evaluated"], "evaluated")
-        assert bool(ours["recorded"]) == case.cuda_graphs or case.recompute == "full"
+        assert bool(ours["recorded"]) == case.cuda_graphs or case.recompute != "none"
         for name, gradient in ours["gradients"].items():
             assert_close(gradient, plain["gradients"][name], f"gradient of {name}")
         is_first = parse_stage_map(case.stage_map, len(ranks)).find(rank)[1] == 0
@@ -479,6 +546,23 @@ def test_running_ahead_changes_no_bit(folders: dict[int, Path]) -> None:
         assert torch.equal(torch.stack(ahead["losses"]), torch.stack(in_turn["losses"]))
         for name, tensor in ahead["state"].items():
             assert torch.equal(tensor, in_turn["state"][name]), name
+
+
+@pytest.mark.parametrize(("size", "kept", "other"), ALIKE, ids=[name for _, _, name in ALIKE])
+def test_offloading_and_recomputing_change_no_bit(
+    folders: dict[int, Path], size: int, kept: str, other: str
+) -> None:
+    assert not _train(folders[size], size)
+    num_copied = num_recomputed = 0
+    for rank in range(size):
+        before, after = (torch.load(folders[size] / f"{name}.{rank}.pt") for name in (kept, other))
+        num_copied += sum("O" in action for action in after["schedule"])
+        num_recomputed += sum("R" in action for action in after["schedule"])
+        for word in ("losses", "norms"):
+            assert torch.equal(torch.stack(after[word]), torch.stack(before[word]))
+        for name, tensor in after["state"].items():
+            assert torch.equal(tensor, before["state"][name]), name
+    assert num_copied if "offload" in other else num_recomputed
 
 
 @pytest.mark.parametrize("case", ADAPTING, ids=[case.name for case in ADAPTING])

@@ -31,6 +31,9 @@ RECORDED: dict[str, Any] = {"cuda_graphs": True, "batches": [8, 8, 7, 7, 8], "cl
 """Forwards and backwards are recorded from the second step on."""
 
 
+OFFLOAD: dict[str, Any] = {"recompute": "offload"}
+
+
 def each(name: str, stage_map: str, schedules: list[str], **options: Any) -> list[Case]:
     return [
         Case(
@@ -76,6 +79,9 @@ CASES: dict[int, list[Case]] = {
         *each("1x2", "0,1;", ["1f1b", "zero_bubble"], batches=UNEVEN, clip=0.3),
         *each("2x1 recorded", "0;1;", ["1f1b"], **RECORDED),
         *each("2x1 recorded padded", "0;1;", ["1f1b"], cuda_graphs=True, **PADDED),
+        *each("2x1 offload", "0;1;", ["gpipe"], batches=UNEVEN, clip=0.3, **OFFLOAD),
+        *each("2x1 selective", "0;1;", ["varuna"], recompute="selective", batches=UNEVEN, clip=0.3),
+        *each("2x1 checkpoint offload", "0;1;", ["gpipe"], model="CheckpointGpt", **OFFLOAD),
         *each("2x1 wide", "0;1;", ["1f1b", "zero_bubble"], wide=True, batches=UNEVEN, clip=0.3),
         *each("1x2 wide", "0,1;", ["1f1b"], wide=True, batches=[4, 8, 8, 5], clip=0.3),
         *each("1x2 recorded", "0,1;", ["1f1b"], every=2, **RECORDED | {"batches": [8] * 6}),

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -143,10 +143,8 @@ def is_compiled_by_varuna(training: Training) -> bool:
 
 def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:
     """What the runtime is asked for, and of `auto` a line that says what becomes of it."""
-    if training.recompute == "none":
-        return "none", ""
-    if training.recompute == "full":
-        return "full", ""
+    if training.recompute != "auto":
+        return cast(Recompute, training.recompute), ""
     obstacle = why_no_auto(device, training.zero)
     if obstacle:
         return "none", f"recompute auto: none, {obstacle}"

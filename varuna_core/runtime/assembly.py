@@ -297,6 +297,7 @@ def build_engine(
         loss=loss,
         times=times,
         graphs=build_graphs(stages, gradients, loss, settings),
+        keeps_products=settings.recompute == "selective",
     )
     # `auto` may get to it in any step.
     puts_off = may_split_backward(plans.name)

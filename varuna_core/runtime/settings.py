@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -74,6 +74,11 @@ class VarunaSettings:
 
     def __post_init__(self) -> None:
         check_memory_limit(self.recompute, self.memory_limit, self.device)
+        if self.recompute == "selective" and self.compile:
+            raise ValueError(
+                "recompute='selective' does not see the operations of compiled modules: "
+                "leave compile out, or say 'full'"
+            )
 
 
 def refuse_unknown(
@@ -85,8 +90,12 @@ def refuse_unknown(
     known = (AUTO, *SCHEDULES)
     if schedule not in known:
         raise ValueError(f"schedule {schedule!r}: there are {', '.join(known)}")
-    if recompute not in ("none", "full", "auto"):
-        raise ValueError(f"recompute {recompute!r}: there are 'none', 'full' and 'auto'")
+    if recompute not in get_args(Recompute):
+        raise ValueError(f"recompute {recompute!r}: there are {', '.join(get_args(Recompute))}")
+    if recompute == "offload" and schedule != AUTO and SCHEDULES[schedule].recomputes:
+        raise ValueError(
+            f"schedule {schedule!r} recomputes: recompute='offload' goes with another one"
+        )
     if batch_size < 1 or chunk_size < 1:
         raise ValueError(f"batch_size {batch_size} and chunk_size {chunk_size} must be 1 or more")
 
@@ -116,6 +125,11 @@ def refuse_zero(zero: int, offload: str | None, recompute: str, tensor: int) -> 
     if zero == 3 and recompute == "auto":
         raise ValueError(
             "recompute='auto' takes the weights that zero=3 gathers for activations: "
+            "say 'none' or 'full'"
+        )
+    if zero == 3 and recompute == "offload":
+        raise ValueError(
+            "recompute='offload' takes the weights that zero=3 gathers for activations: "
             "say 'none' or 'full'"
         )
     if zero == 3 and tensor > 1:

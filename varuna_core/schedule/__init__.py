@@ -4,5 +4,5 @@
 what the engine may run, `compiled.simulate` times it; docs/runtime.md draws them. A new schedule is
 a function and a row in the registry. Standard library only; of our rooms it imports records.
 
-actions <- order, costs, recompute <- compiled <- fuse, generators <- zero_bubble <- registry
+actions <- held, order, costs <- recompute, compiled <- fuse, generators <- zero_bubble <- registry
 """

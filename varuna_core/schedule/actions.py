@@ -11,16 +11,17 @@ import re
 from dataclasses import dataclass
 from typing import Literal, cast
 
-Kind = Literal["F", "f", "R", "B", "I", "W"]
+Kind = Literal["F", "f", "R", "B", "I", "W", "O", "L"]
 """F forward, keeping its graph; f forward, keeping only its inputs; R recompute the graph of an f;
-B backward of both gradients; I gradient of the inputs; W gradient of the weights."""
+B backward of both gradients; I gradient of the inputs; W gradient of the weights; O copy a graph
+out of the device's memory; L load it again."""
 
 FORWARDS = ("F", "f")
 """What makes an activation to send."""
 BACKWARDS = ("B", "I")
 """What makes a gradient to send."""
 
-_SPELLING = re.compile(r"(\d+)([FfRBIW])(\d+)")
+_SPELLING = re.compile(r"(\d+)([FfRBIWOL])(\d+)")
 
 
 class ScheduleError(ValueError):
@@ -66,11 +67,11 @@ class Schedule:
 
 
 def parse_action(text: str) -> Action:
-    """`0F3`: stage 0, forward of micro-batch 3. Torch's spelling; f and R are ours."""
+    """`0F3`: stage 0, forward of micro-batch 3. Torch's spelling; f, R, O and L are ours."""
     match = _SPELLING.fullmatch(text.strip())
     if match is None:
         raise ScheduleError(
-            f"{text!r} is no action: expected stage, one of F f R B I W, micro-batch, as in 0F3"
+            f"{text!r} is no action: expected stage, one of F f R B I W O L, micro-batch, as in 0F3"
         )
     stage, kind, microbatch = match.groups()
     return Action(cast(Kind, kind), int(stage), int(microbatch))

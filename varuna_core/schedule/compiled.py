@@ -21,10 +21,13 @@ from functools import cached_property
 
 from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Kind, Schedule, ScheduleError
 from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.held import follow_held
 from varuna_core.schedule.order import walk
 
 KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
-_INDEX = {kind: index for index, kind in enumerate(KINDS)}
+"""Work. The planner lists costs by these alone: its schedules offload nothing."""
+COPIES: tuple[Kind, ...] = ("O", "L")
+_INDEX = {kind: index for index, kind in enumerate((*KINDS, *COPIES))}
 Counts = tuple[int, ...]
 """Of one rank at one moment: graphs held and inputs held, in turn, of each of its stages."""
 
@@ -170,23 +173,15 @@ class Compiled:
 
 def count_held(schedule: Schedule) -> tuple[tuple[Counts, ...], ...]:
     """Graphs and inputs that each rank holds at once; counts that others exceed are left out."""
-    held = []
+    found = []
     for rank, actions in enumerate(schedule.ranks):
-        place = {s: 2 * i for i, s in enumerate(list_stages(schedule, rank))}
-        now = [0] * (2 * len(place))
-        seen: set[Counts] = set()
-        for action in actions:
-            kind, at = action.kind, place[action.stage]
-            if kind == "f":
-                now[at + 1] += 1
-            elif kind in ("F", "R"):
-                now[at] += 1
-                now[at + 1] -= kind == "R"
-            seen.add(tuple(now))
-            if kind in ("B", "W"):
-                now[at] -= 1
-        held.append(_keep_largest(seen))
-    return tuple(held)
+        stages = list_stages(schedule, rank)
+        seen = {
+            tuple(count[stage] for stage in stages for count in (held.graphs, held.inputs))
+            for _, held in follow_held(actions, stages)
+        }
+        found.append(_keep_largest(seen))
+    return tuple(found)
 
 
 def list_stages(schedule: Schedule, rank: int) -> list[int]:
@@ -202,8 +197,13 @@ def _keep_largest(counts: set[Counts]) -> tuple[Counts, ...]:
 
 
 def list_costs(costs: Costs) -> list[float]:
-    """Costs as `Compiled.run` takes them: by kind, then by stage."""
+    """Costs of work as `Compiled.run` takes them: by kind, then by stage."""
     return [cost for kind in KINDS for cost in costs.by_kind[kind]]
+
+
+def list_all_costs(costs: Costs) -> list[float]:
+    """The same for schedules that may offload: costs of copies come last."""
+    return list_costs(costs) + [cost for kind in COPIES for cost in costs.by_kind[kind]]
 
 
 def list_hops(costs: Costs) -> list[float]:
@@ -212,7 +212,8 @@ def list_hops(costs: Costs) -> list[float]:
 
 
 def unlist_costs(listed: Sequence[float], hops: Sequence[float] = ()) -> Costs:
-    """Costs from lists such as `Compiled.run` takes; of two ways of a hop, the longer."""
+    """Costs from lists such as `Compiled.run` takes, of work alone; of two ways of a hop, the
+    longer."""
     size = len(listed) // len(KINDS)
     each = {kind: tuple(listed[at * size : (at + 1) * size]) for at, kind in enumerate(KINDS)}
     return Costs(
@@ -250,7 +251,7 @@ def simulate(schedule: Schedule, costs: Costs) -> ScheduleTiming:
     if costs.num_stages != schedule.num_stages:
         raise ScheduleError(f"{schedule}: costs of {costs.num_stages} stages given")
     compiled = Compiled(schedule)
-    timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
+    timed = compiled.run(list_all_costs(costs), list_hops(costs), keep_starts=True)
     starts: list[list[float]] = [[] for _ in schedule.ranks]
     for start, op in zip(timed.starts, compiled.ops, strict=True):
         starts[op[0]].append(start)

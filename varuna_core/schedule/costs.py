@@ -18,6 +18,11 @@ class Costs:
     """Both gradients in one go; the sum of the two if not given."""
     recompute: tuple[float, ...] = ()
     """As the forward if not given."""
+    offload: tuple[float, ...] = ()
+    """Time that a rank spends on copying a graph out: what is not hidden beside its other work. 0
+    if not given."""
+    load: tuple[float, ...] = ()
+    """The same of copying it back."""
     hops: tuple[float, ...] = ()
     """Time of a message between stage s and s + 1, either way; 0 if not given."""
     by_kind: dict[Kind, tuple[float, ...]] = field(init=False, repr=False, compare=False)
@@ -32,6 +37,8 @@ class Costs:
             "B": self.backward or both,
             "I": self.input_grad,
             "W": self.weight_grad,
+            "O": self.offload or (0.0,) * stages,
+            "L": self.load or (0.0,) * stages,
         }
         object.__setattr__(self, "by_kind", by_kind)
         if not self.hops:
@@ -44,7 +51,10 @@ class Costs:
 
     def as_json(self) -> dict[str, tuple[float, ...]]:
         """By name, to six digits; `Costs(**...)` reads it."""
-        names = ("forward", "input_grad", "weight_grad", "backward", "recompute", "hops")
+        names = (
+            *("forward", "input_grad", "weight_grad", "backward", "recompute"),
+            *("offload", "load", "hops"),
+        )
         return {
             name: tuple(float(f"{number:.6g}") for number in getattr(self, name))
             for name in names

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from varuna_core.schedule.actions import Action, Schedule
-from varuna_core.schedule.compiled import Compiled, list_costs, list_hops
+from varuna_core.schedule.compiled import Compiled, list_all_costs, list_hops
 from varuna_core.schedule.costs import Costs
 
 EQUAL = 1 + 1e-9
@@ -57,7 +57,7 @@ class _Fusing:
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule = schedule
         self.compiled = compiled = Compiled(schedule)
-        self.costs, self.hops = list_costs(costs), list_hops(costs)
+        self.costs, self.hops = list_all_costs(costs), list_hops(costs)
         self.full, size = costs.by_kind["B"], len(compiled.ops)
         apart = map(sum, zip(costs.input_grad, costs.weight_grad, strict=True))
         self.pays = [b <= both * EQUAL for b, both in zip(self.full, apart, strict=True)]

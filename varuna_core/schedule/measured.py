@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from varuna_core.schedule.actions import Kind
 from varuna_core.schedule.costs import Costs
 
-MEASURED: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
+WORK: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
 """`f` counts as `F`."""
+COPIES: tuple[Kind, ...] = ("O", "L")
+MEASURED = (*WORK, *COPIES)
 
 MOVED, MOST_MOVED = 0.1, 0.4
 """Of itself or of the mean action, if that is more: a figure that differs by more has moved. The
@@ -45,15 +47,17 @@ class KnownCosts:
         before = after = 0.0
         believed = {kind: list(figures) for kind, figures in self._by_kind.items()}
         for stage in stages:
-            ran = [kind for kind in MEASURED if by_kind[kind][stage] > 0]
+            ran = [kind for kind in WORK if by_kind[kind][stage] > 0]
             was = sum(believed[kind][stage] for kind in ran)
             now = sum(by_kind[kind][stage] for kind in ran)
             if not ran:
                 return None
             before, after = before + was, after + now
-            for kind in MEASURED:
+            for kind in WORK:
                 rest = believed[kind][stage] * now / was if was else now / len(ran)
                 believed[kind][stage] = by_kind[kind][stage] if kind in ran else rest
+            for kind in COPIES:
+                believed[kind][stage] = by_kind[kind][stage] or believed[kind][stage]
         factor = after / before if before else 1.0
         self._by_kind = believed
         self._hops = [
@@ -69,14 +73,21 @@ class KnownCosts:
             weight_grad=tuple(self._by_kind["W"]),
             backward=tuple(self._by_kind["B"]),
             recompute=tuple(self._by_kind["R"]),
+            offload=self._list_copies("O"),
+            load=self._list_copies("L"),
             hops=tuple(self._hops),
         )
 
+    def _list_copies(self, kind: Kind) -> tuple[float, ...]:
+        """None where nothing is known to be copied."""
+        return tuple(self._by_kind[kind]) if any(self._by_kind[kind]) else ()
+
     def has_moved(self) -> bool:
         """Whether any figure differs from those for which this was true the last time."""
-        figures = [one for kind in MEASURED for one in self._by_kind[kind]]
-        mean = sum(figures) / len(figures)
-        figures += self._hops
+        work = [one for kind in WORK for one in self._by_kind[kind]]
+        copies = [one for kind in COPIES for one in self._by_kind[kind]]
+        mean = sum(work) / len(work)
+        figures = [*work, *copies, *self._hops]
         if self._seen is not None and all(
             abs(new - old) <= self._moved * max(mean, old)
             for new, old in zip(figures, self._seen, strict=True)

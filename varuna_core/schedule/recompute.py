@@ -1,24 +1,32 @@
-"""Recompute activations instead of keeping them: any schedule, all of it or what memory requires.
+"""Recompute activations, or offload them, instead of keeping them: a rewriting of any schedule.
 
 ```
-none   F0 F1 F2 F3 B0 B1 B2 B3        four graphs
-full   f0 f1 f2 f3 R0 B0 R1 B1 ...    one graph and four inputs
-auto   F0 F1 f2 f3 B0 B1 R2 B2 ...    two graphs: only what does not fit is run twice
+none      F0 F1 F2 F3 B0 B1 B2 B3        four graphs
+full      f0 f1 f2 f3 R0 B0 R1 B1 ...    one graph and four inputs
+auto      F0 F1 f2 f3 B0 B1 R2 B2 ...    two graphs: only what does not fit is run twice
+offload   F0 O0 F1 O1 F2 O2 L0 F3 ...    two graphs and two inputs, three graphs elsewhere
 ```
 
 The recompute stands just ahead of its backward and needs no gradient: a rank that waits for the
 gradient has run it before it waits. A graph that is used at once is always kept: to recompute it
 would save nothing.
+
+A load stands one action ahead of that, so that a device copies while it runs that action; an
+offload is copied beside the action behind it. So a rank holds two graphs at once, and one that
+would hold no more without it offloads nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from varuna_core.schedule.actions import BACKWARDS, Action, Schedule, ScheduleError
+from varuna_core.schedule.held import follow_held
 
-Recompute = Literal["none", "full", "auto"]
+Recompute = Literal["none", "full", "auto", "selective", "offload"]
+"""`selective` is `full` to a schedule: an `f` then keeps more, and its `R` takes less time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +36,7 @@ class Memory:
     graphs: tuple[float, ...]
     """Of each stage: one micro-batch's graph, its inputs included."""
     inputs: tuple[float, ...]
-    """Of each stage: one micro-batch's inputs alone."""
+    """Of each stage: what an `f` keeps of one micro-batch: its inputs, of `selective` more."""
     limits: tuple[float, ...]
     """Of each rank: what all its micro-batches may hold at once."""
 
@@ -41,18 +49,21 @@ def measure_memory(schedule: Schedule, memory: Memory) -> tuple[float, ...]:
 def apply_recompute(
     schedule: Schedule, recompute: Recompute, memory: Memory | None = None
 ) -> Schedule:
-    """The schedule with its forwards made `f` and `R` as asked; `auto` needs `memory`.
+    """The schedule with its forwards made `f` and `R`, or `O` and `L` put in, as asked; `auto`
+    needs `memory`.
 
-    One that recomputes already is left as its maker has it.
+    One that has these already is left as its maker has it.
     """
-    if recompute == "none" or any(a.kind == "R" for actions in schedule.ranks for a in actions):
+    if recompute == "none" or any(a.kind in "RO" for actions in schedule.ranks for a in actions):
         return schedule
+    if recompute == "offload":
+        return replace(schedule, ranks=tuple(map(_offload, schedule.ranks)))
     if recompute == "auto" and memory is None:
         raise ScheduleError("recompute auto needs to know the memory of graphs and its limit")
     ranks = []
     for rank, actions in enumerate(schedule.ranks):
         ends = _find_ends(actions)
-        if memory is None or recompute == "full":
+        if memory is None or recompute != "auto":
             chosen = {key for key, (begin, end) in ends.items() if end > begin + 1}
         else:
             chosen = _choose(actions, ends, memory, rank)
@@ -122,6 +133,30 @@ def _insert(kept: list[tuple[int, Key]], item: tuple[int, Key]) -> None:
     kept.insert(index, item)
 
 
+def _offload(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+    """All graphs between whose offload and load another action runs."""
+    ends = _find_ends(actions)
+    chosen = {key for key, (begin, end) in ends.items() if end > begin + 2}
+    loads = {ends[key][1] - 1: key for key in chosen}
+    rewritten = []
+    for index, action in enumerate(actions):
+        key = (action.stage, action.microbatch)
+        if index in loads:
+            rewritten.append(Action("L", *loads[index]))
+        rewritten.append(action)
+        if action.kind == "F" and key in chosen:
+            rewritten.append(Action("O", *key))
+    saves = _count_graphs(rewritten) < _count_graphs(actions)
+    return tuple(rewritten) if saves else actions
+
+
+def _count_graphs(actions: Sequence[Action]) -> int:
+    """The most graphs that a rank holds at once."""
+    stages = sorted({action.stage for action in actions})
+    counts = [sum(held.graphs.values()) for _, held in follow_held(actions, stages)]
+    return max(counts, default=0)
+
+
 def _rewrite(actions: tuple[Action, ...], chosen: set[Key]) -> tuple[Action, ...]:
     rewritten = []
     for action in actions:
@@ -136,16 +171,11 @@ def _rewrite(actions: tuple[Action, ...], chosen: set[Key]) -> tuple[Action, ...
 
 def _trace(actions: tuple[Action, ...], memory: Memory) -> list[float]:
     """What a rank holds while each of its actions runs."""
-    held, trace = 0.0, []
-    for action in actions:
-        graph, inputs = memory.graphs[action.stage], memory.inputs[action.stage]
-        if action.kind == "F":
-            held += graph
-        elif action.kind == "f":
-            held += inputs
-        elif action.kind == "R":
-            held += graph - inputs
-        trace.append(held)
-        if action.kind in ("B", "W"):
-            held -= graph
-    return trace
+    stages = sorted({action.stage for action in actions})
+    return [
+        sum(
+            held.graphs[stage] * memory.graphs[stage] + held.inputs[stage] * memory.inputs[stage]
+            for stage in stages
+        )
+        for _, held in follow_held(actions, stages)
+    ]

@@ -160,7 +160,8 @@ def build_schedule(
     recompute: Recompute = "none",
     memory: Memory | None = None,
 ) -> Schedule:
-    """The schedule `name`, recomputing as asked (varuna always does: `none` is `full` to it).
+    """The schedule `name`, recomputing as asked (varuna always does: `none` is `full` to it, and
+    it refuses `offload`).
 
     Costs are those of all stages, even if not given. With `memory`, what does not fit is refused.
     """
@@ -186,6 +187,8 @@ def _build(name: str, wanted: ScheduleRequest) -> Schedule:
     if kind.stages_per_rank not in (None, given):
         has = "one stage" if kind.stages_per_rank == 1 else f"{kind.stages_per_rank} stages"
         raise ScheduleError(f"{name} has {has} a rank, not {given}")
+    if kind.recomputes and wanted.recompute == "offload":
+        raise ScheduleError(f"{name} recomputes: recompute offload goes with another schedule")
     if kind.recomputes and wanted.recompute == "none":
         wanted = replace(wanted, recompute="full")
     schedule = replace(kind.build(wanted), name=name)

@@ -1,7 +1,7 @@
 """Check a schedule before it runs: what passes is complete, in order, and cannot get stuck.
 
 1. every micro-batch goes once through every stage, on the stage's rank: `F`, or `f` and later `R`;
-   then `B`, or `I` and later `W`;
+   then `B`, or `I` and later `W`; a graph that leaves (`O`) is loaded (`L`) before that;
 2. what a rank reads from another comes in the order in which that one sends it (so the transport
    needs no tags), activations and gradients each for themselves;
 3. no rank waits for ever, sends being asynchronous, at most `capacity` of them unread a channel;
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule, ScheduleError
+from varuna_core.schedule.held import follow_held
 from varuna_core.schedule.order import Channel, walk
 
 # What a micro-batch has on a stage, and what each action makes of it.
@@ -27,6 +28,10 @@ _STEPS = {
     ("a graph", "B"): "both gradients",
     ("a graph", "I"): "its input gradient",
     ("its input gradient", "W"): "both gradients",
+    ("a graph", "O"): "an offloaded graph",
+    ("an offloaded graph", "L"): "a loaded graph",
+    ("a loaded graph", "B"): "both gradients",
+    ("a loaded graph", "I"): "its input gradient",
 }
 _NEEDS = {
     "F": "nothing",
@@ -35,6 +40,8 @@ _NEEDS = {
     "B": "a graph",
     "I": "a graph",
     "W": "its input gradient",
+    "O": "a graph",
+    "L": "an offloaded graph",
 }
 
 
@@ -44,11 +51,17 @@ class PeakHeld:
 
     graphs: tuple[int, ...]
     inputs: tuple[int, ...]
+    offloaded: tuple[int, ...]
+    """Graphs that lie outside the device's memory."""
 
     def __str__(self) -> str:
         return "; ".join(
-            f"rank {rank}: {graphs} graphs" + (f" and {inputs} inputs" if inputs else "")
-            for rank, (graphs, inputs) in enumerate(zip(self.graphs, self.inputs, strict=True))
+            f"rank {rank}: {graphs} graphs"
+            + (f" and {inputs} inputs" if inputs else "")
+            + (f", {offloaded} graphs elsewhere" if offloaded else "")
+            for rank, (graphs, inputs, offloaded) in enumerate(
+                zip(self.graphs, self.inputs, self.offloaded, strict=True)
+            )
         )
 
 
@@ -71,17 +84,17 @@ def verify(
     _check_channels(schedule)
     for _ in walk(schedule, capacity):
         pass
-    num_ranks = schedule.num_ranks
-    held = [
-        _check_held(
-            rank,
-            actions,
-            _spread(max_graphs, num_ranks)[rank],
-            _spread(max_inputs, num_ranks)[rank],
-        )
+    graphs = _spread(max_graphs, schedule.num_ranks)
+    inputs = _spread(max_inputs, schedule.num_ranks)
+    most = [
+        _check_held(rank, actions, graphs[rank], inputs[rank])
         for rank, actions in enumerate(schedule.ranks)
     ]
-    return PeakHeld(graphs=tuple(g for g, _ in held), inputs=tuple(i for _, i in held))
+    return PeakHeld(
+        graphs=tuple(g for g, _, _ in most),
+        inputs=tuple(i for _, i, _ in most),
+        offloaded=tuple(o for _, _, o in most),
+    )
 
 
 def _check_microbatches(schedule: Schedule, rank: int, actions: tuple[Action, ...]) -> None:
@@ -103,7 +116,7 @@ def _check_microbatches(schedule: Schedule, rank: int, actions: tuple[Action, ..
     for stage, stage_states in states.items():
         for microbatch, state in enumerate(stage_states):
             if state != "both gradients":
-                lacking = [kind for have, kind in _STEPS if have == state]
+                lacking = [kind for have, kind in _STEPS if have == state and kind != "O"]
                 raise ScheduleError(
                     f"rank {rank}: stage {stage} ends with {state} of micro-batch {microbatch}; "
                     f"{' or '.join(f'{stage}{kind}{microbatch}' for kind in lacking)} is missing"
@@ -154,24 +167,18 @@ def _list_messages(schedule: Schedule) -> tuple[Messages, Messages]:
 
 def _check_held(
     rank: int, actions: tuple[Action, ...], max_graphs: int | None, max_inputs: int | None
-) -> tuple[int, int]:
-    graphs = inputs = most_graphs = most_inputs = 0
-    for index, action in enumerate(actions):
-        kind = action.kind
-        if kind == "f":
-            inputs += 1
-            most_inputs = max(most_inputs, inputs)
-            if max_inputs is not None and inputs > max_inputs:
-                raise _error(rank, index, action, f"{inputs} inputs held, {max_inputs} allowed")
-        elif kind in ("F", "R"):
-            inputs -= kind == "R"
-            graphs += 1
-            most_graphs = max(most_graphs, graphs)
-            if max_graphs is not None and graphs > max_graphs:
-                raise _error(rank, index, action, f"{graphs} graphs held, {max_graphs} allowed")
-        elif kind in ("B", "W"):
-            graphs -= 1
-    return most_graphs, most_inputs
+) -> tuple[int, int, int]:
+    most_graphs = most_inputs = most_offloaded = 0
+    stages = {action.stage for action in actions}
+    for index, (action, held) in enumerate(follow_held(actions, sorted(stages))):
+        graphs, inputs = sum(held.graphs.values()), sum(held.inputs.values())
+        if max_graphs is not None and graphs > max_graphs:
+            raise _error(rank, index, action, f"{graphs} graphs held, {max_graphs} allowed")
+        if max_inputs is not None and inputs > max_inputs:
+            raise _error(rank, index, action, f"{inputs} inputs held, {max_inputs} allowed")
+        most_graphs, most_inputs = max(most_graphs, graphs), max(most_inputs, inputs)
+        most_offloaded = max(most_offloaded, sum(held.offloaded.values()))
+    return most_graphs, most_inputs, most_offloaded
 
 
 def _spread(bound: int | Sequence[int] | None, num_ranks: int) -> Sequence[int | None]:

@@ -23,7 +23,16 @@ from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, c
 from vjob.jobs.conf.parse import find_bounds, get_annotations
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.redact import show
-from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, Bound, Container, JobConf, Mlflow
+from vjob.jobs.conf.schema import (
+    BUILT_IN,
+    FUNCTION,
+    SCRIPT,
+    Bound,
+    Container,
+    JobConf,
+    Mlflow,
+    Parallel,
+)
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
@@ -193,6 +202,21 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.parallel.zero == 3 and conf.train.optimizer.name == "lamb":
         message = "holds slices, and train.optimizer.name lamb looks at whole tensors; use 1 or 2"
         yield "parallel.zero", 3, message
+    if conf.parallel.recompute == "selective" and conf.train.compile:
+        message = "cannot be with train.compile, which joins operations; use full"
+        yield "parallel.recompute", "selective", message
+    if conf.parallel.recompute == "offload":
+        yield from _check_offload(conf.parallel)
+
+
+def _check_offload(parallel: Parallel) -> Iterator[KeyProblem]:
+    from varuna_core.schedule.registry import SCHEDULES
+
+    if parallel.zero == 3:
+        yield "parallel.zero", 3, "cannot be with parallel.recompute: offload; use 1 or 2"
+    if parallel.schedule != "auto" and SCHEDULES[parallel.schedule].recomputes:
+        message = f"cannot be with parallel.schedule: {parallel.schedule}, which recomputes"
+        yield "parallel.recompute", "offload", message
 
 
 def check_train(conf: JobConf) -> Iterator[KeyProblem]:

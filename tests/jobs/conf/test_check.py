@@ -214,6 +214,18 @@ def test_tensor_groups_lie_within_a_node_and_divide_the_heads() -> None:
             "parallel.zero = 2: cannot be with train.cuda_graphs; use 0 or 1",
         ),
         (
+            "parallel: {zero: 3, schedule: 1f1b, recompute: offload}",
+            "parallel.zero = 3: cannot be with parallel.recompute: offload; use 1 or 2",
+        ),
+        (
+            "parallel: {schedule: 1f1b, recompute: selective}\ntrain: {compile: true}",
+            "parallel.recompute = selective: cannot be with train.compile",
+        ),
+        (
+            "parallel: {schedule: varuna, recompute: offload}",
+            "parallel.recompute = offload: cannot be with parallel.schedule: varuna, which recom",
+        ),
+        (
             "parallel: {tensor: 2, schedule: 1f1b}\ntrain: {cuda_graphs: true}",
             "train.cuda_graphs = True: cannot be with parallel.tensor above 1",
         ),

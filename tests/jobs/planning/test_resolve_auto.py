@@ -144,6 +144,12 @@ def test_unlike_gpus_are_cut_by_data_sheets_and_it_says_how_far_these_are_off(co
     assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
     assert parallel.recompute == "auto", "no graph was measured: the runtime does that"
     assert choose(conf, [*GIVEN, "parallel.recompute=full"]).conf.parallel.recompute == "full"
+    offloading = choose(conf, [*GIVEN, "parallel.recompute=offload"]).conf.parallel
+    kept = choose(conf, [*GIVEN, "parallel.recompute=none"]).conf.parallel
+    assert offloading == replace(kept, recompute="offload"), "planned as if graphs were kept"
+    selective = choose(conf, [*GIVEN, "parallel.recompute=selective"]).conf.parallel
+    full = choose(conf, [*GIVEN, "parallel.recompute=full"]).conf.parallel
+    assert selective == replace(full, recompute="selective"), "as if all was run again"
 
 
 def test_a_run_of_unlike_gpus_may_morph_by_data_sheets(conf: Path) -> None:

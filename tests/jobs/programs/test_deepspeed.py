@@ -144,6 +144,7 @@ def make_surroundings() -> PlanContext:
     ("text", "key"),
     [
         ("parallel: {zero: 2, pipeline: 2}\n", "parallel.zero"),
+        ("parallel: {recompute: offload}\n", "parallel.recompute"),
         ("program: {deepspeed: t.py, args: [--deepspeed_config, a.json]}\n", "program.args"),
     ],
 )

@@ -177,6 +177,8 @@ def test_what_the_arguments_name_is_left_to_them(args: str, gone: list[str]) -> 
         (("model: gpt2-xl\n", ""), "model"),
         (("data: {prefix: xl/my-gpt2_text_document}\n", ""), "data"),
         (("zero: 1", "zero: 3"), "parallel.zero"),
+        (("recompute: full", "recompute: offload"), "parallel.recompute"),
+        (("recompute: full", "recompute: selective"), "parallel.recompute"),
         (("zero: 1", "schedule: zero_bubble"), "parallel.schedule"),
         (("steps: 50", "optimizer: {name: lamb}"), "train.optimizer.name"),
         (("steps: 50", "compile: true"), "train.compile"),

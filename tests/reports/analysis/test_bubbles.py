@@ -11,6 +11,7 @@ from varuna_core.schedule.actions import Action, Schedule
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.generators import build_gpipe, build_one_f_one_b
+from varuna_core.schedule.recompute import apply_recompute
 from vjob.reports.analysis.idle_time import compare_bubbles
 from vjob.reports.analysis.pipeline import Order, Pipeline
 
@@ -41,7 +42,9 @@ def test_the_ideals_of_replicas_are_what_the_simulator_says(
     data: st.DataObject, stages: int, microbatches: int, replicas: int
 ) -> None:
     build = data.draw(st.sampled_from([build_one_f_one_b, build_gpipe]))
-    schedule = build(stages, microbatches)
+    way = data.draw(st.sampled_from(["none", "offload"]))
+    schedule = apply_recompute(build(stages, microbatches), way)
+    moved = [stage for stage, own in enumerate(schedule.ranks) if any(a.kind == "O" for a in own)]
     drawn = st.tuples(*[SECONDS] * stages)
     known = [
         Costs(
@@ -49,6 +52,8 @@ def test_the_ideals_of_replicas_are_what_the_simulator_says(
             input_grad=data.draw(drawn),
             weight_grad=data.draw(drawn),
             backward=data.draw(drawn),
+            offload=data.draw(drawn),
+            load=data.draw(drawn),
         )
         for _ in range(replicas)
     ]
@@ -65,6 +70,8 @@ def test_the_ideals_of_replicas_are_what_the_simulator_says(
             input_grad=(0.0,) * stages,
             weight_grad=(0.0,) * stages,
             backward=(mean_backward,) * stages,
+            offload=(sum(costs.offload[stage] for stage in moved) / stages,) * stages,
+            load=(sum(costs.load[stage] for stage in moved) / stages,) * stages,
         )
         assert found.ideal_even_s == pytest.approx(simulate(schedule, even).makespan)
 

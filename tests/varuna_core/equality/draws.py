@@ -65,7 +65,8 @@ def layouts(draw: st.DrawFn, num_segments: int, is_shared: bool, world: int) -> 
     zero = draw(st.sampled_from([0, 0, 1, 2, 3] if data > 1 else [0, 0, 0, 1, 3]))
     if tensor > 1 and zero == 3 and draw(st.integers(0, 9)):
         zero = 2
-    ways = ["none", "full", "auto"] if zero < 3 else ["none", "full"]
+    ways = ["none", "full", "selective", "auto"] if zero < 3 else ["none", "full", "selective"]
+    ways += ["offload"] if zero < 3 and schedule != "varuna" else []
     recompute = draw(st.sampled_from(ways))
     return Layout(
         pipeline=pipeline,

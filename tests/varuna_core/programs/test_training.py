@@ -157,6 +157,12 @@ def test_recompute_auto_is_none_on_cpu_from_the_first_step_on_and_says_so(
     assert said.count("recompute auto: none") == 1 and "are run again" not in said
 
 
+@pytest.mark.parametrize("way", ["selective", "offload"])
+def test_a_conf_may_save_memory_by_other_ways_than_recompute(way: str) -> None:
+    assert train_alone(replace(ALONE, recompute=way)) == train_alone(ALONE), "to the bit"
+    assert choose_recompute(replace(ALONE, recompute=way), torch.device("cpu")) == (way, "")
+
+
 def test_recompute_auto_is_the_runtimes_where_there_is_a_gpu() -> None:
     auto, gpu, cpu = replace(GPT, recompute="auto"), torch.device("cuda"), torch.device("cpu")
     assert choose_recompute(auto, gpu)[0] == "auto"

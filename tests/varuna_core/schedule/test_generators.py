@@ -229,6 +229,45 @@ def test_full_recompute_holds_no_graph_that_waits(name: str, p: int, m: int) -> 
     ]
 
 
+NOT_VARUNA = ["gpipe", "1f1b", "zero_bubble", "zbv", "interleaved"]
+
+
+@given(st.sampled_from(NOT_VARUNA), RANKS, MICROBATCHES)
+@settings(deadline=None)
+def test_offload_holds_two_graphs_and_those_that_wait_for_their_weights(
+    name: str, p: int, m: int
+) -> None:
+    per_rank = 2 if name in ("zbv", "interleaved") else 1
+    plain = build_schedule(name, p, m, stages_per_rank=per_rank)
+    moved = apply_recompute(plain, "offload")
+    before, held = verify(plain), verify(moved)
+    if name in ("gpipe", "1f1b", "interleaved"):
+        assert max(held.graphs) <= 2 + (name == "interleaved")
+    for rank, actions in enumerate(moved.ranks):
+        assert tuple(a for a in actions if a.kind not in "OL") == plain.ranks[rank]
+        is_moved = actions != plain.ranks[rank]
+        assert held.graphs[rank] < before.graphs[rank] if is_moved else not held.offloaded[rank]
+        for offload, after in itertools.pairwise(actions):
+            same = (offload.stage, offload.microbatch) == (after.stage, after.microbatch)
+            assert not (offload.kind == "O" and same)
+
+
+def test_offload_is_drawn_as_it_is() -> None:
+    held = verify(schedule := apply_recompute(build_gpipe(1, 4), "offload"))
+    drawn = "F0 O0 F1 O1 F2 O2 L0 F3 O3 L1 B0 L2 B1 L3 B2 B3"
+    assert " ".join(f"{a.kind}{a.microbatch}" for a in schedule.ranks[0]) == drawn
+    assert (held.graphs, held.inputs, held.offloaded) == ((2,), (2,), (3,))
+    memory = Memory(graphs=(10.0,), inputs=(1.0,), limits=(22.0,))
+    assert measure_memory(schedule, memory) == (22.0,)
+    assert build_schedule("gpipe", 1, 4, recompute="offload", memory=memory).ranks == schedule.ranks
+
+
+def test_varuna_refuses_to_offload_what_it_recomputes() -> None:
+    with pytest.raises(ScheduleError, match="varuna recomputes: recompute offload goes with"):
+        build_schedule("varuna", 2, 4, recompute="offload")
+    assert build_schedule("auto", 4, 4, recompute="offload").name != "varuna"
+
+
 def count_recomputed(schedule: Schedule) -> int:
     return sum(action.kind == "R" for actions in schedule.ranks for action in actions)
 

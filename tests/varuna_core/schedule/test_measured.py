@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from varuna_core.schedule.actions import Kind
 from varuna_core.schedule.costs import Costs, build_even_costs
-from varuna_core.schedule.measured import MEASURED, KnownCosts
+from varuna_core.schedule.measured import MEASURED, WORK, KnownCosts
 
+NOTHING: dict[Kind, list[float]] = {kind: [0.0] for kind in MEASURED}
 SECONDS = st.floats(1e-4, 1e2)
 
 
@@ -31,7 +32,7 @@ def test_the_drawing() -> None:
 def test_what_ran_is_as_measured_and_the_rest_keeps_its_share(figures, data) -> None:  # type: ignore[no-untyped-def]
     stages = len(figures)
     known = KnownCosts(build_even_costs(stages))
-    ran: set[Kind] = data.draw(st.sets(st.sampled_from(MEASURED), min_size=1))
+    ran: set[Kind] = data.draw(st.sets(st.sampled_from(WORK), min_size=1))
     none = [0.0] * stages
     given: dict[Kind, list[float]] = {kind: none for kind in MEASURED}
     given |= {kind: [pair[kind in "BR"] for pair in figures] for kind in ran}
@@ -41,19 +42,27 @@ def test_what_ran_is_as_measured_and_the_rest_keeps_its_share(figures, data) -> 
     for stage in range(stages):
         was = sum(before.by_kind[kind][stage] for kind in ran)
         factor = sum(given[kind][stage] for kind in ran) / was
-        for kind in MEASURED:
+        for kind in WORK:
             expected = given[kind][stage] if kind in ran else before.by_kind[kind][stage] * factor
             assert after.by_kind[kind][stage] == pytest.approx(expected)
 
 
 def test_what_was_measured_before_keeps_its_share_when_it_runs_no_longer() -> None:
     known = KnownCosts(build_even_costs(1))
-    known.measure({"F": [1.0], "R": [0.0], "B": [0.0], "I": [2.0], "W": [1.0]}, [])
-    slower = known.measure({"F": [2.0], "R": [0.0], "B": [4.0], "I": [0.0], "W": [0.0]}, [])
+    known.measure(NOTHING | {"F": [1.0], "I": [2.0], "W": [1.0]}, [])
+    slower = known.measure(NOTHING | {"F": [2.0], "B": [4.0]}, [])
     # The backward was believed 2 x 4 / 3, so the stage takes 6 / (11 / 3) times as long.
     assert slower is not None
     assert slower.input_grad == pytest.approx((2 * 18 / 11,))
     assert slower.weight_grad == pytest.approx((18 / 11,))
+
+
+def test_copies_are_as_measured_and_move_nothing_else() -> None:
+    known = KnownCosts(build_even_costs(1))
+    first = known.measure(NOTHING | {"F": [1.0], "B": [2.0], "O": [0.5], "L": [0.25]}, [])
+    assert first == known.measure(NOTHING | {"F": [1.0], "B": [2.0]}, [])
+    assert first is not None and (first.offload, first.load) == ((0.5,), (0.25,))
+    assert first.input_grad == (1.0,) and first.recompute == (1.0,)
 
 
 def test_a_hop_that_is_not_measured_goes_with_the_rest() -> None:

@@ -29,12 +29,13 @@ NAMES = ["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv"]
 @st.composite
 def schedules(draw: st.DrawFn, least_ranks: int = 1) -> Schedule:
     name = draw(st.sampled_from(NAMES))
+    ways = ["none", "full"] if name == "varuna" else ["none", "full", "offload"]
     return build_schedule(
         name,
         draw(st.integers(least_ranks, 4)),
         draw(st.integers(2, 7)),
         stages_per_rank=2 if name in ("interleaved", "zbv") else 1,
-        recompute=draw(st.sampled_from(["none", "full"])),
+        recompute=draw(st.sampled_from(ways)),
     )
 
 
@@ -148,6 +149,10 @@ def test_whatever_passes_after_a_random_swap_can_be_simulated(
             "0F0,3F0,0B0,3B0\n1F0,2F0,2B0,1B0\n",
             "deadlock: rank 0 at 0B0 .* gradient of micro-batch 0 from rank 1",
         ),
+        ("0F0,0O0,0B0\n", "rank 0, 0B0 .*: it needs a graph and .* has an offloaded graph"),
+        ("0F0,0L0,0B0\n", "rank 0, 0L0 .*: it needs an offloaded graph and .* has a graph"),
+        ("0f0,0O0,0R0,0B0\n", "rank 0, 0O0 .*: it needs a graph and .* has its inputs"),
+        ("0F0,0O0\n", "stage 0 ends with an offloaded graph of micro-batch 0; 0L0 is missing"),
         ("1F0,0F0,1B0,0B0\n", "deadlock: rank 0 at 1F0 .* activation .* from rank 0"),
     ],
 )
@@ -174,6 +179,24 @@ def test_memory_beyond_its_bound_is_found_where_it_happens() -> None:
     with pytest.raises(ScheduleError, match=r"rank 0, 0f2 .*: 3 inputs held, 2 allowed"):
         verify(varuna, max_inputs=2)
     assert str(verify(varuna)).startswith("rank 0: 1 graphs and 4 inputs; rank 1:")
+
+
+def test_an_offloaded_graph_is_held_until_the_next_copy_begins() -> None:
+    """By then the device has copied it, beside the action between."""
+    held = verify(parse_csv("0F0,0O0,0F1,0O1,0L0,0B0,0L1,0B1\n"))
+    assert (held.graphs, held.inputs, held.offloaded) == ((2,), (1,), (2,))
+    assert str(held) == "rank 0: 2 graphs and 1 inputs, 2 graphs elsewhere"
+    with pytest.raises(ScheduleError, match=r"rank 0, 0F1 .*: 2 graphs held, 1 allowed"):
+        verify(parse_csv("0F0,0O0,0F1,0L0,0B0,0B1\n"), max_graphs=1)
+
+
+def test_copies_take_the_time_of_their_rank_that_is_not_hidden() -> None:
+    costs = Costs(
+        forward=(1.0,), input_grad=(1.0,), weight_grad=(1.0,), offload=(0.5,), load=(0.25,)
+    )
+    assert simulate(parse_csv("0F0,0O0,0F1,0L0,0B0,0B1\n"), costs).makespan == 6.75
+    assert simulate(parse_csv("0F0,0O0,0F1,0L0,0B0,0B1\n"), build_even_costs(1)).makespan == 6.0
+    assert Costs(**costs.as_json()) == costs
 
 
 def test_bounded_channels_can_lock_what_unbounded_ones_run() -> None:

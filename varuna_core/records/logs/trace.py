@@ -56,7 +56,7 @@ COLUMNS = ("kind", "step", "stage", "microbatch", "begin", "wait", "work", "byte
 """`begin`, then `wait` ns for its message, then `work` ns. Text at both ends, numbers between; -1
 where there is no stage or micro-batch."""
 
-ACTIONS = ("F", "f", "R", "B", "I", "W")
+ACTIONS = ("F", "f", "R", "B", "I", "W", "O", "L")
 """Kinds that are actions of a schedule (varuna_core/schedule/actions.py)."""
 COMPUTE = (*ACTIONS, "compute")
 COMMUNICATION = ("send", "all-reduce", "communication")

@@ -4,6 +4,7 @@
 F  take an activation, forward, send        f  the same, without a graph
 R  forward again, with a graph              B  take a gradient, backward, send
 I  as B, weight gradients put off           W  make those
+O  let the graph of an F leave the memory   L  bring it back
 ```
 
 The loss is summed on its device and not read; a TokenMean's sums and counts are, each by itself.
@@ -13,21 +14,25 @@ once a micro-batch: a recompute sees them as its forward did and leaves no trace
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from varuna_core.runtime.comm.channel import ReceivingEnd, SendingEnd
 from varuna_core.runtime.comm.links import Links
-from varuna_core.runtime.comm.values import Crossing
+from varuna_core.runtime.comm.values import Crossing, tensors_of
 from varuna_core.runtime.engine.adapting import ActionTimes
 from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, Recording
-from varuna_core.runtime.engine.graph_memory import GraphMeter
+from varuna_core.runtime.engine.graph_memory import GraphMeter, measure_storages
+from varuna_core.runtime.engine.graph_offload import Place, SavedGraph, find_place
+from varuna_core.runtime.engine.kept_products import KeptProducts
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
@@ -36,6 +41,8 @@ from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
 from varuna_core.schedule.order import run_ahead
+
+log = logging.getLogger(__name__)
 
 Trace = Callable[[str, float, float, float], None]
 """Called after an action: its spelling, then when it began, had its message, and ended (seconds
@@ -62,6 +69,11 @@ class HeldMicroBatch:
     """The recordings that it may use have this key."""
 
     recording: Recording | None = None
+    graph: SavedGraph | None = None
+    """What autograd has saved, where that is to leave the device's memory."""
+
+    products: KeptProducts | None = None
+    """Of an `f`, for its `R`."""
 
 
 @dataclass(kw_only=True)
@@ -114,12 +126,14 @@ class Engine:
         loss: LossForm | None = None,
         times: ActionTimes | None = None,
         graphs: CudaGraphs | None = None,
+        keeps_products: bool = False,
     ) -> None:
         """`after_gradients` is called after each B and each W; `loss` is what the model returns.
 
         `split_weight` makes of the weight of a micro-batch and the loss scale what the loss's
         backward starts from; it is called before gradients are made, on every stage. Without it
-        that is their product. A TokenMean's weights are not split.
+        that is their product. A TokenMean's weights are not split. With `keeps_products` matrix
+        products are not computed again.
         """
         self.links, self.seed, self.trace = links, seed, trace
         self.loss_form = loss or LossForm()
@@ -132,11 +146,23 @@ class Engine:
         self.meter, self.split_weight = meter, split_weight
         self.times = times
         self.graphs = graphs
+        self._keeping = {*self.stages} if keeps_products else set[int]()
+        """Stages whose products are kept for a recompute."""
+
         self._recorded: CudaGraphs | None = None
         """`graphs` while it is a step whose outputs nobody keeps."""
 
         self._whole: set[tuple[int, int]] = set()
         """Micro-batches of stages whose backward is not split."""
+
+        self._offloaded: set[tuple[int, int]] = set()
+        """Micro-batches of stages whose graphs leave the memory."""
+
+        self._place: Place | None = None
+        """Where they are copied."""
+
+        self._staying: dict[int, set[int]] = {}
+        """The storages of each stage's parameters and buffers in a step."""
 
         self._noting: ActionTimes | None = None
         """`times` while it is a training step."""
@@ -183,13 +209,16 @@ class Engine:
             self._noting.begin(len(microbatches))
         self._count, self._total, self._loss_scale = count, 0, loss_scale
         self._weigh, self._keep = weigh, keep
+        self._offloaded = {(a.stage, a.microbatch) for a in actions if a.kind == "O"}
         self._recorded = self.graphs if keep is None else None
         if self._recorded is not None:
             self._recorded.begin_step()
-            # A recorded backward makes all gradients at once.
+            # A recorded backward makes all gradients at once, and a recording keeps its memory.
             self._whole = {(a.stage, a.microbatch) for a in actions if a.kind == "B"}
+            self._whole -= self._offloaded
         run = {"F": self._forward, "f": self._forward_only, "R": self._recompute}
         run |= {"B": self._backward, "I": self._backward_inputs, "W": self._backward_weights}
+        run |= {"O": self._offload, "L": self._load}
         actions = tuple(actions)
         finishing = self._list_finishing(actions) if self.before_gradients is not None else {}
         self.weight_grads.adding, begun = self.before_gradients is None, set[int]()
@@ -263,6 +292,7 @@ class Engine:
         self._noting = None
         self._held.clear()
         self._handed.clear()
+        self._staying.clear()
         terms = self.loss_form.num_terms
         shape = (terms, 2) if terms else ()
         self._loss = torch.zeros(shape, dtype=torch.float64, device=self.device)
@@ -276,10 +306,13 @@ class Engine:
         if self._recorded is not None and (connected.stage.index, number) in self._whole:
             held.recording_key = self._recorded.find_key(connected.stage, micro, received)
             held.recording = self._recorded.find(held.recording_key, micro, received)
-        if held.recording is None:
-            output = self._call(connected, micro, received, on_segment)
-        else:
+        if held.recording is not None:
             output = held.recording.forward(micro.inputs, received)
+        else:
+            if (connected.stage.index, number) in self._offloaded:
+                held.graph = self._open_graph(connected.stage, micro, received)
+            with nullcontext() if held.graph is None else held.graph.saving():
+                output = self._call(connected, micro, received, on_segment)
         held.output = self._pass_on(connected, number, output, micro)
         self._held[connected.stage.index, number] = held
 
@@ -288,20 +321,82 @@ class Engine:
         received = self._take_activation(connected, number)
         held = HeldMicroBatch(received=received, buffers=self._copy_buffers(connected))
         versions = [] if received is None else [t._version for t in received.tensors]
+        keeping: AbstractContextManager[None] = nullcontext()
+        if connected.stage.index in self._keeping:
+            self._foresee(connected.stage, micro)
+            held.products = KeptProducts()
+            keeping = held.products.keeping()
         with torch.no_grad():
-            output = self._call(connected, micro, received, on_segment)
+            with keeping:
+                output = self._call(connected, micro, received, on_segment)
             self._pass_on(connected, number, output, micro)
+        if held.products is not None and self.meter is not None:
+            self.meter.note_kept(connected.stage, micro, held.products.list_tensors())
         if received is not None and versions != [t._version for t in received.tensors]:
             connected.stage.refuse_change()
         self._held[connected.stage.index, number] = held
 
     def _recompute(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
         held = self._held[connected.stage.index, number]
-        on_segment = self._start_streams(connected, micro)
-        with self._buffers_as(connected, held.buffers):
-            output = self._call(connected, micro, held.received, on_segment)
+        output = None if held.products is None else self._recompute_between(connected, micro, held)
+        if output is None:
+            on_segment = self._start_streams(connected, micro)
+            with self._buffers_as(connected, held.buffers):
+                output = self._call(connected, micro, held.received, on_segment)
         held.buffers.clear()
         held.output = find_loss(output, self.loss_form.path) if connected.is_last else output
+
+    def _recompute_between(
+        self, connected: ConnectedStage, micro: MicroBatch, held: HeldMicroBatch
+    ) -> Any:
+        """What the forward gives with the products that were kept; None if it makes others."""
+        products, held.products = held.products, None
+        assert products is not None
+        buffers = {name: buffer.clone() for name, buffer in held.buffers.items()}
+        on_segment = self._start_streams(connected, micro)
+        with self._buffers_as(connected, buffers), products.serving():
+            output = self._call(connected, micro, held.received, on_segment)
+        if products.is_alike:
+            return output
+        if connected.stage.index in self._keeping:
+            self._keeping.remove(connected.stage.index)
+            log.warning(
+                "stage %d: its forward makes other matrix products when it is run again: "
+                "recompute='selective' is 'full' there",
+                connected.stage.index,
+            )
+        return None
+
+    def _foresee(self, stage: Stage, micro: MicroBatch) -> None:
+        """Make the dry run of a new shape, if there must be one, where nobody watches."""
+        if stage.stubs:
+            stage.plan_for(micro.inputs)
+
+    def _open_graph(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> SavedGraph:
+        self._foresee(stage, micro)
+        if stage.index not in self._staying:
+            held = [*stage.module.parameters(), *stage.module.buffers()]
+            self._staying[stage.index] = {*measure_storages(held)}
+        crossed = () if received is None else received.tensors
+        entering = measure_storages([*tensors_of(micro.inputs), *crossed])
+        return SavedGraph(device=self.device, staying=self._staying[stage.index] | entering.keys())
+
+    def _offload(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        held = self._held[connected.stage.index, number]
+        assert held.graph is not None
+        if self._place is None:
+            self._place = find_place(self.device)
+        held.graph.offload(self._place)
+        if not connected.is_last:  # what was sent is not held for its gradient
+            held.output = [
+                get_gradient_edge(sent) if sent.requires_grad else None
+                for sent in held.output.tensors
+            ]
+
+    def _load(self, connected: ConnectedStage, number: int, micro: MicroBatch) -> None:
+        graph = self._held[connected.stage.index, number].graph
+        assert graph is not None
+        graph.load()
 
     def _start_streams(self, connected: ConnectedStage, micro: MicroBatch) -> Callable[[int], None]:
         """Before a forward waits for its message: it takes as long as a small one."""
@@ -415,6 +510,7 @@ class Engine:
         self, connected: ConnectedStage, number: int, held: HeldMicroBatch, micro: MicroBatch
     ) -> None:
         gradients: Sequence[Tensor | None] = ()
+        pairs: Sequence[tuple[Any, Tensor]]  # tensors, or edges of a graph
         if connected.is_last:
             pairs = self._seed_loss(held.output, micro)
         else:
@@ -423,11 +519,14 @@ class Engine:
             gradients = self._take(
                 connected.gradients_in, (False, connected.stage.index, number)
             ).tensors
+            sent = held.output.tensors if isinstance(held.output, Crossing) else held.output
             pairs = [
-                (sent, gradient)
-                for sent, gradient in zip(held.output.tensors, gradients, strict=True)
-                if gradient is not None and sent.requires_grad
+                (start, gradient)
+                for start, gradient in zip(sent, gradients, strict=True)
+                if gradient is not None and _has_graph(start)
             ]
+        if held.graph is not None:
+            held.graph.wait()
         made: Sequence[Tensor | None] = ()
         if held.recording is not None and self._recorded is not None:
             made = self._recorded.run_backward(
@@ -510,6 +609,10 @@ class Engine:
             yield
         finally:
             _put_buffers(connected.stage, kept)
+
+
+def _has_graph(start: Tensor | GradientEdge | None) -> bool:
+    return start.requires_grad if isinstance(start, Tensor) else start is not None
 
 
 def wake_autograd(device: torch.device) -> None:

@@ -32,6 +32,8 @@ class GraphMeter:
         self.chunk_size = chunk_size
         self.graphs: dict[int, float] = {}
         self.inputs: dict[int, float] = {}
+        self.kept: dict[int, float] = {}
+        """What a forward keeps for its recompute besides its inputs."""
 
     def run(
         self,
@@ -45,26 +47,35 @@ class GraphMeter:
             return stage.forward(micro.inputs, received, on_segment)
         if stage.stubs:
             stage.plan_for(micro.inputs)  # a dry run of a new shape saves tensors too, fake ones
-        incoming = _measure([] if received is None else received.tensors)
+        incoming = measure_storages([] if received is None else received.tensors)
         held: dict[int, int] = {}
-        known = _measure([*stage.module.parameters(), *stage.module.buffers()])
-        known |= _measure(tensors_of(micro.inputs))
+        known = measure_storages([*stage.module.parameters(), *stage.module.buffers()])
+        known |= measure_storages(tensors_of(micro.inputs))
 
         def note(tensor: Tensor) -> Tensor:
-            held.update(_measure([tensor]))
+            held.update(measure_storages([tensor]))
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
             output = stage.forward(micro.inputs, received, on_segment)
-        held |= _measure(output.tensors if isinstance(output, Crossing) else tensors_of(output))
+        held |= measure_storages(
+            output.tensors if isinstance(output, Crossing) else tensors_of(output)
+        )
         held |= incoming
-        scale = max(1.0, self.chunk_size / micro.size)
+        scale = self._find_scale(micro)
         self.inputs[stage.index] = scale * sum(incoming.values())
         self.graphs[stage.index] = scale * sum(held[key] for key in held.keys() - known.keys())
         return output
 
+    def note_kept(self, stage: Stage, micro: MicroBatch, tensors: Iterable[Tensor]) -> None:
+        held = sum(measure_storages(tensors).values())
+        self.kept.setdefault(stage.index, self._find_scale(micro) * held)
 
-def _measure(tensors: Iterable[Any]) -> dict[int, int]:
+    def _find_scale(self, micro: MicroBatch) -> float:
+        return max(1.0, self.chunk_size / micro.size)
+
+
+def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
     """The bytes of the storages, each once."""
     found: dict[int, int] = {}
     for held in tensors:
@@ -99,7 +110,8 @@ def agree_on_memory(meter: GraphMeter, limit: float, links: Links) -> Memory | N
     stages, depth = links.stage_map.num_stages, links.stage_map.depth
     figures = torch.full((2 * stages + depth,), -torch.inf, dtype=torch.float64)
     for stage, graph in meter.graphs.items():
-        figures[stage], figures[stages + stage] = graph, meter.inputs[stage]
+        kept = meter.inputs[stage] + meter.kept.get(stage, 0.0)
+        figures[stage], figures[stages + stage] = graph, kept
     figures[2 * stages + links.place] = -limit
     for group in (links.replicas, links.pipeline):
         if group is not None:

@@ -60,6 +60,11 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         self.add(lambda: event.is_over)
 
+    def wait_stream(self, other: Stream) -> None:
+        event = Event()
+        event.record(other)
+        self.wait_event(event)
+
 
 class Event:
     synchronize = refuse

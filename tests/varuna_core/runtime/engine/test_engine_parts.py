@@ -311,7 +311,7 @@ def test_an_error_is_told_without_gloos_file_and_advice() -> None:
         ({"schedule": "1f1b", "stages_per_rank": 2}, "interleaved and auto do, zbv has 2"),
         ({"schedule": "zbv", "stages_per_rank": 3}, "interleaved and auto do, zbv has 2"),
         ({"schedule": "interleaved", "stages_per_rank": 0}, "must be 1 or more"),
-        ({"recompute": "some"}, "there are 'none', 'full' and 'auto'"),
+        ({"recompute": "some"}, "there are none, full, auto, selective, offload"),
         ({"recompute": "auto"}, "here say memory_limit="),
         ({"memory_limit": 1e9}, "goes with recompute='auto'"),
         ({"partition": "1-1"}, "has 2 numbers for 1 stages"),

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 UNEVEN = [8, 7, 8, 5, 8, 6]
 LAYOUTS = {"1x2": (2, "0,1;"), "2x2": (4, "0,2;1,3;"), "1x3": (3, "0,1,2;")}
 PLACES = {"stages_per_rank": 2}
+GRAPHS = {"schedule": "gpipe", "recompute": "offload", "batches": [16, 16, 15]}
 PRECISIONS = ["fp32", "bf16", "fp16"]
 
 
@@ -63,6 +64,7 @@ def list_cases(layout: str) -> list[Case]:
             *grid("recorded offload", layout, "fp16", cuda_graphs=True, offload="optimizer"),
             *grid("at once offload", layout, "fp16", every=2, zero=2, offload="optimizer"),
             *grid("frozen", layout, "fp32", "bf16", frozen=[0, 2]),
+            *grid("graphs offload", layout, "fp32", "bf16", zero=2, **GRAPHS),
             *grid("foreign", layout, "bf16", optimizer="foreign"),
             *grid("offload alone", layout, "fp32", zero=0, offload="optimizer", frozen=[0, 2]),
             *grid("norm", layout, "bf16", model="NormNet", batches=[8] * 3, clip=None),
@@ -85,6 +87,7 @@ def list_cases(layout: str) -> list[Case]:
             *grid("sliced varuna", layout, "fp32", "bf16", schedule="varuna", **even),
             *grid("sliced put off", layout, "bf16", schedule="zero_bubble", **even),
             *grid("sliced tied", layout, "fp32", model="TiedGpt", recompute="full", **even),
+            *grid("sliced selective", layout, "fp32", recompute="selective", **even),
             *grid("sliced offload", layout, "fp32", "fp16", offload="optimizer", every=2, **even),
             *grid("sliced frozen", layout, "bf16", frozen=[0, 2], **even),
             *grid("sliced places", layout, "bf16", schedule="interleaved", **PLACES, **even),

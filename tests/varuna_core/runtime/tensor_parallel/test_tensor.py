@@ -22,6 +22,9 @@ pytestmark = pytest.mark.slow
 
 UNEVEN = [8, 7, 1, 8, 3]
 
+SELECTIVE: dict[str, Any] = {"schedule": "gpipe", "recompute": "selective"}
+OFFLOAD: dict[str, Any] = {"schedule": "gpipe", "recompute": "offload"}
+
 ALONE: list[Case] = [
     Case(name="gpt", stage_map="0;", batches=UNEVEN, clip=0.3),
     Case(name="sequence", stage_map="0;", sequence_parallel=True, batches=UNEVEN, clip=0.3),
@@ -30,6 +33,10 @@ ALONE: list[Case] = [
     Case(name="dropping", stage_map="0;", model="Dropping", dropout=0.2, recompute="full"),
     Case(name="gpt dropout", stage_map="0;", dropout=0.2, batches=SHORT, clip=0.3),
     Case(name="sequence dropout", stage_map="0;", sequence_parallel=True, dropout=0.2),
+    Case(name="offload", stage_map="0;", batches=UNEVEN, **OFFLOAD),
+    Case(name="sequence offload", stage_map="0;", sequence_parallel=True, **OFFLOAD),
+    Case(name="selective", stage_map="0;", schedule="gpipe", recompute="selective", dropout=0.2),
+    Case(name="sequence selective", stage_map="0;", sequence_parallel=True, **SELECTIVE),
     Case(name="words", stage_map="0;", model="Words", recompute="auto", memory_limit=2e5),
     Case(name="bare", stage_map="0;", model="Bare", schedule="zero_bubble"),
     Case(name="two stages", stage_map="0;", schedule="interleaved", stages_per_rank=2, clip=0.3),

@@ -1,0 +1,182 @@
+"""Memory and step time where graphs are kept, recomputed, recomputed between products, offloaded.
+
+    python -m benchmarks.runtime.activations [--hidden 256] [--rounds 5] [--write]
+
+A GPT on one rank, gpipe with eight micro-batches, so that all graphs wait for their backward; one
+thread. Memory is what a step takes at its peak above what was there before it, in a fresh process:
+as torch's allocator was asked for it, each allocation counted, and as the process' resident memory
+rose. Steps are timed in one process that holds a model for each way, in rounds of all ways one
+after the other; losses must be equal to the bit. On a CPU graphs are offloaded to files in TMPDIR,
+which the system keeps in memory where it has some to spare, and the rank waits for it; a GPU copies
+beside its work, of which this shows nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import profile
+
+from benchmarks import RESULTS
+from benchmarks.machine import read_processor
+from benchmarks.runtime.rank_memory import MemoryWatch
+from varuna_core import Varuna
+from varuna_core.programs.gpt import Gpt
+from varuna_core.schedule.verify import verify
+
+RESULT = RESULTS / "activations.md"
+LAYERS, MICRO, NUM_MICROBATCHES, SEQUENCE, VOCAB = 6, 2, 8, 256, 2048
+BOUNDS = {"none": 1.0, "full": 0.35, "selective": 0.75, "offload": 0.45}
+"""Of the allocated peak, over that of none."""
+
+MIB = 2**20
+
+
+class Training:
+    """One way to train."""
+
+    def __init__(self, way: str, hidden: int) -> None:
+        torch.manual_seed(0)
+        self.batch = {"tokens": torch.randint(VOCAB, (MICRO * NUM_MICROBATCHES, SEQUENCE + 1))}
+        model = Gpt(
+            layers=LAYERS, hidden=hidden, heads=hidden // 64, sequence=SEQUENCE, vocab=VOCAB,
+            dropout=0.0,
+        )  # fmt: skip
+        dummies, size = {"tokens": self.batch["tokens"][:MICRO]}, MICRO * NUM_MICROBATCHES
+        options: dict[str, Any] = {"device": "cpu", "schedule": "gpipe", "recompute": way}
+        self.varuna = Varuna(model, "0;", dummies, size, MICRO, **options)
+        self.optimizer = torch.optim.AdamW(self.varuna.parameters(), lr=1e-4)
+        self.varuna.set_optimizer(self.optimizer)
+
+    def step(self) -> Tensor:
+        loss, _ = self.varuna.step(self.batch)
+        self.optimizer.step()
+        self.varuna.zero_grad()
+        return loss
+
+
+def print_memory(way: str, hidden: int) -> None:
+    """What a step adds: bytes allocated, bytes resident, and the graphs held at once."""
+    torch.set_num_threads(1)
+    training = Training(way, hidden)
+    training.step()
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    watch = MemoryWatch()
+    with watch.phase("step"):
+        training.step()
+    with profile(profile_memory=True) as recorded:
+        training.step()
+    now = most = 0
+    for event in recorded.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    held = verify(training.varuna.plans.find(NUM_MICROBATCHES).schedule)
+    print(most, watch.phases[0].peak, held.graphs[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What one way takes."""
+
+    way: str
+    allocated: int
+    resident: int
+    graphs: int
+    seconds: list[float]
+
+
+def measure_memory(way: str, hidden: int) -> list[int]:
+    command = [sys.executable, "-m", "benchmarks.runtime.activations"]
+    command += ["--hidden", str(hidden), "--memory-of", way]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return [int(word) for word in done.stdout.split()[-3:]]
+
+
+def time_steps(hidden: int, rounds: int) -> dict[str, list[float]]:
+    """Of each way, in rounds that begin with another one each."""
+    trainings = {way: Training(way, hidden) for way in BOUNDS}
+    found: dict[str, list[float]] = {way: [] for way in BOUNDS}
+    ways = list(BOUNDS)
+    for number in range(rounds + 1):
+        losses = {}
+        for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
+            begin = time.perf_counter()
+            losses[way] = trainings[way].step().item()
+            if number:
+                found[way].append(time.perf_counter() - begin)
+        if len(set(losses.values())) > 1:
+            raise SystemExit(f"losses differ: {losses}")
+    return found
+
+
+def render(found: Sequence[Figures]) -> str:
+    kept = found[0]
+    lines = [
+        "| recompute | graphs at once | allocated, MiB | allocated / none | bound "
+        "| resident, MiB | resident / none |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one.way} | {one.graphs} | {one.allocated / MIB:.0f} "
+        f"| {one.allocated / kept.allocated:.2f} | {BOUNDS[one.way]} "
+        f"| {one.resident / MIB:.0f} | {one.resident / kept.resident:.2f} |"
+        for one in found
+    ]
+    lines += [
+        "",
+        "| recompute | step / none: smallest | median | largest |",
+        "|---|---|---|---|",
+    ]
+    for one in found[1:]:
+        ratios = [own / none for own, none in zip(one.seconds, kept.seconds, strict=True)]
+        middle = statistics.median(ratios)
+        lines.append(f"| {one.way} | {min(ratios):.2f} | {middle:.2f} | {max(ratios):.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, print, and with --write keep the result file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--memory-of", choices=list(BOUNDS), help="in a process of its own")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    options = parser.parse_args()
+    if options.memory_of:
+        print_memory(options.memory_of, options.hidden)
+        return
+    torch.set_num_threads(1)
+    memory = {way: measure_memory(way, options.hidden) for way in BOUNDS}
+    seconds = time_steps(options.hidden, options.rounds)
+    found = [
+        Figures(way=way, allocated=a, resident=r, graphs=graphs, seconds=seconds[way])
+        for way, (a, r, graphs) in memory.items()
+    ]
+    text = (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {read_processor()}; a GPT "
+        f"of {LAYERS} layers of {options.hidden}, {NUM_MICROBATCHES} micro-batches of {MICRO} x "
+        f"{SEQUENCE}, gpipe on one rank, one thread; {options.rounds} rounds. Losses equal.\n\n"
+        f"{render(found)}\n"
+    )
+    print(text)
+    if options.write:
+        command = f"python -m benchmarks.runtime.activations --hidden {options.hidden} --write"
+        RESULT.write_text(f"# Memory of activations\n\nMade by `{command}`. {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,286 @@
+"""Graphs of micro-batches outside the device's memory: the actions `O` and `L`.
+
+```
+compute   F0 ──── F1 ──────── L0 F2 ──── B0
+            └ out O0 ─┐        └ back ──┘      on streams of their own: the host waits for nothing
+              F1 runs beside it; its memory is free to the device's work from the next O or L on
+```
+
+What autograd saves in a forward is held here until its backward, by memory: what is saved twice, or
+as several views, is copied once. Parameters, buffers, a batch's inputs and what another stage has
+sent are in memory anyway and stay. So do tensors that are no plain memory of the device, and what
+the model's own hooks on saved tensors keep.
+
+A GPU's graphs go to pinned host memory. On a CPU there is nowhere else but a disk: they go to files
+without names in TMPDIR, and come back as they were.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+# The places.
+
+
+class Copies(Protocol):
+    """The memory of one graph, in another place."""
+
+    def bring_back(self) -> list[Tensor]:
+        """Begin to copy: into new memory of the device, in order."""
+
+    def wait(self) -> None:
+        """Let the device's work wait until all is back."""
+
+
+class Place(Protocol):
+    """Where graphs are copied."""
+
+    def copy_out(self, memories: Sequence[Tensor]) -> Copies:
+        """Begin to copy these bytes of the device, which stay as they are meanwhile."""
+
+
+class HostMemory:
+    """Pinned memory of the host, for graphs of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.out, self.back = torch.cuda.Stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch: untyped
+        self._leaving: Sequence[Tensor] = ()
+
+    def copy_out(self, memories: Sequence[Tensor]) -> Copies:
+        self.free_copied()
+        self.out.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self.out):
+            copies = [self.copy(memory, self.make_room(memory)) for memory in memories]
+        self._leaving = memories
+        return HostCopies(self, copies)
+
+    def free_copied(self) -> None:
+        """The memory of the last graph that left may be used again by work that comes from here
+        on. Freed by the allocator's own means (`record_stream`) it would come free when the host
+        happens to look, which runs ahead and would take more instead."""
+        if self._leaving:
+            torch.cuda.current_stream(self.device).wait_stream(self.out)
+            self._leaving = ()
+
+    def make_room(self, memory: Tensor) -> Tensor:
+        return torch.empty(memory.shape, dtype=memory.dtype, pin_memory=True)
+
+    def copy(self, source: Tensor, into: Tensor) -> Tensor:
+        return into.copy_(source, non_blocking=True)
+
+
+class HostCopies:
+    def __init__(self, place: HostMemory, copies: Sequence[Tensor]) -> None:
+        self.place, self.copies = place, copies
+        self._is_back: Any = None
+
+    def bring_back(self) -> list[Tensor]:
+        place, device = self.place, self.place.device
+        place.free_copied()
+        # In the order of the device's work, whose memory it may have been: hence the wait.
+        memories = [torch.empty_like(copy, device=device) for copy in self.copies]
+        place.back.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(place.back):
+            for copy, memory in zip(self.copies, memories, strict=True):
+                place.copy(copy, memory)
+        self._is_back = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch: untyped
+        self._is_back.record(place.back)
+        self.copies = ()
+        return memories
+
+    def wait(self) -> None:
+        torch.cuda.current_stream(self.place.device).wait_event(self._is_back)
+
+
+class Files:
+    """Files in TMPDIR, for graphs of a CPU."""
+
+    def copy_out(self, memories: Sequence[Tensor]) -> Copies:
+        return FileCopies(tempfile.TemporaryFile(buffering=0), memories)
+
+
+class FileCopies:
+    def __init__(self, file: Any, memories: Sequence[Tensor]) -> None:
+        self.file = file
+        weakref.finalize(self, file.close)
+        self.sizes = [len(memory) for memory in memories]
+        try:
+            for memory in memories:
+                rest = memoryview(memory.numpy())  # type: ignore[arg-type]  # numpy: a buffer
+                while rest:
+                    rest = rest[file.write(rest) :]
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"recompute='offload' writes graphs of a CPU to files: {error.strerror}",
+                tempfile.gettempdir(),
+            ) from None
+
+    def bring_back(self) -> list[Tensor]:
+        memories = [torch.empty(size, dtype=torch.uint8) for size in self.sizes]
+        self.file.seek(0)
+        for memory in memories:
+            rest = memoryview(memory.numpy())  # type: ignore[arg-type]  # numpy: a buffer
+            while rest:
+                rest = rest[self.file.readinto(rest) :]
+        self.file.close()
+        return memories
+
+    def wait(self) -> None:
+        pass
+
+
+def find_place(device: torch.device) -> Place:
+    return HostMemory(device) if device.type == "cuda" else Files()
+
+
+# What autograd saves.
+
+
+@dataclass(slots=True)
+class Storage:
+    """Memory that tensors share."""
+
+    data: Tensor | None
+    """Its bytes, while they are on the device."""
+
+
+Rebuild = Callable[[], Tensor]
+"""Makes the tensor again, on memory that is back."""
+
+
+@dataclass
+class SavedTensor:
+    """One tensor that autograd has saved."""
+
+    tensor: Tensor | None
+    """None since it left."""
+
+    version: int
+    rebuild: Rebuild | None = None
+    is_changed: bool = False
+    """It left with other values than it was saved with."""
+
+    def find(self) -> Tensor:
+        """The tensor, for a backward."""
+        tensor = self.tensor
+        if self.is_changed or (tensor is not None and tensor._version != self.version):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an "
+                "inplace operation: a tensor that the forward saved was changed before its "
+                "backward, which plain PyTorch refuses too and names"
+            )
+        if tensor is not None:
+            return tensor
+        assert self.rebuild is not None
+        with torch.no_grad():
+            return self.rebuild()
+
+
+@dataclass(kw_only=True)
+class SavedGraph:
+    """What autograd saves in one forward."""
+
+    device: torch.device
+    staying: Collection[int]
+    """Storages that are in memory anyway, by their `_cdata`."""
+
+    _saved: list[weakref.ref[SavedTensor]] = field(default_factory=list)
+    """Those that autograd still has."""
+
+    _storages: dict[int, Storage] = field(default_factory=dict)
+    _copies: Copies | None = None
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Of the forward within."""
+        with torch.autograd.graph.saved_tensors_hooks(self._save, SavedTensor.find):
+            yield
+
+    def _save(self, tensor: Tensor) -> SavedTensor:
+        # Detached: an output would hold the node that holds what is returned here.
+        saved = SavedTensor(tensor.detach(), tensor._version)
+        self._saved.append(weakref.ref(saved))
+        return saved
+
+    def offload(self, place: Place) -> None:
+        """Copy the graph, and let its memory go."""
+        for saved in [found for ref in self._saved if (found := ref()) is not None]:
+            assert saved.tensor is not None
+            saved.rebuild = self._take(saved.tensor)
+            if saved.rebuild is not None:
+                saved.is_changed = saved.tensor._version != saved.version
+                saved.tensor = None
+        self._saved.clear()
+        held = [storage.data for storage in self._storages.values()]
+        self._copies = place.copy_out([data for data in held if data is not None])
+        for storage in self._storages.values():
+            storage.data = None
+
+    def load(self) -> None:
+        """Copy it back; only the backward holds it from then on."""
+        assert self._copies is not None
+        storages = [*self._storages.values()]
+        self._storages.clear()
+        for storage, data in zip(storages, self._copies.bring_back(), strict=True):
+            storage.data = data
+
+    def wait(self) -> None:
+        """Let the device's work wait for what `load` copies."""
+        if self._copies is not None:
+            self._copies.wait()
+            self._copies = None
+
+    def _take(self, tensor: Tensor) -> Rebuild | None:
+        """None if the tensor stays."""
+        if hasattr(tensor, "trigger_wait"):  # what a collective is making
+            return self._take(tensor.trigger_wait())
+        if is_traceable_wrapper_subclass(tensor):
+            return self._take_parts(tensor)
+        is_plain = tensor.layout == torch.strided and tensor.device.type == self.device.type
+        if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+            return None
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.staying or not storage.nbytes():
+            return None
+        held = self._storages.get(storage._cdata)
+        if held is None:
+            data = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+            held = self._storages[storage._cdata] = Storage(data)
+        dtype, size, stride = tensor.dtype, tensor.size(), tensor.stride()
+        offset = tensor.storage_offset()
+
+        def rebuild() -> Tensor:
+            assert held.data is not None
+            empty = torch.empty(0, dtype=dtype, device=held.data.device)
+            return empty.set_(held.data.untyped_storage(), offset, size, stride)
+
+        return rebuild
+
+    def _take_parts(self, tensor: Any) -> Rebuild | None:
+        """Of a tensor made of others, such as a DTensor."""
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: getattr(tensor, name) for name in names}
+        found = {n: self._take(part) for n, part in parts.items() if isinstance(part, Tensor)}
+        rebuilds = {name: make for name, make in found.items() if make is not None}
+        if not rebuilds:
+            return None
+        kept = {name: part for name, part in parts.items() if name not in rebuilds}
+        kind, size, stride = type(tensor), tensor.size(), tensor.stride()
+
+        def rebuild() -> Tensor:
+            made = {name: make() for name, make in rebuilds.items()}
+            whole: Tensor = kind.__tensor_unflatten__({**kept, **made}, context, size, stride)
+            return whole
+
+        return rebuild

@@ -1,0 +1,157 @@
+"""Results of matrix products, kept by an `f` for its `R`: `recompute="selective"`.
+
+```
+f   norm ─ product ─ gelu ─ product ─ add       only inputs are kept, and the products
+R   norm ─   │    ─ gelu ─   │     ─ add        again, with a graph; products are taken as they are
+```
+
+Products are most of a forward's work, and what is between them is most of its memory: norms,
+activations, dropout, and the scores of an attention, which are products too but larger than what
+they are made of. A product that the model has changed in place since is computed again. So is one
+that draws random numbers: what is drawn behind it must be the same.
+
+If the `R` calls for other products than the `f` did, as a model may that asks whether gradients are
+on, none is trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_NAMES = (
+    *("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"),
+    *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+    *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+)
+PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in _NAMES)
+BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
+
+Call = tuple[Any, list[Any]]
+"""A function, and the shapes of its tensors."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    result: Any
+    versions: list[int]
+
+    @staticmethod
+    def of(result: Any) -> Kept:
+        result = _detach(result)
+        return Kept(result, [tensor._version for tensor in _list_tensors(result)])
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.versions == [tensor._version for tensor in _list_tensors(self.result)]
+
+
+class KeptProducts:
+    """Those of one micro-batch on one stage."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        """All that were made, in order."""
+
+        self.results: dict[int, Kept] = {}
+        """Those that are kept, by their place among the calls."""
+
+        self.again: list[Call] = []
+        """All that were made in the second forward."""
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """For the forward of an `f`."""
+        with _Keep(self):
+            yield
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """For the same forward of its `R`; afterwards see `is_alike`."""
+        with _Serve(self):
+            yield
+        self.results.clear()
+
+    def list_tensors(self) -> list[Tensor]:
+        return [tensor for kept in self.results.values() for tensor in _list_tensors(kept.result)]
+
+    @property
+    def is_alike(self) -> bool:
+        """Both forwards have made the same products."""
+        return self.calls == self.again
+
+
+class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
+    def __init__(self, products: KeptProducts) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
+        self.products = products
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func in PRODUCTS and not _is_dry(args):
+            if is_worth_keeping(func, args, kwargs, result):
+                self.products.results[len(self.products.calls)] = Kept.of(result)
+            self.products.calls.append((func, _list_shapes(args)))
+        return result
+
+
+class _Serve(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
+    def __init__(self, products: KeptProducts) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
+        self.products = products
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in PRODUCTS and not _is_dry(args):
+            products, place = self.products, len(self.products.again)
+            products.again.append((func, _list_shapes(args)))
+            kept = products.results.pop(place, None)
+            is_same = kept is not None and products.calls[place] == products.again[place]
+            if kept is not None and is_same and kept.is_unchanged:
+                return _detach(kept.result)
+        return func(*args, **(kwargs or {}))
+
+
+def is_worth_keeping(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+) -> bool:
+    names = [argument.name for argument in func._schema.arguments]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if given.get("dropout_p"):
+        return False
+    if func in BATCHED:  # scores
+        size: int = result.numel()
+        return size <= sum(tensor.numel() for tensor in _list_tensors(args))
+    return True
+
+
+def _detach(values: Any) -> Any:
+    """Other tensors on the same memory. This far below autograd torch has to be asked to let them
+    count changes together, as its own selective checkpoints do."""
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach(), values)
+
+
+def _list_tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _is_dry(args: Any) -> bool:
+    """True for tensors without values: DTensors find out shapes by them, once for each call."""
+    return any(isinstance(tensor, FakeTensor) for tensor in _list_tensors(args))
+
+
+def _list_shapes(args: Any) -> list[Any]:
+    return [tuple(tensor.shape) for tensor in _list_tensors(args)]
