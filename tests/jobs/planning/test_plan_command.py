@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.command import ROOT
-from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile import TIMES, Profile, Spread
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
@@ -66,7 +66,14 @@ def read(conf: Path, *args: str) -> dict[str, Any]:
     return found
 
 
-def put_profile(folder: Path, *, layers: int = 6, digest: str = "", torch: str = "") -> Path:
+def put_profile(
+    folder: Path,
+    *,
+    layers: int = 6,
+    digest: str = "",
+    torch: str = "",
+    spread: Spread | None = None,
+) -> Path:
     """As if measured: an estimate whose figures are called measured."""
     base = estimate_profile(
         Transformer(name=NAME, layers=layers, hidden=1024, heads=8, length=1024, vocabulary=32000),
@@ -81,7 +88,10 @@ def put_profile(folder: Path, *, layers: int = 6, digest: str = "", torch: str =
         kind: replace(
             gpu,
             optimizer_source="measured",
-            cells={key: replace(cell, source="measured") for key, cell in gpu.cells.items()},
+            cells={
+                key: replace(cell, source="measured", spread=spread)
+                for key, cell in gpu.cells.items()
+            },
         )
         for kind, gpu in base.gpus.items()
     }
@@ -152,6 +162,28 @@ def test_a_measured_profile_beside_the_conf_is_used(conf: Path) -> None:
     path.rename(elsewhere)
     assert read(conf)["is_estimate"]
     assert not read(conf, "--profile", str(elsewhere))["is_estimate"]
+
+
+def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Path) -> None:
+    put_profile(conf.parent)
+    plain = read(conf)["plans"]
+    assert all(one["band_s"] == [] for one in plain)
+    uneven = (0.8, 0.95, 1.0, 1.05, 1.3)
+    put_profile(conf.parent, spread=Spread(rounds=uneven, actions=(uneven,) * len(TIMES)))
+    written = conf.parent / "plan.json"
+    found = read(conf, "--write", str(written))
+    best = found["plans"][0]
+    low_s, high_s = best["band_s"]
+    assert low_s < best["step_s"] < high_s
+    assert sum(best["parts"].values()) == pytest.approx(best["step_s"])
+    assert (plain[0]["zero"], best["zero"]) == (1, 0)
+    assert "does not tell from the fastest" in found["chosen_for"]
+    assert low_s < found["plans"][1]["step_s"] < high_s, "the fastest comes next"
+    told = json.loads(written.read_text())["prediction"]
+    assert told["band_s"] == best["band_s"] and told["step_s"] == best["step_s"]
+    text = plan(conf)
+    assert "nine steps of ten are expected to take" in text and "9 of 10" in text
+    assert "of the fastest plan:" in text
 
 
 def test_links_that_these_nodes_cannot_have_are_not_asked_for(conf: Path) -> None:

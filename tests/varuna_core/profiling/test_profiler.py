@@ -18,8 +18,8 @@ from varuna_core import Profiler
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import TIMES, GpuProfile, Profile
 from varuna_core.planner.profile.profile_file import read_profile
-from varuna_core.profiling.bench import Figures, is_out_of_memory, measure_peak
-from varuna_core.profiling.measure import Measuring, choose_samples, find_classes
+from varuna_core.profiling.bench import ROUND, Figures, is_out_of_memory, measure_peak
+from varuna_core.profiling.measure import Measuring, choose_samples, find_classes, find_spread
 from varuna_core.profiling.profile_file import build_cell
 from varuna_core.profiling.profiler import remake_optimizer
 from varuna_core.runtime.split.split import split_model
@@ -70,7 +70,29 @@ def assert_every_time(gpu: GpuProfile) -> None:
             # Of layers so small an action's own cost may be all.
             assert len(figures) == 3 and min(figures) >= 0 and action_s + max(figures) > 0
         assert min(cell.action_s[:2]) > 0
+        assert cell.spread is not None and cell.spread.rounds[0] < cell.spread.rounds[4]
     assert min(gpu.optimizer_s[1]) > 0
+
+
+def test_a_slow_round_is_told_from_uneven_actions() -> None:
+    """Two segments, one ten times as long: the machine is half as fast in one round of five, and
+    one of the long one's forwards took twice as long."""
+    usual = {0: [1.0] * len(ROUND), 1: [10.0] * len(ROUND)}
+    paces = [1.0, 1.0, 2.0, 1.0, 1.0]
+    rounds = {s: [[took * pace for took in row] for pace in paces] for s, row in usual.items()}
+    spread = find_spread([rounds])
+    assert spread is not None
+    assert spread.rounds[:3] == (1.0,) * 3 and spread.rounds[4] > 1.5
+    assert {row for row in spread.actions} == {(1.0,) * 5}
+    rounds[1][1][ROUND.index(("F", 0))] = 20.0
+    uneven = find_spread([rounds])
+    assert uneven is not None
+    assert uneven.actions[0][4] > 1.2 and uneven.actions[3][4] < 1.05
+    short = {0: [[1.0] * len(ROUND)] * 5, 1: [[10.0] * len(ROUND)] * 5}
+    short[0] = [[2.0] * len(ROUND), *short[0][1:]]
+    third = find_spread([short])
+    assert third is not None and third.rounds[4] < 1.1, "what is short counts for little"
+    assert find_spread([{}]) is None
 
 
 def make_figures(seconds: float) -> Figures:

@@ -314,8 +314,10 @@ class Chain:
 
     # Times.
 
-    def find_steps(self, partitions: Sequence[Bounds] | Array) -> Array:
-        """Step times, as `simulate_step` finds them."""
+    def find_steps(
+        self, partitions: Sequence[Bounds] | Array, factors: Array | None = None
+    ) -> Array:
+        """Step times, as `simulate_step` finds them; `factors` as Levels.run takes them."""
         if not len(partitions):
             return np.zeros(0)
         cuts = np.array(partitions)
@@ -331,7 +333,7 @@ class Chain:
             for s in stages[:-1]:
                 hops[:, 2 * s : 2 * s + 2] = self.hops[s][:2, ends[:, s]].T
                 holds[:, 2 * s : 2 * s + 2] = self.hops[s][2:, ends[:, s]].T
-        makespan, free, last = self.schedule.levels.run(costs, hops, holds)
+        makespan, free, last = self.schedule.levels.run(costs, hops, holds, factors)
         lag = (holds - hops).max(axis=1, initial=0.0)
         return lag + self._add_tail(begins, ends, costs, makespan, free, last)
 

@@ -47,9 +47,16 @@ class Levels:
         self._levels = _find_levels(compiled)
 
     def run(
-        self, costs: Array, hops: Array, holds: Array | None = None
+        self,
+        costs: Array,
+        hops: Array,
+        holds: Array | None = None,
+        factors: Array | None = None,
     ) -> tuple[Array, Array, Array]:
-        """Rows of candidates: (makespans, ends of ranks, last backwards' begins)."""
+        """Rows of candidates: (makespans, ends of ranks, last backwards' begins).
+
+        `factors` multiply costs: a row for each action of the schedule, a column a candidate.
+        """
         holds = hops if holds is None else holds
         size = len(costs)
         free = np.zeros((self.num_ranks, size))
@@ -60,9 +67,12 @@ class Levels:
             np.concatenate([np.asarray(rows).T, np.zeros((1, size))]) for rows in (hops, holds)
         )
         begins = np.zeros((self.num_stages, size))
-        for ranks, cost, takes, senders, makes, link, hop, of_link, final, stages in self._levels:
+        for (
+            actions, ranks, cost, takes, senders, makes, link, hop, of_link, final, stages
+        ) in self._levels:  # fmt: skip
             start = np.maximum(free[ranks], arrival[takes])
-            end = start + costs[cost]
+            took = costs[cost]
+            end = start + (took if factors is None else took * factors[actions])
             free[ranks] = end
             if len(senders):
                 sent = end[senders]
@@ -99,6 +109,7 @@ def _find_levels(compiled: Compiled) -> list[tuple[Array, ...]]:
         stages = [finals[row[place]] for place in final]
         levels.append(
             (
+                np.array(row),
                 ranks,
                 cost,
                 takes,

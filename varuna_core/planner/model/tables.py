@@ -9,6 +9,7 @@ action, what it holds, how far it runs ahead.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from varuna_core.planner.model.cluster import Boundary, StageSite
 from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.profile import TIMES, Cell, Profile
+from varuna_core.planner.profile.profile import QUANTILES, TIMES, Cell, Profile, Spread
 
 Array = Any
 STAGE_BYTES = 60
@@ -78,6 +79,8 @@ class TimeTables:
     memory_bytes: float
     """What a GPU of it has for us."""
     sources: frozenset[str]
+    spread: Spread | None
+    """Of several kinds of GPU the widest."""
 
     @property
     def by_name(self) -> dict[str, Array]:
@@ -139,6 +142,7 @@ class Tables:
             work_bytes=_find_largest(np.max([cell.work_bytes for cell in cells], axis=0)),
             memory_bytes=memory * self.training.memory_share,
             sources=frozenset(cell.source for cell in cells),
+            spread=_find_widest([cell.spread for cell in cells]),
         )
 
     def find_parameters(self, tensor: int) -> Array:
@@ -230,6 +234,17 @@ def spread(values: Array) -> Array:
     """Sums of every run of values, by begin and end."""
     prefix = np.concatenate([[0.0], np.cumsum(values)])
     return prefix[None, :] - prefix[:, None]
+
+
+def _find_widest(spreads: Sequence[Spread | None]) -> Spread | None:
+    """None if one is not known."""
+    known = [spread for spread in spreads if spread is not None]
+    if len(known) < len(spreads):
+        return None
+    tables = np.array([(spread.rounds, *spread.actions) for spread in known])
+    low = np.array(QUANTILES) < 0.5
+    rounds, *actions = np.where(low, tables.min(axis=0), tables.max(axis=0)).tolist()
+    return Spread(rounds=tuple(rounds), actions=tuple(map(tuple, actions)))
 
 
 def _find_largest(values: Array) -> Array:

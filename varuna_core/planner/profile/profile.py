@@ -152,6 +152,36 @@ FIGURES = (
 )
 TIMES = FIGURES[:5]
 """Those of actions, in seconds."""
+FIGURE_OF = {
+    "F": "forward_s",
+    "f": "forward_s",
+    "R": "recompute_s",
+    "B": "backward_s",
+    "I": "input_grad_s",
+    "W": "weight_grad_s",
+}
+"""Which of them an action of a schedule takes of its segments."""
+
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far measured times were from their medians: QUANTILES of the time over the median."""
+
+    rounds: tuple[float, ...]
+    """Of all that a rank measured in one turn: a machine that is slow or fast for a while."""
+    actions: tuple[tuple[float, ...], ...]
+    """Of each of TIMES, beside the others of its turn."""
+
+    def __post_init__(self) -> None:
+        if len(self.actions) != len(TIMES):
+            raise PlanningError(f"spread: {len(self.actions)} actions, expected {len(TIMES)}")
+        for row in (self.rounds, *self.actions):
+            grows = all(a <= b for a, b in zip((0.0, *row), (*row, float("inf")), strict=True))
+            if len(row) != len(QUANTILES) or not grows or row[-1] == float("inf"):
+                raise PlanningError(f"spread: {row}, expected {len(QUANTILES)} growing numbers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +202,8 @@ class Cell:
     """The most that is held beyond that while the segment runs."""
     action_s: tuple[float, ...] = (0.0,) * len(TIMES)
     """Of each of TIMES: what the runtime adds to an action, however many segments it runs."""
+    spread: Spread | None = None
+    """None where it is not known: of estimates, and of profiles that were made before it was."""
     source: Source = "measured"
 
     def __post_init__(self) -> None:
@@ -364,4 +396,5 @@ def _mix(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Sourc
     if "estimate" in (low.source, high.source):
         label = "estimate"
     actions = tuple(map(mix, low.action_s, high.action_s))
-    return Cell(**figures, action_s=actions, source=label)
+    nearest = low if wanted - size < size2 - wanted else high
+    return Cell(**figures, action_s=actions, spread=nearest.spread, source=label)

@@ -77,10 +77,16 @@ class Searched:
     num_placements: int
     """Looked into; the floors spoke for the others."""
     took_s: float
+    simpler: Candidate | None = None
+    """A plan that is preferred to the best one: simpler, and not told from it in time."""
 
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def chosen(self) -> Candidate:
+        return self.simpler or self.best
 
     @property
     def bound_s(self) -> float:
@@ -101,10 +107,19 @@ DIVE_SHARE = 0.3
 """Of the time limit, that may pass before anything is ruled out."""
 PROMISING = 1.05
 """A first partition is improved if it takes no more than the best plan times this."""
+MOST_LOOKS = 200
+"""Placements that are looked into for a simpler plan."""
+FEW_NODES = 2_000
+"""Of branch and bound, for each of these."""
 MOST_NODES = 20_000
 """Of one placement's branch and bound, at first; eight times as many in each round that follows."""
 _Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
 """An option; its kinds of places; in rows the stages on each; what each row is not below."""
+
+
+def measure_simplicity(candidate: Candidate) -> tuple[int, ...]:
+    """The smaller, the simpler."""
+    return candidate.option.measure_simplicity(len(candidate.placed.sites))
 
 
 class _Counts(NamedTuple):
@@ -150,6 +165,8 @@ class Search:
         self.open = float("inf")
         """The least bound of what is not proved."""
         self.num_placements = 0
+        self.listed: list[_Floor] = []
+        """The floors of the last class of placements."""
 
     def run(self) -> Searched:
         """PlanningError if nothing fits."""
@@ -167,7 +184,9 @@ class Search:
         if not self.found:
             raise PlanningError(self._say_nothing_fits())
         return Searched(
-            candidates=tuple(sorted(self.found.values(), key=lambda one: one.step_s)),
+            candidates=tuple(
+                sorted(self.found.values(), key=lambda one: (one.step_s, measure_simplicity(one)))
+            ),
             proofs=tuple(proofs),
             num_options=len(self.options),
             num_placements=self.num_placements,
@@ -178,7 +197,7 @@ class Search:
         self.open = float("inf")
         is_last = tier == self.placements.tiers[-1]
         until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
-        floors = self._list_floors(tier)
+        floors = self.listed = self._list_floors(tier)
         self._dive(floors)
         looked = self._look(tier, floors, until)
         pending = [(bound, at, (option, chain)) for at, (bound, option, chain) in enumerate(looked)]
@@ -198,6 +217,46 @@ class Search:
             if self.clock() > until:
                 self.open = min([self.open, *(bound for bound, _, _ in pending)])
                 return
+
+    def find_simplest(self, limit_s: float) -> Candidate:
+        """The simplest plan that takes no longer, and of as simple ones the fastest; after `run`.
+
+        A count of looks ends it, not the clock: what is chosen is the same each time.
+        """
+        known = [one for one in self.found.values() if one.step_s <= limit_s]
+        best = min(known, key=lambda one: (measure_simplicity(one), one.step_s))
+        rows = []
+        for number, (option, _, counts, floor) in enumerate(self.listed):
+            totals = counts.sum(axis=1)
+            for at in map(int, np.flatnonzero(floor <= limit_s)):
+                key = option.measure_simplicity(int(totals[at]))
+                rows.append((key, float(floor[at]), number, at))
+        looks = 0
+        for key, _, number, at in sorted(rows):
+            if key > measure_simplicity(best) or looks > MOST_LOOKS:
+                break
+            option, _, counts, _ = self.listed[number]
+            for chain in self._make_chains(option, tuple(int(n) for n in counts[at])):
+                if chain.bound > limit_s:
+                    continue
+                looks += 1
+                found = self._find_within(option, chain, limit_s)
+                if found is not None:
+                    pair = best, found
+                    best = min(pair, key=lambda one: (measure_simplicity(one), one.step_s))
+        return best
+
+    def _find_within(self, option: Option, chain: Chain, limit_s: float) -> Candidate | None:
+        """The chain's plan, if it takes no longer."""
+        if self.wishes.partition is None:
+            beyond = limit_s * (1 + CLOSE)
+            found = find_partition(chain, incumbent=beyond, max_nodes=FEW_NODES)
+            bounds, step_s = (None, 0.0) if found is None else (found.bounds, found.step_s)
+        else:
+            bounds, step_s = self._improve(chain)
+        if bounds is None or step_s > limit_s:
+            return None
+        return Candidate(option=option, placed=chain.placed, bounds=bounds, step_s=step_s)
 
     def _list_floors(self, tier: Tier) -> list[_Floor]:
         """Each option's counts with their floors, the most promising option first."""

@@ -35,6 +35,11 @@ SEARCHED = ("1f1b", "gpipe", "varuna")
 """Looked through unless the conf names a schedule: those whose order depends on no costs."""
 
 
+PLAIN = ("1f1b", "gpipe")
+"""Schedules from the simplest on: of 1f1b the least is held at once. Others are less simple."""
+RECOMPUTES = ("none", "full")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
     """Keys that are fixed; None leaves them to the search."""
@@ -60,6 +65,15 @@ class Option:
     schedule: str
     recompute: Literal["none", "full"]
     num_microbatches: int
+
+    def measure_simplicity(self, stages: int) -> tuple[int, ...]:
+        """The smaller, the simpler: ranks of a replica, then what each of them has to do."""
+        return (
+            stages * self.shape.tensor,
+            RECOMPUTES.index(self.recompute),
+            self.shape.zero,
+            PLAIN.index(self.schedule) if self.schedule in PLAIN else len(PLAIN),
+        )
 
     def __str__(self) -> str:
         shape = self.shape
