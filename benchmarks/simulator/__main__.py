@@ -128,7 +128,7 @@ def join_profiles(profiles: Sequence[Profile]) -> Profile:
                 cell,
                 **{
                     name: middle([getattr(g.cells[key], name) for g in own])
-                    for name in (*FIGURES, "action_s")
+                    for name in (*FIGURES, "action_s", "action_host_s")
                 },
                 spread=join_spreads([g.cells[key] for g in own]),
             )

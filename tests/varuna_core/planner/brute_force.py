@@ -32,8 +32,9 @@ from varuna_core.planner.model.cluster import (
 from varuna_core.planner.model.schedule_model import Levels
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile import FIGURE_OF, Profile
 from varuna_core.planner.search.space import Wishes
+from varuna_core.schedule.compiled import KINDS as ACTIONS
 from varuna_core.schedule.compiled import Compiled
 from varuna_core.schedule.registry import build_schedule
 
@@ -293,6 +294,18 @@ class _Timer:
             times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
             forward, gradient = times.forward[a, e], times.input_grad[a, e]
             both = times.backward[a, e]
+            weights, again = times.weight_grad[a, e], times.recompute[a, e]
+            if times.host:
+                # In a step all of a stage's launches against all of its work.
+                rows = (forward, forward, again, both, gradient, weights)
+                launched = [times.host[FIGURE_OF[kind]][a, e] for kind in ACTIONS]
+                uses = [self.compiled.uses[i * self.stages + s] for i in range(len(ACTIONS))]
+                device = sum(n * row for n, row in zip(uses, rows, strict=True))
+                host = sum(n * row for n, row in zip(uses, launched, strict=True))
+                late = np.maximum(host - device, 0) / np.where(host > 0, host, 1)
+                forward, _, again, both, gradient, weights = (
+                    row + late * launch for row, launch in zip(rows, launched, strict=True)
+                )
             if s < self.stages - 1:
                 there = tables.find_hops(placed.boundaries[s], shape)
                 if training.overlap_sends:
@@ -302,7 +315,6 @@ class _Timer:
             if s and not training.overlap_sends:
                 sent = tables.find_hops(placed.boundaries[s - 1], shape)[3][a]
                 gradient, both = gradient + sent, both + sent
-            weights, again = times.weight_grad[a, e], times.recompute[a, e]
             if shape.zero > 1 and shape.replicas > 1:
                 count = tables.find_parameters(shape.tensor)[a, e]
                 network = tables.profile.network

@@ -11,6 +11,7 @@ from varuna_core.planner.model.schedule_model import Way, find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
+    HOST_TIMES,
     TIMES,
     Cell,
     GpuProfile,
@@ -30,6 +31,15 @@ def draw_actions(draw: random.Random) -> tuple[float, ...]:
     if draw.random() < 0.5:
         return (0.0,) * len(TIMES)
     return tuple(draw.uniform(0, 0.3) for _ in TIMES)
+
+
+def draw_host(draw: random.Random, size: int) -> dict[str, tuple[float, ...]]:
+    """Times of the host, mostly not known, or less than the device's."""
+    if draw.random() < 0.7:
+        return {}
+    most = draw.choice([0.3, 1.0, 3.0])
+    rows = {name: tuple(draw.uniform(0, most) for _ in range(size)) for name in HOST_TIMES}
+    return {**rows, "action_host_s": draw_actions(draw)}
 
 
 def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profile:
@@ -57,6 +67,7 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
                     graph_bytes=row(1e9),
                     work_bytes=row(1e8),
                     action_s=draw_actions(draw),
+                    **draw_host(draw, size),
                 )
                 for micro in (1, 2, 4)
                 for tensor in (1, 2)

@@ -19,7 +19,16 @@ from varuna_core.planner.model.cluster import Boundary, StageSite
 from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.profile import QUANTILES, TIMES, Cell, Profile, Spread
+from varuna_core.planner.profile.profile import (
+    FIGURE_OF,
+    HOST_TIMES,
+    QUANTILES,
+    TIMES,
+    Cell,
+    Profile,
+    Spread,
+)
+from varuna_core.schedule.compiled import KINDS
 
 Array = Any
 STAGE_BYTES = 60
@@ -78,6 +87,9 @@ class TimeTables:
     work_bytes: Array
     memory_bytes: float
     """What a GPU of it has for us."""
+    host: dict[str, Array]
+    """The host's part of each of them, by the same names; empty where none is known."""
+    host_action: dict[str, float]
     sources: frozenset[str]
     spread: Spread | None
     """Of several kinds of GPU the widest."""
@@ -128,6 +140,12 @@ class Tables:
 
         most = map(max, zip(*(cell.action_s for cell in cells), strict=True))
         action = dict(zip(TIMES, most, strict=True))
+        most = map(max, zip(*(cell.action_host_s for cell in cells), strict=True))
+        host_action = dict(zip(TIMES, most, strict=True))
+        host = {
+            name: spread(np.max([getattr(cell, own) for cell in cells], axis=0)) + host_action[name]
+            for name, own in zip(TIMES, HOST_TIMES, strict=True)
+        }
         optimizers = [self.profile.find_optimizer(kind, tensor) for kind in kinds]
         memory = min(self.profile.find_gpu(kind).memory_bytes for kind in kinds)
         return TimeTables(
@@ -141,6 +159,8 @@ class Tables:
             graph_bytes=take("graph_bytes"),
             work_bytes=_find_largest(np.max([cell.work_bytes for cell in cells], axis=0)),
             memory_bytes=memory * self.training.memory_share,
+            host=host if any(values.any() for values in host.values()) else {},
+            host_action=host_action,
             sources=frozenset(cell.source for cell in cells),
             spread=_find_widest([cell.spread for cell in cells]),
         )
@@ -282,6 +302,26 @@ class StageTable:
     left: Array
 
 
+def add_host(times: TimeTables, uses: Sequence[int]) -> tuple[Array, ...]:
+    """Costs of F f R B I W, by begin and end, of a stage that uses them so often in a step.
+
+    The host launches ahead of the device: what it takes longer in one action it makes up for in
+    another. So a stage takes as long as the device, or as the host if that is slower with all of
+    them together; the rest is then the host's, dealt out as it launches.
+    """
+    names = [FIGURE_OF[kind] for kind in KINDS]
+    costs = [times.by_name[name] for name in names]
+    if not times.host:
+        return tuple(costs)
+    launches = [times.host[name] for name in names]
+    device, host = (
+        sum((n * values for n, values in zip(uses, rows, strict=True) if n), 0 * rows[0])
+        for rows in (costs, launches)
+    )
+    share = np.divide(host - device, host, out=np.zeros_like(host), where=host > device)
+    return tuple(cost + share * launch for cost, launch in zip(costs, launches, strict=True))
+
+
 def find_stage(
     tables: Tables,
     shape: Shape,
@@ -317,8 +357,7 @@ def _make(
     nothing = np.zeros((4, tables.size + 1))
     out = nothing if after is None else tables.find_hops(after, shape)
     back = nothing if before is None else tables.find_hops(before, shape)
-    forward, again, both = times.forward, times.recompute, times.backward
-    gradient, weights = times.input_grad, times.weight_grad
+    forward, _, again, both, gradient, weights = add_host(times, role.uses)
     if shape.shares > 1:  # counted in full: how much of it kernels hide no profile says
         sums = tables.find_sums(site, shape)
         forward, again, gradient = (t + sums.gather for t in (forward, again, gradient))

@@ -14,7 +14,8 @@
  "details": [{"gpu": "A10", "tensor": 1, ...}]}
 
 Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
-action costs by itself was in every segment's figures. `spread` is there where it was measured.
+action costs by itself was in every segment's figures. `spread` is there where it was measured, and
+`forward_host_s` and such, in cells and in `action_s`, where the host's time is not the device's.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import (
     FIGURES,
+    HOST_TIMES,
     TIMES,
     Cell,
     GpuProfile,
@@ -92,13 +94,26 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
                 "micro_batch": size,
                 "tensor": tensor,
                 "source": cell.source,
-                **{name: list(getattr(cell, name)) for name in FIGURES},
-                "action_s": dict(zip(TIMES, cell.action_s, strict=True)),
+                **{name: list(getattr(cell, name)) for name in _list_names(cell)},
+                "action_s": _render_actions(cell),
                 **_render_spread(cell.spread),
             }
             for (size, tensor), cell in sorted(gpu.cells.items())
         ],
     }
+
+
+def _list_names(cell: Cell) -> list[str]:
+    """Without the host's times where none are known."""
+    is_known = any(any(getattr(cell, name)) for name in HOST_TIMES)
+    return [name for name in FIGURES if is_known or name not in HOST_TIMES]
+
+
+def _render_actions(cell: Cell) -> dict[str, float]:
+    actions = dict(zip(TIMES, cell.action_s, strict=True))
+    if any(cell.action_host_s):
+        actions |= zip(HOST_TIMES, cell.action_host_s, strict=True)
+    return actions
 
 
 def _render_spread(spread: Spread | None) -> dict[str, Any]:
@@ -196,10 +211,13 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
     cells = {}
     for given in fields["cells"]:
         names = [name for name in FIGURES if not (is_old and name == "backward_s")]
+        names = [name for name in names if name in given or name not in HOST_TIMES]
         figures = {name: tuple(map(float, given[name])) for name in names}
         _check_size("cells", figures["forward_s"], model)
         if not is_old:
-            figures["action_s"] = tuple(float(given["action_s"][name]) for name in TIMES)
+            actions = given["action_s"]
+            figures["action_s"] = tuple(float(actions[name]) for name in TIMES)
+            figures["action_host_s"] = tuple(float(actions.get(name, 0)) for name in HOST_TIMES)
         key = int(given["micro_batch"]), int(given["tensor"])
         if min(key) < 1:
             raise PlanningError(f"a cell of micro-batch {key[0]}, tensor degree {key[1]}")

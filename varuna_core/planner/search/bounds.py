@@ -397,6 +397,10 @@ class Floors:
             own = {n: m.diagonal(1) - times.action[n] for n, m in times.by_name.items()}
             once.append(_add_up(own))
             ratios += [_find_share(own), _find_share(times.action)]
+            if times.host:  # it may be added, and never takes from the device's times
+                actions = times.host_action
+                launches = {n: m.diagonal(1) - actions[n] for n, m in times.host.items()}
+                ratios += [_find_share(launches), _find_share(actions)]
         every = np.unique(np.concatenate(windows + spared))
         limits = every[np.isfinite(every)]
         held, more = _count_held(windows, limits), _count_held(spared, limits)
