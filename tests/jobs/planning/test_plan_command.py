@@ -186,6 +186,28 @@ def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Pat
     assert "of the fastest plan:" in text
 
 
+def test_what_does_not_fit_is_recomputed_and_no_more(conf: Path) -> None:
+    sizes = ("--set", "model={layers: 84, hidden: 2048, heads: 16}")
+    nodes = ("--set", 'cluster.nodes=[{group: a, gpus: "a10:4"}]')
+    fixed = ("parallel.pipeline=4", "parallel.tensor=1", "train.global_batch_size=64")
+    words = [*sizes, *nodes, *(word for key in fixed for word in ("--set", key))]
+    written = conf.parent / "plan.json"
+    best = read(conf, *words, "--write", str(written))["plans"][0]
+    assert (best["recompute"], best["schedule"]) == ("auto", "1f1b")
+    assert json.loads(written.read_text())["set"]["parallel.recompute"] == "auto"
+    pairs = zip(best["memory_bytes"], best["limit_bytes"], strict=True)
+    assert all(held <= limit for held, limit in pairs)
+    took = {}
+    for way in ("none", "full"):
+        done = run(conf, "--json", *words, "--set", f"parallel.recompute={way}")
+        took[way] = json.loads(done.stdout)["plans"][0]["step_s"] if done.exit_code == 0 else None
+    assert took["none"] is None and took["full"] is not None
+    assert best["step_s"] < took["full"]
+    megatron = ("--set", "program={megatron: pretrain_gpt.py}")
+    found = read(conf, *megatron, *words, "--set", "model.layers=48")
+    assert {row["recompute"] for row in found["plans"]} <= {"none", "full"}
+
+
 def test_links_that_these_nodes_cannot_have_are_not_asked_for(conf: Path) -> None:
     """One node of a kind sends nothing to another of its kind; two do."""
     path = put_profile(conf.parent)

@@ -7,7 +7,7 @@ import random
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
-from varuna_core.planner.model.schedule_model import Way, find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
@@ -21,6 +21,7 @@ from varuna_core.planner.profile.profile import (
     Tie,
     build_link,
 )
+from varuna_core.schedule.recompute import Recompute
 
 KINDS = ("big", "small")
 MICRO_BATCH, TENSOR = 1, 1
@@ -112,9 +113,11 @@ def make_chain(draw: random.Random) -> Chain:
     """With any schedule of one stage a rank, sends that block or not, memory that binds or not."""
     stages, size = draw.randint(1, 4), draw.randint(4, 8)
     name = draw.choice(["gpipe", "1f1b", "1f1b", "varuna", "zero_bubble"])
-    ways: list[Way] = ["none", "full"]
+    ways: list[Recompute] = ["none", "full", *(["auto"] * (name in ("gpipe", "1f1b")))]
     recompute = draw.choice(ways)
-    profile = make_profile(draw, size, draw.choice([1e12, 1e12, 2e10]))
+    profile = make_profile(
+        draw, size, draw.choice([1e12, 1.3e10 if recompute == "auto" else 1e12, 2e10])
+    )
     training = TrainingModel(
         batch=12,
         overlap_sends=draw.random() < 0.7,

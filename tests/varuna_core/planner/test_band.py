@@ -49,7 +49,7 @@ def spread_out(profile: Profile, rounds: tuple[float, ...], actions: tuple[float
 
 def remake(chain: Chain, rounds: tuple[float, ...], actions: tuple[float, ...]) -> Chain:
     tables = Tables(spread_out(chain.tables.profile, rounds, actions), chain.tables.training)
-    return Chain(tables, chain.shape, chain.placed, chain.schedule, chain.least[1:2][0])
+    return Chain(tables, chain.shape, chain.placed, chain.schedule, chain.least[1])
 
 
 def draw_chain(seed: int) -> tuple[Chain, tuple[int, ...]]:
@@ -103,7 +103,7 @@ def test_drawn_steps_are_those_of_the_plain_simulation() -> None:
         for column, makespan in enumerate(makespans):
             plain = chain.compiled.run(costs.costs, costs.hops, factors=factors[:, column].tolist())
             assert plain.makespan == pytest.approx(float(makespan), rel=1e-12)
-        step = simulate_step(chain.compiled, chain.build_costs(bounds)).step_s
+        step = simulate_step(chain.compile(bounds), chain.build_costs(bounds)).step_s
         assert step == pytest.approx(chain.find_step(bounds))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.model.cluster import Boundary, StageSite
+from varuna_core.planner.model.kept import USABLE, Kept, Known, find_kept
 from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
 from varuna_core.planner.model.training import TrainingModel
@@ -117,6 +118,7 @@ class Tables:
         """Kept by stage_table.find_stage."""
         self.behind: dict[Any, Any] = {}
         """Kept by behind.find_behind."""
+        self.kept: Known = {}
 
     def forget(self) -> None:
         """Drop the matrices of stages once they take more than a few hundred MB."""
@@ -300,9 +302,13 @@ class StageTable:
     """What m micro-batches add to one's way, whatever other stages do; see Behind.find_beyond."""
     more_rounds: int
     left: Array
+    kept: Kept | None
+    """Of a stage that keeps what fits."""
+    is_beyond: Array
+    """Runs that such a stage may hold, and one that keeps all may not."""
 
 
-def add_host(times: TimeTables, uses: Sequence[int]) -> tuple[Array, ...]:
+def add_host(times: TimeTables, uses: Sequence[int | Array]) -> tuple[Array, ...]:
     """Costs of F f R B I W, by begin and end, of a stage that uses them so often in a step.
 
     The host launches ahead of the device: what it takes longer in one action it makes up for in
@@ -315,8 +321,7 @@ def add_host(times: TimeTables, uses: Sequence[int]) -> tuple[Array, ...]:
         return tuple(costs)
     launches = [times.host[name] for name in names]
     device, host = (
-        sum((n * values for n, values in zip(uses, rows, strict=True) if n), 0 * rows[0])
-        for rows in (costs, launches)
+        sum(n * values for n, values in zip(uses, rows, strict=True)) for rows in (costs, launches)
     )
     share = np.divide(host - device, host, out=np.zeros_like(host), where=host > device)
     return tuple(cost + share * launch for cost, launch in zip(costs, launches, strict=True))
@@ -357,7 +362,21 @@ def _make(
     nothing = np.zeros((4, tables.size + 1))
     out = nothing if after is None else tables.find_hops(after, shape)
     back = nothing if before is None else tables.find_hops(before, shape)
-    forward, _, again, both, gradient, weights = add_host(times, role.uses)
+    inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+    graph = times.graph_bytes + inputs[None, :]
+    fixed = tables.find_fixed(shape)
+    uses: list[int | Array] = list(role.uses)
+    kept = None
+    if role.keeps_what_fits:
+        free = USABLE * (times.memory_bytes / tables.training.memory_share - fixed)
+        room = np.minimum(times.memory_bytes - fixed - times.work_bytes, free)
+        kept = find_kept(role.ahead, role.num_microbatches, graph, inputs, room, tables.kept)
+        uses[2], fits = kept.counts, kept.fits
+    else:
+        live = np.max([g * graph + i * inputs[:, None] for g, i in role.held], axis=0)
+        fits = fixed + live + times.work_bytes <= times.memory_bytes
+    all_held = fixed + role.ahead * graph + times.work_bytes
+    forward, _, again, both, gradient, weights = add_host(times, uses)
     if shape.shares > 1:  # counted in full: how much of it kernels hide no profile says
         sums = tables.find_sums(site, shape)
         forward, again, gradient = (t + sums.gather for t in (forward, again, gradient))
@@ -367,27 +386,23 @@ def _make(
         gradient, both = (values + back[3][:, None] for values in (gradient, both))
     costs = (forward, forward, again, both, gradient, weights)
 
-    inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
-    graph = times.graph_bytes + inputs[None, :]
-    live = np.max([g * graph + i * inputs[:, None] for g, i in role.held], axis=0)
-    memory = tables.find_fixed(shape) + live + times.work_bytes
-    begins, ends = np.indices(memory.shape)
-    allowed = (ends >= begins + least) & (memory <= times.memory_bytes)
+    begins, ends = np.indices(fits.shape)
+    allowed = (ends >= begins + least) & fits
 
     def mark(values: Array) -> Array:
         return np.where(allowed, values, np.inf)
 
-    work = sum((n * cost for n, cost in zip(role.uses, costs, strict=True) if n), 0 * forward)
+    work = sum(n * cost for n, cost in zip(uses, costs, strict=True))
     sent = nothing if blocking else out
     m, ahead = role.num_microbatches, min(role.ahead, role.num_microbatches)
-    again = role.uses[2] / m * again
+    more = np.maximum(0, uses[2] - 1) * again  # but for the first, which may be kept
     rounds = -(-m // max(1, ahead))
     if role.gradients_last:
         # All forwards of all stages come before any gradient.
-        beyond = (m - 1) * (np.maximum(forward, sent[2][None, :]) + both + again)
+        beyond = (m - 1) * (np.maximum(forward, sent[2][None, :]) + both) + more
         rounds = 1
     else:
-        beyond = (m - 1) * (forward + both + again) - (ahead - 1) * forward
+        beyond = (m - 1) * (forward + both) + more - (ahead - 1) * forward
     return StageTable(
         times=times,
         kinds=costs,
@@ -402,4 +417,6 @@ def _make(
         beyond=mark(beyond),
         more_rounds=rounds - 1,
         left=(m - 1 - (rounds - 1) * ahead) * both,
+        kept=kept,
+        is_beyond=allowed & (all_held > times.memory_bytes),
     )

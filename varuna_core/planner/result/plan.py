@@ -76,13 +76,14 @@ def build_plan(
     prices = [kinds[name].price_per_hour for name in candidate.placed.nodes]
     known = [price for price in prices if price is not None]
     step_costs = chain.build_costs(candidate.bounds)
+    compiled = chain.compile(candidate.bounds)
     column = step_costs.columns[0]
     sources = {source for stage in chain.stages for source in stage.times.sources}
     return LayoutPlan(
         candidate=candidate,
-        step=simulate_step(chain.compiled, step_costs),
+        step=simulate_step(compiled, step_costs),
         costs=unlist_costs(column.costs, column.hops),
-        memory_bytes=find_peaks(chain.compiled, chain.list_memory(candidate.bounds)),
+        memory_bytes=find_peaks(compiled, chain.list_memory(candidate.bounds)),
         limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
         sources=tuple(sorted(sources)),
         price_per_hour=sum(known) if len(known) == len(prices) else None,

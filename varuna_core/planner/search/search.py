@@ -109,6 +109,8 @@ PROMISING = 1.05
 """A first partition is improved if it takes no more than the best plan times this."""
 MOST_LOOKS = 200
 """Placements that are looked into for a simpler plan."""
+BEYOND = 1.2
+"""Of the best plan's time, up to which options are kept for a simpler plan."""
 FEW_NODES = 2_000
 """Of branch and bound, for each of these."""
 MOST_NODES = 20_000
@@ -197,8 +199,14 @@ class Search:
         self.open = float("inf")
         is_last = tier == self.placements.tiers[-1]
         until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
-        floors = self.listed = self._list_floors(tier)
-        self._dive(floors)
+        floors = self._list_floors(tier)
+        later = [one for one in floors if one[0].recompute == "auto"]
+        self._dive([one for one in floors if one[0].recompute != "auto"])
+        for option, columns, counts, floor in later:
+            needs = self.floors.may_recompute(option, columns, counts, self.best_s * BEYOND)
+            floor[~needs] = np.inf
+        self._dive(later)
+        self.listed = floors
         looked = self._look(tier, floors, until)
         pending = [(bound, at, (option, chain)) for at, (bound, option, chain) in enumerate(looked)]
         nodes = MOST_NODES
@@ -236,7 +244,8 @@ class Search:
             if key > measure_simplicity(best) or looks > MOST_LOOKS:
                 break
             option, _, counts, _ = self.listed[number]
-            for chain in self._make_chains(option, tuple(int(n) for n in counts[at])):
+            row = tuple(int(n) for n in counts[at])
+            for chain in self._make_chains(option, row, limit_s):
                 if chain.bound > limit_s:
                     continue
                 looks += 1
@@ -325,7 +334,9 @@ class Search:
                 self._time(option, one.chain)
                 continue
             if isinstance(one, Chain):
-                sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
+                sharp = bound
+                if np.isfinite(self.best_s):  # else nothing is ruled out yet
+                    sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
                 if sharp < self.best_s * (1 - CLOSE):
                     heapq.heappush(heap, (sharp, next(turns), _Sharp(one), option))
                 continue
@@ -336,14 +347,20 @@ class Search:
                     heapq.heappush(heap, (chain.bound, next(turns), chain, option))
         return open_chains
 
-    def _make_chains(self, option: Option, counts: tuple[int, ...]) -> Iterator[Chain]:
+    def _make_chains(
+        self, option: Option, counts: tuple[int, ...], limit: float | None = None
+    ) -> Iterator[Chain]:
+        """Those that may take no longer than `limit`, which is the best plan's time."""
         shape = option.shape
+        limit = self.best_s if limit is None else limit
         work = find_schedule_model(
             option.schedule, sum(counts), option.num_microbatches, option.recompute
         )
         for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
             self.num_placements += 1
-            yield Chain(self.tables, shape, placed, work, self.wishes.least)
+            chain = Chain(self.tables, shape, placed, work, self.wishes.least)
+            if option.recompute != "auto" or chain.may_recompute(limit):  # else it is as with none
+                yield chain
 
     def _time(self, option: Option, chain: Chain) -> None:
         if self.wishes.partition is None:

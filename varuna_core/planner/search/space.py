@@ -37,7 +37,7 @@ SEARCHED = ("1f1b", "gpipe", "varuna")
 
 PLAIN = ("1f1b", "gpipe")
 """Schedules from the simplest on: of 1f1b the least is held at once. Others are less simple."""
-RECOMPUTES = ("none", "full")
+RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Option:
 
     shape: Shape
     schedule: str
-    recompute: Literal["none", "full"]
+    recompute: Recompute
     num_microbatches: int
 
     def measure_simplicity(self, stages: int) -> tuple[int, ...]:
@@ -79,8 +79,7 @@ class Option:
         shape = self.shape
         words = f"{self.schedule}, {shape.replicas} replicas, tensor {shape.tensor}"
         words += f", micro-batch {shape.micro_batch}"
-        if self.recompute == "full":
-            words += ", recompute"
+        words += {"none": "", "full": ", recompute", "auto": ", recompute auto"}[self.recompute]
         return words + (f", zero {shape.zero}" if shape.zero else "")
 
 
@@ -103,7 +102,7 @@ def list_options(
     known = (*SEARCHED, *others)
     if wishes.schedule and wishes.schedule not in known:
         raise PlanningError(f"schedule {wishes.schedule!r} is not planned; {', '.join(known)} are")
-    ways: list[Literal["none", "full"]] = ["none", "full"]
+    ways = [way for way in RECOMPUTES if way != "auto" or training.keeps_what_fits]
     if wishes.recompute in ("none", "full"):
         ways = [wishes.recompute]
     elif wishes.recompute == "auto":
@@ -125,6 +124,8 @@ def list_options(
         if not number:
             continue
         for schedule, way, zero in itertools.product(schedules, ways, zeros):
+            if way == "auto" and (zero == 3 or not _may_keep_what_fits(schedule, wishes)):
+                continue  # with zero 3 the runtime keeps all
             always = SCHEDULES[schedule].recomputes
             if always != (way == "full") and always:
                 if wishes.recompute != "none" or wishes.schedule is None:
@@ -144,6 +145,15 @@ def list_options(
             f"{_say('micro_batch', micro_batches)}"
         )
     return options
+
+
+def _may_keep_what_fits(schedule: str, wishes: Wishes) -> bool:
+    """`recompute: auto` is planned where memory does not change the order of actions, and of these
+    schedules 1f1b, which holds least, unless another is asked for."""
+    kind = SCHEDULES[schedule]
+    if kind.recomputes or kind.count_ahead is None:
+        return False
+    return schedule in (PLAIN[0], wishes.schedule)
 
 
 def _choose(name: str, wish: int | None, allowed: Sequence[int]) -> list[int]:
