@@ -137,6 +137,8 @@ class _Sharp(NamedTuple):
     """A chain whose bound was found cell by cell."""
 
     chain: Chain
+    nodes: int
+    """Of branch and bound, the next time."""
 
 
 class Search:
@@ -207,24 +209,7 @@ class Search:
             floor[~needs] = np.inf
         self._dive(later)
         self.listed = floors
-        looked = self._look(tier, floors, until)
-        pending = [(bound, at, (option, chain)) for at, (bound, option, chain) in enumerate(looked)]
-        nodes = MOST_NODES
-        while pending:
-            left = []
-            for bound, at, one in sorted(pending, key=lambda row: row[:2]):
-                if not bound < self.best_s * (1 - CLOSE):
-                    break
-                if self.clock() > until:
-                    self.open = min(self.open, bound)
-                    break
-                proved = max(bound, self._prove(*one, nodes, until))
-                if proved < self.best_s * (1 - 2 * CLOSE):
-                    left.append((proved, at, one))
-            pending, nodes = left, 8 * nodes
-            if self.clock() > until:
-                self.open = min([self.open, *(bound for bound, _, _ in pending)])
-                return
+        self._look(tier, floors, until)
 
     def find_simplest(self, limit_s: float) -> Candidate:
         """The simplest plan that takes no longer, and of as simple ones the fastest; after `run`.
@@ -298,13 +283,12 @@ class Search:
                 if chain.bound < self.best_s * (1 - CLOSE):
                     self._time(option, chain)
 
-    def _look(
-        self, tier: Tier, floors: Sequence[_Floor], until: float
-    ) -> list[tuple[float, Option, Chain]]:
-        """The chains whose bounds are below the best plan, and plans on the way to them.
+    def _look(self, tier: Tier, floors: Sequence[_Floor], until: float) -> None:
+        """Look into all that may be below the best plan, and prove that nothing is.
 
-        Always what has the least bound comes next: counts give way to their placements, and a
-        placement's first partition is timed, and improved if it comes near the best plan.
+        Always what has the least bound comes next: counts give way to their placements, a
+        placement's first partition is timed, and improved if it comes near the best plan; then its
+        partitions are ruled out, with eight times the effort each time that it comes back.
         """
         turns = itertools.count()
         heap: list[tuple[float, int, _Counts | Chain | _Sharp, Option]] = []
@@ -323,29 +307,31 @@ class Search:
                     sharp = self.floors.sharpen(option, columns, counts, self.best_s)
                     floor = np.maximum(floor, sharp)
                 push_counts(option, counts, floor, np.argsort(floor, kind="stable"), 0)
-        open_chains = []
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):
             bound, _, one, option = heapq.heappop(heap)
             if self.clock() > until:
                 self.open = min(self.open, bound)
                 break
             if isinstance(one, _Sharp):
-                open_chains.append((bound, option, one.chain))
-                self._time(option, one.chain)
+                if one.nodes == MOST_NODES:
+                    self._time(option, one.chain)
+                proved = max(bound, self._prove(option, one.chain, one.nodes, until))
+                if proved < self.best_s * (1 - 2 * CLOSE):
+                    again = _Sharp(one.chain, 8 * one.nodes)
+                    heapq.heappush(heap, (proved, next(turns), again, option))
                 continue
             if isinstance(one, Chain):
                 sharp = bound
                 if np.isfinite(self.best_s):  # else nothing is ruled out yet
                     sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
                 if sharp < self.best_s * (1 - CLOSE):
-                    heapq.heappush(heap, (sharp, next(turns), _Sharp(one), option))
+                    heapq.heappush(heap, (sharp, next(turns), _Sharp(one, MOST_NODES), option))
                 continue
             counts, floor, order, at = one
             push_counts(option, counts, floor, order, at + 1)
             for chain in self._make_chains(option, tuple(int(n) for n in counts[order[at]])):
                 if chain.bound < self.best_s * (1 - CLOSE):
                     heapq.heappush(heap, (chain.bound, next(turns), chain, option))
-        return open_chains
 
     def _make_chains(
         self, option: Option, counts: tuple[int, ...], limit: float | None = None
