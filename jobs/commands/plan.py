@@ -193,7 +193,7 @@ def plan(
         else:
             say(render_answer(answer).rstrip("\n"))
         if written is not None:
-            why = f"{question.basis}; predicted {answer.best.step.step_s:.4g} s a step"
+            why = f"{question.basis}; predicted {answer.best.step_s:.4g} s a step"
             write_plan_file(written, conf.resolve(), read, answer.best, why)
             click.echo(f"wrote {written}: vjob submit {conf} --plan {written}", err=as_json)
         if output is not None:

@@ -18,6 +18,7 @@ from varuna_core.planner.result.front import (
 from varuna_core.planner.result.plan import (
     LayoutPlan,
     build_plan,
+    explain_simpler,
     find_left_over,
     join_alike,
     list_used_nodes,
@@ -69,15 +70,19 @@ def find_answer(
         may_have_zero_3=question.may_have_zero_3,
     )
     candidates = list(searched.candidates)
+    chosen, chosen_for = searched.best, ""
+    if searched.simpler is not None:
+        chosen, chosen_for = searched.simpler, explain_simpler(searched)
     is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
-    front, chosen_for = None, ""
+    front = None
     if budget is not None or deadline_h is not None or (wants_front and is_priced):
         front = find_front(
             profile, training, cluster, wishes, candidates, limit_s=min(limit_s, 20.0)
         )
     if front is not None and (budget is not None or deadline_h is not None):
         offer, chosen_for = choose_offer(front, question.steps, budget, deadline_h)
-        candidates = [offer.candidate, *(one for one in candidates if one != offer.candidate)]
+        chosen = offer.candidate
+    candidates = [chosen, *(one for one in candidates if one != chosen)]
     tables = Tables(profile, training)
     cases = find_sensitivity(profile, training, searched.candidates, least=wishes.least)
     return Answer(
@@ -149,7 +154,8 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
     option, step = plan.candidate.option, plan.step
     nodes = list_used_nodes(plan.candidate.placed, option.shape.tensor)
     return {
-        "step_s": step.step_s,
+        "step_s": plan.step_s,
+        "band_s": [] if plan.band is None else [plan.band.low_s, plan.band.high_s],
         "parts": dict(list_parts(plan)),
         "bubble_share": step.bubble_share,
         "stages": len(plan.counts),
@@ -178,7 +184,7 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
         "price_of_run": None
         if plan.price_per_step is None
         else plan.price_per_step * question.steps,
-        "run_s": step.step_s * question.steps,
+        "run_s": plan.step_s * question.steps,
     }
 
 
@@ -188,6 +194,7 @@ def list_parts(plan: LayoutPlan) -> Mapping[str, float]:
     return {
         "data wait": step.data_s,
         "pipeline": step.pipeline_s,
+        "uneven actions": plan.step_s - step.step_s,
         "sums over replicas": step.reduced_s - step.pipeline_s,
         "tied weights": step.tied_s - step.reduced_s,
         "optimizer": step.optimizer_s,

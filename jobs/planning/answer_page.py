@@ -58,9 +58,15 @@ def _format_best(answer: Answer) -> Iterator[str]:
     if answer.chosen_for:
         yield f"{answer.chosen_for}:"
     yield (
-        f"{step.step_s:.4g} s a step: {len(plan.counts)} stages, {option}, "
+        f"{plan.step_s:.4g} s a step: {len(plan.counts)} stages, {option}, "
         f"{option.num_microbatches} micro-batches"
     )
+    if plan.band is not None:
+        yield (
+            f"  nine steps of ten are expected to take {plan.band.low_s:.4g} to "
+            f"{plan.band.high_s:.4g} s; what differs by less than {plan.band.apart:.1%} is not "
+            "told apart"
+        )
     parts = [f"{name} {took:.4g}" for name, took in list_parts(plan).items() if took > 0]
     yield f"  {' + '.join(parts)} s; bubble {100 * step.bubble_share:.1f} %"
     yield f"  partition {plan.partition}; Megatron-Core layout {spell_layout(plan.counts)}"
@@ -73,7 +79,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
         words += [f"{idle} GPUs of used nodes"] if idle else []
         yield f"  left over of {kind}: {' and '.join(words)}"
     yield (
-        f"  {question.steps} steps take {_format_time(step.step_s * question.steps)}"
+        f"  {question.steps} steps take {_format_time(plan.step_s * question.steps)}"
         + _format_price(plan, question)
     )
     if "estimate" in plan.sources and not question.is_estimate:
@@ -82,7 +88,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
     yield render_table(plan)
     yield ""
     if answer.chosen_for:
-        yield "of the fastest plan, whatever it costs:"
+        yield "of the fastest plan:"
     yield render_certificate(answer.searched)
 
 
@@ -106,7 +112,18 @@ def _format_others(answer: Answer) -> Iterator[str]:
         return
     yield "what else was timed on the way:"
     rows: list[tuple[str, ...]] = [
-        ("", "step s", "stages", "data", "tensor", "micro", "schedule", "recompute", "zero")
+        (
+            "",
+            "step s",
+            "9 of 10",
+            "stages",
+            "data",
+            "tensor",
+            "micro",
+            "schedule",
+            "recompute",
+            "zero",
+        )
     ]
     for number, plan in enumerate(answer.plans, 1):
         option, shape = plan.candidate.option, plan.candidate.option.shape
@@ -114,7 +131,8 @@ def _format_others(answer: Answer) -> Iterator[str]:
         rows.append(
             (
                 str(number),
-                f"{plan.step.step_s:.4g}",
+                f"{plan.step_s:.4g}",
+                "" if plan.band is None else f"{plan.band.low_s:.4g}-{plan.band.high_s:.4g}",
                 *map(str, figures),
                 option.schedule,
                 option.recompute,

@@ -136,7 +136,13 @@ def describe_training(conf: JobConf, batch: int) -> TrainingModel:
     halved = train.precision != "fp32"
     moments = 4 if train.optimizer.name == "sgd" else 8
     state = 0 if train.optimizer.offload else moments + (4 if halved else 0)
-    return TrainingModel(batch=batch, weight_bytes=2 if halved else 4, state_bytes=state)
+    on_gpus = all(group.num_gpus for group in conf.cluster.nodes)
+    return TrainingModel(
+        batch=batch,
+        weight_bytes=2 if halved else 4,
+        state_bytes=state,
+        keeps_what_fits=on_gpus and conf.program.kind in BUILT_IN,
+    )
 
 
 def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) -> None:

@@ -207,7 +207,7 @@ def _find_reason(conf: JobConf) -> str:
 def _search(base: Path, conf: JobConf) -> Chosen:
     with explain_errors():
         from varuna_core.planner.model.tables import Tables
-        from varuna_core.planner.result.plan import build_plan
+        from varuna_core.planner.result.plan import build_plan, explain_simpler
         from varuna_core.planner.result.refusal import search_or_explain
         from vjob.jobs.planning.question import PlanOptions, load_question
 
@@ -226,8 +226,10 @@ def _search(base: Path, conf: JobConf) -> Chosen:
             may_have_zero_3=question.may_have_zero_3,
         )
         tables = Tables(question.profile, question.training)
-        plan = build_plan(tables, question.cluster, searched.best, question.wishes.least)
+        plan = build_plan(tables, question.cluster, searched.chosen, question.wishes.least)
         proof = f"gap {100 * searched.gap:.1f} %" if searched.gap else "proved fastest of its space"
+        if searched.simpler is not None:
+            proof = explain_simpler(searched)
         return Chosen(
             conf=_keep_recompute(conf, apply_plan(conf, plan), question),
             why=f"planned at submit by {question.basis}; {proof}",

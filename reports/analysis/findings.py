@@ -413,10 +413,15 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     median = float(later["took_s"].median())
     ratio = median / promised.step_s
+    band = ""
+    if len(promised.band_s) == 2:
+        low_s, high_s = promised.band_s
+        where = "within" if low_s <= median <= high_s else "outside"
+        band = f", {where} its band of {in_units(low_s)} to {in_units(high_s)}"
     yield Finding(
         weight=abs(ratio - 1) if abs(ratio - 1) > MUCH_BUBBLE else 0.0,
         sentence=f"A step takes {in_units(median)}; the plan promised {in_units(promised.step_s)} "
-        f"({ratio:.2f} times).",
+        f"({ratio:.2f} times{band}).",
         evidence=f"median of {len(later)} steps against plan.json",
         key="",
     )

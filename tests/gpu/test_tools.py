@@ -88,6 +88,7 @@ def test_a_profile_has_every_time_and_the_bytes_of_the_tensors(tmp_path: Path) -
     assert kind == name_kind(device)
     assert_every_time(profile.gpus[kind])
     cell = profile.gpus[kind].cells[2, 1]
+    assert any(cell.action_host_s) == (device.type == "cuda")
     assert cell.output_bytes == (2 * WIDTH * FLOAT, 2 * MIDDLE * FLOAT, 0)
 
 

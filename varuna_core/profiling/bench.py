@@ -3,9 +3,16 @@
     F B  F I W  f R B     one round: joined backward, split backward, recompute
 
 So what is timed is what training runs: stubs before the stage, put-off weight gradients, gradients
-added up in fp32. Times are medians of rounds after a warm-up: by CUDA events between actions on a
-GPU, by the clock on a CPU. Rounds of a rank's segments take turns, so that a machine that is slow
-for a while is so for all of them. Memory is what torch's allocator counts on a GPU; on the CPU it
+added up in fp32. Times are medians of rounds after a warm-up, by the clock on a CPU. A GPU runs
+each round twice: as it comes, for the time in which the host launches each action; and occupied
+until the host has launched them all, for what its own work takes, by CUDA events. A step hides
+the shorter of the two behind the other (planner/model/tables.py):
+
+    host    F B F I W ..                     F B F I W ..
+    device   F B F  I W ..                   (occupied)  F B F I W ..
+
+Rounds of a rank's segments take turns, so that a machine that is slow for a while is so for all of
+them. Memory is what torch's allocator counts on a GPU; on the CPU it
 tells torch's profiler each block that it gives and takes, and these are added up.
 
 Of the values that enter, fractions are drawn around 0, whole numbers are 0 (a valid index), words
@@ -15,13 +22,14 @@ True. So the time of code that looks at values, such as a routing by them, is th
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from statistics import median
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -202,6 +210,12 @@ class Figures:
     input_grad_s: float
     weight_grad_s: float
     recompute_s: float
+    forward_host_s: float = 0.0
+    """Of the host alone; 0 where it does the device's work itself."""
+    backward_host_s: float = 0.0
+    input_grad_host_s: float = 0.0
+    weight_grad_host_s: float = 0.0
+    recompute_host_s: float = 0.0
     output_bytes: float
     """What crosses to the next segment."""
     graph_bytes: float
@@ -221,37 +235,75 @@ def join_figures(
     )
 
 
-class Clock:
-    """Takes the time of each action, as the engine's trace."""
+class Queue(Protocol):
+    """A device that does later what the host has launched."""
 
+    def synchronize(self) -> None: ...
+
+    def occupy(self, seconds: float) -> None:
+        """Give it so much work to do, at least."""
+
+    def mark(self) -> Any:
+        """An event that comes when all is done that was launched so far."""
+
+
+MOST_CYCLES_PER_S = 2.5e9
+"""No GPU's clock is faster."""
+
+
+class CudaQueue:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._marks: list[Any] = []
 
-    def start(self) -> None:
-        self._marks = []
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def occupy(self, seconds: float) -> None:
+        with torch.cuda.device(self.device):
+            torch.cuda._sleep(int(seconds * MOST_CYCLES_PER_S))  # type: ignore[no-untyped-call]
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+class Clock:
+    """Takes the time of each action, as the engine's trace: the host's, and the device's if that is
+    another."""
+
+    def __init__(self, queue: Queue | None) -> None:
+        self.queue = queue
+        self._host: list[float] = []
+        self._events: list[Any] = []
+
+    def start(self, occupied_s: float = 0.0) -> None:
+        """The device does nothing else; if it is occupied, nothing at all before that is over."""
+        self._host, self._events = [], []
+        if self.queue is not None:
+            self.queue.synchronize()
+            if occupied_s:
+                self.queue.occupy(occupied_s)
         self._mark()
 
     def __call__(self, action: str, begin: float, ready: float, end: float) -> None:
         self._mark()
 
     def _mark(self) -> None:
-        if self.device.type != "cuda":
-            self._marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self.device))
-        self._marks.append(event)
+        if self.queue is not None:
+            self._events.append(self.queue.mark())
+        self._host.append(time.perf_counter())
+
+    def read_host(self) -> list[float]:
+        """Seconds of each action since the start, of the host."""
+        return [end - begin for begin, end in itertools.pairwise(self._host)]
 
     def read(self) -> list[float]:
-        """Seconds of each action since the start."""
-        pairs = zip(self._marks, self._marks[1:], strict=False)
-        if self.device.type != "cuda":
-            return [end - begin for begin, end in pairs]
-        torch.cuda.synchronize(self.device)
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+        """The same of the device."""
+        if self.queue is None:
+            return self.read_host()
+        self.queue.synchronize()
+        return [begin.elapsed_time(end) / 1e3 for begin, end in itertools.pairwise(self._events)]
 
 
 class Bench:
@@ -293,7 +345,7 @@ class Bench:
         self.loss_scale = loss_scale
         weight = MicroBatchWeight(factor=1 / loss_scale)
         self.gradients = Gradients(self.masters, {}, links, self.device, weight=weight)
-        self.clock = Clock(self.device)
+        self.clock = Clock(CudaQueue(self.device) if self.device.type == "cuda" else None)
         self.engine = Engine(
             [stage],
             links,
@@ -327,7 +379,10 @@ class Bench:
     def begin(self, inputs: Mapping[str, Any], size: int) -> int:
         """Warm up; how many rounds there are to be."""
         self.micro = MicroBatch(inputs=inputs, size=size, first_sample=0)
-        self.times: dict[str, list[float]] = {}
+        self.rounds: list[list[float]] = []
+        """Of each round the seconds of ROUND's actions."""
+        self.host_rounds: list[list[float]] = []
+        """The host's; none where it does the work itself."""
         self.incoming.tensors = self.crossings.make(self.segment, inputs)
         with kept_random_state(self.device):
             for _ in range(WARM_UP):
@@ -341,28 +396,36 @@ class Bench:
     def run_round(self) -> None:
         with kept_random_state(self.device):
             self._run(ROUND)
-        for (kind, _), took in zip(ROUND, self.clock.read(), strict=True):
-            self.times.setdefault(kind, []).append(took)
+            if self.clock.queue is not None:
+                launched = self.clock.read_host()
+                self.host_rounds.append(launched)
+                self._run(ROUND, occupied_s=sum(launched))
+        self.rounds.append(self.clock.read())
 
     def finish(self) -> Figures:
         with kept_random_state(self.device):
             graph, held, peak = self._measure_memory()
         return Figures(
-            forward_s=median(self.times["F"]),
-            backward_s=median(self.times["B"]),
-            input_grad_s=median(self.times["I"]),
-            weight_grad_s=median(self.times["W"]),
-            recompute_s=median(self.times["R"]),
+            forward_s=_find_usual(self.rounds, "F"),
+            backward_s=_find_usual(self.rounds, "B"),
+            input_grad_s=_find_usual(self.rounds, "I"),
+            weight_grad_s=_find_usual(self.rounds, "W"),
+            recompute_s=_find_usual(self.rounds, "R"),
+            forward_host_s=_find_usual(self.host_rounds, "F"),
+            backward_host_s=_find_usual(self.host_rounds, "B"),
+            input_grad_host_s=_find_usual(self.host_rounds, "I"),
+            weight_grad_host_s=_find_usual(self.host_rounds, "W"),
+            recompute_host_s=_find_usual(self.host_rounds, "R"),
             output_bytes=self.outgoing.num_bytes,
             graph_bytes=graph,
             work_bytes=max(0, peak - held),
         )
 
-    def _run(self, actions: Sequence[tuple[Kind, int]]) -> None:
+    def _run(self, actions: Sequence[tuple[Kind, int]], occupied_s: float = 0.0) -> None:
         words = [Action(kind, self.segment, number) for kind, number in actions]
         note = self.gradients.note
         shared = nullcontext() if self.sharding is None else self.sharding.running(note)
-        self.clock.start()
+        self.clock.start(occupied_s)
         with shared:
             self.engine.run(
                 words, [self.micro] * 3, 0, lambda: self.micro.size, loss_scale=self.loss_scale
@@ -409,3 +472,9 @@ class Bench:
         for master in masters:
             master.grad = None
         return median(times[WARM_UP:])
+
+
+def _find_usual(rounds: Sequence[Sequence[float]], kind: Kind) -> float:
+    """The median of a kind of action; 0 where there are no rounds."""
+    places = [place for place, (own, _) in enumerate(ROUND) if own == kind]
+    return median([took[place] for took in rounds for place in places] or [0.0])

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
-from varuna_core.planner.profile.profile import Tie
+from varuna_core.planner.profile.profile import FIGURE_OF, QUANTILES, TIMES, Spread, Tie
 from varuna_core.profiling.bench import (
+    ROUND,
     Bench,
     BuildOptimizer,
     Crossings,
@@ -102,6 +104,45 @@ def digest_model(model: nn.Module, inputs: Mapping[str, Any], precision: str) ->
     return hashlib.sha256(json.dumps(words).encode()).hexdigest()[:16]
 
 
+# Spread.
+
+
+def find_spread(ranks: Sequence[Mapping[int, Sequence[Sequence[float]]]]) -> Spread | None:
+    """How far rounds were from the usual one, and actions within a round; each rank gives by
+    segment the seconds of each round's actions. None if nobody measured any.
+
+    An action counts by its length: what a step takes is made of the long ones.
+    """
+    paces: list[tuple[float, float]] = []
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in TIMES}
+    for segments in ranks:
+        count = min(map(len, segments.values()), default=0)
+        taken = [rows[:count] for rows in segments.values()]
+        if not count:
+            continue
+        usual = [[median(column) for column in zip(*rows, strict=True)] for rows in taken]
+        whole = sum(map(sum, usual))
+        for number in range(count):
+            pace = sum(sum(rows[number]) for rows in taken) / whole
+            paces.append((pace, 1.0))
+            for rows, columns in zip(taken, usual, strict=True):
+                for (kind, _), took, length in zip(ROUND, rows[number], columns, strict=True):
+                    if length > 0:
+                        found[FIGURE_OF[kind]].append((took / length / pace, length))
+    if not paces:
+        return None
+    actions = [_find_quantiles(found[name] or [(1.0, 1.0)]) for name in TIMES]
+    return Spread(rounds=_find_quantiles(paces), actions=tuple(actions))
+
+
+def _find_quantiles(weighted: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """QUANTILES of values with weights, over their median."""
+    values, weights = np.array(sorted(weighted)).T
+    middles = (np.cumsum(weights) - weights / 2) / weights.sum()
+    found = np.interp(QUANTILES, middles, values)
+    return tuple((found / found[len(QUANTILES) // 2]).tolist())
+
+
 # Measuring.
 
 T = TypeVar("T")
@@ -127,6 +168,7 @@ class Measured:
     """By micro-batch size."""
     empty: dict[int, Figures] = field(default_factory=dict)
     """The same of a stage that holds nothing: what an action costs by itself."""
+    spreads: dict[int, Spread] = field(default_factory=dict)
     stopped: str = ""
 
     def describe(
@@ -285,14 +327,16 @@ class Measuring:
             begin = time.monotonic()
             mine = found.get(self.kind_of.get(self.crew.rank, ""))
             measured: dict[int, Figures] = {}
-            failed = ""
+            failed, rounds = "", {}
             if mine is not None and not mine.stopped:
                 measured, failed = self._measure_own(make_inputs, size)
+                held = self.benches.items()
+                rounds = {s: bench.rounds for s, bench in held if s in measured and s != NOTHING}
             else:
                 self.crew.agree(None)
             after = sizes[place + 1] if place + 1 < len(sizes) else 0
             too_large = bool(measured) and self._foresee_too_large(measured, after / size)
-            told = self.crew.gather((measured, failed, time.monotonic() - begin, too_large))
+            told = self.crew.gather((measured, failed, time.monotonic() - begin, too_large, rounds))
             last_s = max(one[2] for one in told)
             spent += last_s
             for kind, ranks in self._list_ranks():
@@ -307,6 +351,9 @@ class Measuring:
                 joined = _merge([told[rank][0] for rank in ranks], join_figures)
                 if NOTHING in joined:
                     one.empty[size] = joined[NOTHING]
+                spread = find_spread([told[rank][4] for rank in ranks])
+                if spread is not None:
+                    one.spreads[size] = spread
                 one.cells[size] = self._fill(joined, lambda many: join_figures(many, median))
                 self.say(f"{kind}, tensor {self.tensor}, micro-batch {size}: measured")
                 if any(told[rank][3] for rank in ranks):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.planner.profile.profile import FIGURES, TIMES, Cell, Profile
+from varuna_core.planner.profile.profile import FIGURES, HOST_TIMES, TIMES, Cell, Profile, Spread
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.profiling.bench import Figures
 from varuna_core.records.files import write_atomic
@@ -35,18 +35,23 @@ class Detail:
     """Why no larger one was: where memory ran out; empty if all that was asked for was measured."""
 
 
-def build_cell(figures: Sequence[Figures], empty: Figures | None) -> Cell:
+def build_cell(
+    figures: Sequence[Figures], empty: Figures | None, spread: Spread | None = None
+) -> Cell:
     """A cell of each segment's own figures, less what an empty stage takes; None: nothing is known.
 
     A first segment that does next to nothing, and takes no message, may be quicker than that: it
     then counts as nothing.
     """
-    actions = {name: 0.0 if empty is None else float(getattr(empty, name)) for name in TIMES}
+    actions = {
+        name: 0.0 if empty is None else float(getattr(empty, name)) for name in TIMES + HOST_TIMES
+    }
     columns: dict[str, Any] = {
         name: tuple(max(0.0, getattr(one, name) - actions.get(name, 0.0)) for one in figures)
         for name in FIGURES
     }
-    return Cell(**columns, action_s=tuple(actions.values()))
+    device, host = (tuple(actions[name] for name in names) for names in (TIMES, HOST_TIMES))
+    return Cell(**columns, action_s=device, action_host_s=host, spread=spread)
 
 
 def read_kept(path: Path) -> Profile | None:

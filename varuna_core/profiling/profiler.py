@@ -251,7 +251,7 @@ class Profiler:
         for kind in self.crew.kinds:
             own = [one for one in found if one.kind == kind]
             cells = {
-                (size, one.tensor): build_cell(figures, one.empty.get(size))
+                (size, one.tensor): build_cell(figures, one.empty.get(size), one.spreads.get(size))
                 for one in own
                 for size, figures in one.cells.items()
             }

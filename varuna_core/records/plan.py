@@ -152,6 +152,8 @@ class Prediction:
     """What a step was predicted to take and hold; None, or empty, where that is not known."""
 
     step_s: Optional[float] = None
+    band_s: Tuple[float, ...] = ()
+    """Between these two times a step is in nine of ten cases."""
     stage_s: Tuple[float, ...] = ()
     """Work of each stage in a step."""
     bubble_share: Optional[float] = None
@@ -431,6 +433,7 @@ def parse_prediction(value: Any) -> Prediction | None:
     gpu = value.get("gpu")
     found = Prediction(
         step_s=_parse_number(value.get("step_s")),
+        band_s=_parse_numbers(value.get("band_s")),
         stage_s=_parse_numbers(value.get("stage_s")),
         bubble_share=_parse_number(value.get("bubble_share")),
         memory_mb=_parse_numbers(value.get("memory_mb")),

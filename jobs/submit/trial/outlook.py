@@ -153,7 +153,7 @@ def find_step_s(
         words = ", with the warm-up in it" if later is times else ""
         return statistics.median(later), MEASURED + words
     if plan is not None:
-        return plan.step.step_s, certainty
+        return plan.step_s, certainty
     if trial.is_whole:
         return None, "too few steps were timed"
     if times and not trial.is_small:

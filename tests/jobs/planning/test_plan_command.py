@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.command import ROOT
-from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile import TIMES, Profile, Spread
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
@@ -66,7 +66,14 @@ def read(conf: Path, *args: str) -> dict[str, Any]:
     return found
 
 
-def put_profile(folder: Path, *, layers: int = 6, digest: str = "", torch: str = "") -> Path:
+def put_profile(
+    folder: Path,
+    *,
+    layers: int = 6,
+    digest: str = "",
+    torch: str = "",
+    spread: Spread | None = None,
+) -> Path:
     """As if measured: an estimate whose figures are called measured."""
     base = estimate_profile(
         Transformer(name=NAME, layers=layers, hidden=1024, heads=8, length=1024, vocabulary=32000),
@@ -81,7 +88,10 @@ def put_profile(folder: Path, *, layers: int = 6, digest: str = "", torch: str =
         kind: replace(
             gpu,
             optimizer_source="measured",
-            cells={key: replace(cell, source="measured") for key, cell in gpu.cells.items()},
+            cells={
+                key: replace(cell, source="measured", spread=spread)
+                for key, cell in gpu.cells.items()
+            },
         )
         for kind, gpu in base.gpus.items()
     }
@@ -152,6 +162,50 @@ def test_a_measured_profile_beside_the_conf_is_used(conf: Path) -> None:
     path.rename(elsewhere)
     assert read(conf)["is_estimate"]
     assert not read(conf, "--profile", str(elsewhere))["is_estimate"]
+
+
+def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Path) -> None:
+    put_profile(conf.parent)
+    plain = read(conf)["plans"]
+    assert all(one["band_s"] == [] for one in plain)
+    uneven = (0.8, 0.95, 1.0, 1.05, 1.3)
+    put_profile(conf.parent, spread=Spread(rounds=uneven, actions=(uneven,) * len(TIMES)))
+    written = conf.parent / "plan.json"
+    found = read(conf, "--write", str(written))
+    best = found["plans"][0]
+    low_s, high_s = best["band_s"]
+    assert low_s < best["step_s"] < high_s
+    assert sum(best["parts"].values()) == pytest.approx(best["step_s"])
+    assert (plain[0]["zero"], best["zero"]) == (1, 0)
+    assert "does not tell from the fastest" in found["chosen_for"]
+    assert low_s < found["plans"][1]["step_s"] < high_s, "the fastest comes next"
+    told = json.loads(written.read_text())["prediction"]
+    assert told["band_s"] == best["band_s"] and told["step_s"] == best["step_s"]
+    text = plan(conf)
+    assert "nine steps of ten are expected to take" in text and "9 of 10" in text
+    assert "of the fastest plan:" in text
+
+
+def test_what_does_not_fit_is_recomputed_and_no_more(conf: Path) -> None:
+    sizes = ("--set", "model={layers: 84, hidden: 2048, heads: 16}")
+    nodes = ("--set", 'cluster.nodes=[{group: a, gpus: "a10:4"}]')
+    fixed = ("parallel.pipeline=4", "parallel.tensor=1", "train.global_batch_size=64")
+    words = [*sizes, *nodes, *(word for key in fixed for word in ("--set", key))]
+    written = conf.parent / "plan.json"
+    best = read(conf, *words, "--write", str(written))["plans"][0]
+    assert (best["recompute"], best["schedule"]) == ("auto", "1f1b")
+    assert json.loads(written.read_text())["set"]["parallel.recompute"] == "auto"
+    pairs = zip(best["memory_bytes"], best["limit_bytes"], strict=True)
+    assert all(held <= limit for held, limit in pairs)
+    took = {}
+    for way in ("none", "full"):
+        done = run(conf, "--json", *words, "--set", f"parallel.recompute={way}")
+        took[way] = json.loads(done.stdout)["plans"][0]["step_s"] if done.exit_code == 0 else None
+    assert took["none"] is None and took["full"] is not None
+    assert best["step_s"] < took["full"]
+    megatron = ("--set", "program={megatron: pretrain_gpt.py}")
+    found = read(conf, *megatron, *words, "--set", "model.layers=48")
+    assert {row["recompute"] for row in found["plans"]} <= {"none", "full"}
 
 
 def test_links_that_these_nodes_cannot_have_are_not_asked_for(conf: Path) -> None:

@@ -193,6 +193,11 @@ def test_a_promise_of_the_plan_is_held_against_the_steps(tmp_path: Path) -> None
     # Two stages and four micro-batches of 3 ms: 15 ms.
     assert "15 ms; the plan promised 10 ms (1.50 times)" in find(findings, "promised").sentence
     assert find(findings, "wrote no trace").sentence == "Rank 2 wrote no trace."
+    for band, words in (([0.012, 0.016], "within"), ([0.009, 0.011], "outside")):
+        plan["prediction"] = {"step_s": 0.010, "band_s": band}
+        (tmp_path / "plan.json").write_text(json.dumps(plan))
+        said = find(report(tmp_path), "promised").sentence
+        assert f"(1.50 times, {words} its band of {band[0] * 1e3:g} ms" in said
 
 
 def list_keys(kind: type, prefix: str = "") -> set[str]:

@@ -11,7 +11,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -32,9 +32,12 @@ from varuna_core.planner.model.cluster import (
 from varuna_core.planner.model.schedule_model import Levels
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.profile.profile import FIGURE_OF, Profile
 from varuna_core.planner.search.space import Wishes
+from varuna_core.schedule.actions import Action, Schedule, ScheduleError
+from varuna_core.schedule.compiled import KINDS as ACTIONS
 from varuna_core.schedule.compiled import Compiled
+from varuna_core.schedule.recompute import Memory, apply_recompute
 from varuna_core.schedule.registry import build_schedule
 
 Array = Any
@@ -58,6 +61,9 @@ def draw_instance(draw: random.Random) -> Instance:
     size = draw.randint(2, 6)
     memory = draw.choice([1e12, 4e10, 2.5e10])
     profile = make_profile(draw, size, memory)
+    keeps_what_fits = draw.random() < 0.4
+    if keeps_what_fits:  # so that a few graphs fit, and not all
+        profile = make_profile(draw, size, draw.uniform(6e9, 1.6e10))
     some = draw.sample(range(3), draw.choice([1, 2, 2, 3]))
     kinds = tuple(
         NodeKind(
@@ -74,6 +80,7 @@ def draw_instance(draw: random.Random) -> Instance:
         overlap_sends=draw.random() < 0.7,
         overlap_reduction=draw.random() < 0.7,
         split_messages=draw.random() < 0.2,
+        keeps_what_fits=keeps_what_fits,
         data_s=draw.choice([0.0, 0.5]),
     )
     return Instance(
@@ -125,7 +132,7 @@ def find_best_by_nodes(one: Instance, *, grouped: bool = False) -> dict[tuple[st
             groups[schedule, len(placed.sites), m, recompute].append((shape, placed))
     best: dict[tuple[str, ...], float] = {}
     for work, chains in groups.items():
-        for placed, took in _Timer(tables, _compile(*work), one.wishes).find_least(chains):
+        for placed, took in _find_least(tables, work, one.wishes, chains):
             nodes = tuple(sorted(placed.nodes))
             best[nodes] = min(took, best.get(nodes, float("inf")))
     return best
@@ -145,6 +152,38 @@ def keep_front(
             yield took, price
 
 
+def _find_least(
+    tables: Tables,
+    work: tuple[str, int, int, str],
+    wishes: Wishes,
+    chains: Iterable[tuple[Shape, PlacedPipeline]],
+) -> Iterator[tuple[PlacedPipeline, float]]:
+    """The best partition's time of each of these, or of parts of its partitions."""
+    schedule, stages, m, recompute = work
+    if recompute != "auto":
+        yield from _Timer(tables, _compile(*work), wishes).find_least(chains)
+        return
+    plain = _compile(schedule, stages, m, "none").schedule
+    timer = _Timer(tables, _compile(schedule, stages, m, "none"), wishes)
+    for shape, placed in chains:
+        # Each partition has its own schedule; those that have the same are timed together.
+        rewritten = [timer.rewrite(shape, site, s) for s, site in enumerate(placed.sites)]
+        rows: dict[Any, list[int]] = defaultdict(list)
+        for row, ranks in enumerate(zip(*rewritten, strict=True)):
+            if None not in ranks:
+                rows[ranks].append(row)
+        for ranks, own in rows.items():
+            part = _Timer(tables, _compile_ranks(plain, ranks), wishes, timer.cuts)
+            fits = np.zeros(len(timer.cuts), dtype=bool)
+            fits[own] = True
+            yield from part.time([(placed, part.list_rows(shape, placed, fits))])
+
+
+@lru_cache(maxsize=4096)
+def _compile_ranks(plain: Schedule, ranks: tuple[tuple[Action, ...], ...]) -> Compiled:
+    return Compiled(replace(plain, ranks=ranks))
+
+
 @lru_cache(maxsize=4096)
 def _compile(schedule: str, stages: int, m: int, recompute: Any) -> Compiled:
     return Compiled(build_schedule(schedule, stages, m, recompute=recompute))
@@ -152,6 +191,7 @@ def _compile(schedule: str, stages: int, m: int, recompute: Any) -> Compiled:
 
 def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
     wishes, batch = one.wishes, one.training.batch
+    ways = ["none", "full", *(["auto"] * one.training.keeps_what_fits)]
     schedules = [wishes.schedule] if wishes.schedule else ["1f1b", "gpipe", "varuna"]
     for tensor, replicas, size in itertools.product((1, 2), range(1, batch + 1), (1, 2, 3, 4)):
         wanted = ((wishes.tensor, tensor), (wishes.replicas, replicas), (wishes.micro_batch, size))
@@ -160,7 +200,11 @@ def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
         zeros = (0, 1) if wishes.zero is None else (wishes.zero,)
         if wishes.zero == 3 and tensor > 1:
             continue
-        for schedule, recompute, zero in itertools.product(schedules, ("none", "full"), zeros):
+        for schedule, recompute, zero in itertools.product(schedules, ways, zeros):
+            if recompute == "auto" and schedule not in ("1f1b", wishes.schedule):
+                continue
+            if recompute == "auto" and (zero == 3 or schedule not in ("1f1b", "gpipe")):
+                continue
             if wishes.recompute not in (None, recompute):
                 continue
             if schedule == "varuna" and recompute == "none":
@@ -205,13 +249,25 @@ def _list_orders(
         yield order, sum(max(1, kind.gpus // tensor // replicas) for kind, _ in order)
 
 
+def _rewrite(alone: Schedule, s: int, graph: float, inputs: float, room: float) -> Any:
+    every = (1.0,) * s
+    memory = Memory(graphs=(*every, graph), inputs=(*every, inputs), limits=(room,))
+    try:
+        (actions,) = apply_recompute(alone, "auto", memory).ranks
+    except ScheduleError:
+        return None
+    return actions
+
+
 class _Timer:
     """Of plans with one schedule."""
 
-    def __init__(self, tables: Tables, compiled: Compiled, wishes: Wishes) -> None:
+    def __init__(
+        self, tables: Tables, compiled: Compiled, wishes: Wishes, cuts: Array = None
+    ) -> None:
         self.tables, self.compiled, self.wishes = tables, compiled, wishes
         self.stages = compiled.num_stages
-        self.cuts = self._list_cuts()
+        self.cuts = self._list_cuts() if cuts is None else cuts
         self._known: dict[Any, Array] = {}
 
     def _list_cuts(self) -> Array:
@@ -246,41 +302,66 @@ class _Timer:
             for s, site in enumerate(placed.sites):
                 fits &= self._fits(shape, site, s)
             if fits.any():
-                held.append((placed, self._list_rows(shape, placed, fits)))
+                held.append((placed, self.list_rows(shape, placed, fits)))
                 rows += int(fits.sum())
             if rows > MOST_ROWS:
-                yield from self._time(held)
+                yield from self.time(held)
                 held, rows = [], 0
         if held:
-            yield from self._time(held)
+            yield from self.time(held)
 
     def _fits(self, shape: Shape, site: StageSite, s: int) -> Array:
         key = "fits", shape, site.kinds, s
         if key not in self._known:
-            tables = self.tables
-            a, e = self.cuts[:, s], self.cuts[:, s + 1]
-            times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
-            each = tables.training.count_fixed_bytes(shape.zero, shape.replicas)
-            held = tables.find_parameters(shape.tensor)[a, e] * each
-            held = held + tables.training.framework_bytes + times.work_bytes[a, e]
-            if shape.zero == 3 and shape.replicas > 1:
-                own = tables.profile.find_parameters(shape.tensor)
-                largest = [max(own[i:j], default=0) for i, j in zip(a, e, strict=True)]
-                kept = tables.training.count_fixed_bytes(2, shape.replicas)
-                for tie in tables.profile.model.ties:
-                    for segment in tie.segments:
-                        copy = tie.parameters / shape.tensor * (kept - each)
-                        held = held + np.where((a <= segment) & (segment < e), copy, 0.0)
-                held = held + np.array(largest) * (
-                    tables.training.weight_bytes + tables.training.gradient_bytes
-                )
-            sent = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
-            graph = times.graph_bytes[a, e] + sent[e]
-            most = [g * graph + i * sent[a] for g, i in self.compiled.held[s]]
-            self._known[key] = held + np.max(most, axis=0) <= times.memory_bytes
+            fixed, work, graph, inputs, memory = self._find_memory(shape, site, s)
+            most = [g * graph + i * inputs for g, i in self.compiled.held[s]]
+            self._known[key] = fixed + work + np.max(most, axis=0) <= memory
         return self._known[key]
 
-    def _list_rows(self, shape: Shape, placed: PlacedPipeline, fits: Array) -> tuple[Array, ...]:
+    def rewrite(self, shape: Shape, site: StageSite, s: int) -> list[Any]:
+        """Of each partition the stage's list of actions, by the room that the runtime would give to
+        micro-batches; None where nothing helps."""
+        key = "rewritten", shape, site.kinds, s
+        if key not in self._known:
+            fixed, work, graph, inputs, memory = self._find_memory(shape, site, s)
+            free = 0.9 * (memory / self.tables.training.memory_share - fixed)
+            room = np.minimum(memory - fixed - work, free)
+            alone = replace(
+                self.compiled.schedule, ranks=(self.compiled.schedule.ranks[s],), placement=(0,)
+            )
+            found: dict[Any, Any] = {}
+            runs = list(map(tuple, self.cuts[:, s : s + 2].tolist()))
+            for run, *figures in zip(runs, graph, inputs, room, strict=True):
+                if run not in found:
+                    found[run] = _rewrite(alone, s, *map(float, figures))
+            self._known[key] = [found[run] for run in runs]
+        return self._known[key]  # type: ignore[no-any-return]  # kept beside arrays
+
+    def _find_memory(self, shape: Shape, site: StageSite, s: int) -> tuple[Array, ...]:
+        """What a stage holds whatever it does, while it works, of a micro-batch, of its inputs; and
+        what there is."""
+        tables = self.tables
+        a, e = self.cuts[:, s], self.cuts[:, s + 1]
+        times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
+        each = tables.training.count_fixed_bytes(shape.zero, shape.replicas)
+        held = tables.find_parameters(shape.tensor)[a, e] * each
+        held = held + tables.training.framework_bytes
+        if shape.zero == 3 and shape.replicas > 1:
+            own = tables.profile.find_parameters(shape.tensor)
+            largest = [max(own[i:j], default=0) for i, j in zip(a, e, strict=True)]
+            kept = tables.training.count_fixed_bytes(2, shape.replicas)
+            for tie in tables.profile.model.ties:
+                for segment in tie.segments:
+                    copy = tie.parameters / shape.tensor * (kept - each)
+                    held = held + np.where((a <= segment) & (segment < e), copy, 0.0)
+            held = held + np.array(largest) * (
+                tables.training.weight_bytes + tables.training.gradient_bytes
+            )
+        sent = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+        graph = times.graph_bytes[a, e] + sent[e]
+        return held, times.work_bytes[a, e], graph, sent[a], times.memory_bytes
+
+    def list_rows(self, shape: Shape, placed: PlacedPipeline, fits: Array) -> tuple[Array, ...]:
         """Costs, messages alone and together, sums, buckets, optimizer, weights back, tied weights
         of each plan."""
         tables, training = self.tables, self.tables.training
@@ -293,6 +374,18 @@ class _Timer:
             times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
             forward, gradient = times.forward[a, e], times.input_grad[a, e]
             both = times.backward[a, e]
+            weights, again = times.weight_grad[a, e], times.recompute[a, e]
+            if times.host:
+                # In a step all of a stage's launches against all of its work.
+                rows = (forward, forward, again, both, gradient, weights)
+                launched = [times.host[FIGURE_OF[kind]][a, e] for kind in ACTIONS]
+                uses = [self.compiled.uses[i * self.stages + s] for i in range(len(ACTIONS))]
+                device = sum(n * row for n, row in zip(uses, rows, strict=True))
+                host = sum(n * row for n, row in zip(uses, launched, strict=True))
+                late = np.maximum(host - device, 0) / np.where(host > 0, host, 1)
+                forward, _, again, both, gradient, weights = (
+                    row + late * launch for row, launch in zip(rows, launched, strict=True)
+                )
             if s < self.stages - 1:
                 there = tables.find_hops(placed.boundaries[s], shape)
                 if training.overlap_sends:
@@ -302,7 +395,6 @@ class _Timer:
             if s and not training.overlap_sends:
                 sent = tables.find_hops(placed.boundaries[s - 1], shape)[3][a]
                 gradient, both = gradient + sent, both + sent
-            weights, again = times.weight_grad[a, e], times.recompute[a, e]
             if shape.zero > 1 and shape.replicas > 1:
                 count = tables.find_parameters(shape.tensor)[a, e]
                 network = tables.profile.network
@@ -349,7 +441,7 @@ class _Timer:
                 found += float(network.find_all_reduce(nodes, sent, flows)[0])
         return found
 
-    def _time(
+    def time(
         self, held: Sequence[tuple[PlacedPipeline, tuple[Array, ...]]]
     ) -> Iterator[tuple[PlacedPipeline, float]]:
         costs, hops, holds, sums, buckets, optimizer, back, ties = map(

@@ -7,10 +7,11 @@ import random
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
-from varuna_core.planner.model.schedule_model import Way, find_schedule_model
+from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
+    HOST_TIMES,
     TIMES,
     Cell,
     GpuProfile,
@@ -20,6 +21,7 @@ from varuna_core.planner.profile.profile import (
     Tie,
     build_link,
 )
+from varuna_core.schedule.recompute import Recompute
 
 KINDS = ("big", "small")
 MICRO_BATCH, TENSOR = 1, 1
@@ -30,6 +32,15 @@ def draw_actions(draw: random.Random) -> tuple[float, ...]:
     if draw.random() < 0.5:
         return (0.0,) * len(TIMES)
     return tuple(draw.uniform(0, 0.3) for _ in TIMES)
+
+
+def draw_host(draw: random.Random, size: int) -> dict[str, tuple[float, ...]]:
+    """Times of the host, mostly not known, or less than the device's."""
+    if draw.random() < 0.7:
+        return {}
+    most = draw.choice([0.3, 1.0, 3.0])
+    rows = {name: tuple(draw.uniform(0, most) for _ in range(size)) for name in HOST_TIMES}
+    return {**rows, "action_host_s": draw_actions(draw)}
 
 
 def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profile:
@@ -57,6 +68,7 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
                     graph_bytes=row(1e9),
                     work_bytes=row(1e8),
                     action_s=draw_actions(draw),
+                    **draw_host(draw, size),
                 )
                 for micro in (1, 2, 4)
                 for tensor in (1, 2)
@@ -101,9 +113,11 @@ def make_chain(draw: random.Random) -> Chain:
     """With any schedule of one stage a rank, sends that block or not, memory that binds or not."""
     stages, size = draw.randint(1, 4), draw.randint(4, 8)
     name = draw.choice(["gpipe", "1f1b", "1f1b", "varuna", "zero_bubble"])
-    ways: list[Way] = ["none", "full"]
+    ways: list[Recompute] = ["none", "full", *(["auto"] * (name in ("gpipe", "1f1b")))]
     recompute = draw.choice(ways)
-    profile = make_profile(draw, size, draw.choice([1e12, 1e12, 2e10]))
+    profile = make_profile(
+        draw, size, draw.choice([1e12, 1.3e10 if recompute == "auto" else 1e12, 2e10])
+    )
     training = TrainingModel(
         batch=12,
         overlap_sends=draw.random() < 0.7,

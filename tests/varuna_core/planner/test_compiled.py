@@ -10,7 +10,6 @@ import pytest
 
 from varuna_core.planner.model.schedule_model import (
     Levels,
-    Way,
     find_schedule_model,
     model_schedule,
 )
@@ -27,7 +26,7 @@ from varuna_core.schedule.actions import Schedule
 from varuna_core.schedule.compiled import Compiled, list_costs, list_hops, simulate, unlist_costs
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.order import find_source, find_target, walk
-from varuna_core.schedule.recompute import Memory, measure_memory
+from varuna_core.schedule.recompute import Memory, Recompute, measure_memory
 from varuna_core.schedule.registry import build_schedule
 
 NAMES = ("gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv")
@@ -141,7 +140,7 @@ def test_memory_is_the_schedules_own_count(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Way) -> None:
+def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Recompute) -> None:
     for stages in range(1, 6):
         for count in range(1, 9):
             work = find_schedule_model(name, stages, count, recompute)

@@ -16,7 +16,14 @@ from hypothesis import strategies as st
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.gpus import GPUS, find_gpu, list_gpus
-from varuna_core.planner.profile.profile import FIGURES, LinkTime, Network, build_link
+from varuna_core.planner.profile.profile import (
+    FIGURES,
+    TIMES,
+    LinkTime,
+    Network,
+    Spread,
+    build_link,
+)
 from varuna_core.planner.profile.profile_file import (
     parse_profile,
     read_profile,
@@ -34,6 +41,16 @@ GPT2_XL = Transformer(
 def test_a_profile_is_read_as_it_was_written(seed: int, size: int) -> None:
     profile = make_profile(random.Random(seed), size)
     assert parse_profile(render_profile(profile)) == profile
+    spread = Spread(
+        rounds=(0.9, 0.95, 1.0, 1.1, 1.5), actions=((0.5, 1.0, 1.0, 1.0, 2.0),) * len(TIMES)
+    )
+    cells = {key: replace(cell, spread=spread) for key, cell in profile.gpus["big"].cells.items()}
+    big = replace(profile.gpus["big"], cells=cells)
+    profile = replace(profile, gpus={**profile.gpus, "big": big})
+    assert parse_profile(render_profile(profile)) == profile
+    falling = render_profile(profile).replace("0.95", "0.85")
+    with pytest.raises(PlanningError, match="expected 5 growing numbers"):
+        parse_profile(falling)
 
 
 def test_a_file_of_version_1_is_read() -> None:

@@ -16,10 +16,10 @@ from tests.models import small as models
 from tests.models.profiled import MIDDLE, NUM_BLOCKS, SCRATCH, WIDTH, Ladder, Stack, make_batch
 from varuna_core import Profiler
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.profile import TIMES, GpuProfile, Profile
+from varuna_core.planner.profile.profile import HOST_TIMES, TIMES, GpuProfile, Profile
 from varuna_core.planner.profile.profile_file import read_profile
-from varuna_core.profiling.bench import Figures, is_out_of_memory, measure_peak
-from varuna_core.profiling.measure import Measuring, choose_samples, find_classes
+from varuna_core.profiling.bench import ROUND, Figures, is_out_of_memory, measure_peak
+from varuna_core.profiling.measure import Measuring, choose_samples, find_classes, find_spread
 from varuna_core.profiling.profile_file import build_cell
 from varuna_core.profiling.profiler import remake_optimizer
 from varuna_core.runtime.split.split import split_model
@@ -60,17 +60,44 @@ def test_every_time_is_there(tmp_path: Path) -> None:
     profile = run_profile(Ladder(), tmp_path, [1, 2])
     assert profile.model.num_segments == 3
     assert_every_time(profile.gpus["cpu"])
+    for cell in profile.gpus["cpu"].cells.values():
+        assert not any(cell.action_host_s), "there is no host apart from the device"
+        assert not any(any(getattr(cell, name)) for name in HOST_TIMES)
 
 
 def assert_every_time(gpu: GpuProfile) -> None:
     """Of three segments, and of the optimizer."""
     for cell in gpu.cells.values():
+        # A device that is not the host does nothing for a stage without layers.
+        own = cell.action_host_s if any(cell.action_host_s) else cell.action_s
         for name, action_s in zip(TIMES, cell.action_s, strict=True):
             figures = getattr(cell, name)
             # Of layers so small an action's own cost may be all.
             assert len(figures) == 3 and min(figures) >= 0 and action_s + max(figures) > 0
-        assert min(cell.action_s[:2]) > 0
+        assert min(own[:2]) > 0
+        assert cell.spread is not None and cell.spread.rounds[0] < cell.spread.rounds[4]
     assert min(gpu.optimizer_s[1]) > 0
+
+
+def test_a_slow_round_is_told_from_uneven_actions() -> None:
+    """Two segments, one ten times as long: the machine is half as fast in one round of five, and
+    one of the long one's forwards took twice as long."""
+    usual = {0: [1.0] * len(ROUND), 1: [10.0] * len(ROUND)}
+    paces = [1.0, 1.0, 2.0, 1.0, 1.0]
+    rounds = {s: [[took * pace for took in row] for pace in paces] for s, row in usual.items()}
+    spread = find_spread([rounds])
+    assert spread is not None
+    assert spread.rounds[:3] == (1.0,) * 3 and spread.rounds[4] > 1.5
+    assert {row for row in spread.actions} == {(1.0,) * 5}
+    rounds[1][1][ROUND.index(("F", 0))] = 20.0
+    uneven = find_spread([rounds])
+    assert uneven is not None
+    assert uneven.actions[0][4] > 1.2 and uneven.actions[3][4] < 1.05
+    short = {0: [[1.0] * len(ROUND)] * 5, 1: [[10.0] * len(ROUND)] * 5}
+    short[0] = [[2.0] * len(ROUND), *short[0][1:]]
+    third = find_spread([short])
+    assert third is not None and third.rounds[4] < 1.1, "what is short counts for little"
+    assert find_spread([{}]) is None
 
 
 def make_figures(seconds: float) -> Figures:

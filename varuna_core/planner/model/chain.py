@@ -28,6 +28,7 @@ from varuna_core.planner.model.schedule_model import ScheduleModel
 from varuna_core.planner.model.step import ActionCosts, StageMemory, StepCosts, simulate_step
 from varuna_core.planner.model.tables import Array, Shape, StageTable, Sums, Tables, find_stage
 from varuna_core.schedule.compiled import Compiled
+from varuna_core.schedule.recompute import Memory, apply_recompute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +127,8 @@ def _find_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sums) 
     return tables.behind[key][0]
 
 
+MOST_FACTORS = 4_000_000
+"""Of actions in partitions that are timed at once, where each recomputes what it must."""
 Bounds = tuple[int, ...]
 """Where stages begin and end: 0, the first stage's end, ..., the number of segments."""
 
@@ -167,6 +170,27 @@ class Chain:
     @property
     def compiled(self) -> Compiled:
         return self.schedule.compiled
+
+    def may_recompute(self, limit: float) -> bool:
+        """A stage that works no longer than `limit` may hold more than it could keep."""
+        return any(bool((stage.work[stage.is_beyond] <= limit).any()) for stage in self.stages)
+
+    def compile(self, bounds: Bounds) -> Compiled:
+        """The schedule of one partition: what it recomputes may depend on that."""
+        if not self.schedule.keeps_what_fits:
+            return self.compiled
+        held = self.list_memory(bounds)
+        kept = [stage.kept for stage in self.stages]
+        assert all(kept), "all stages of a schedule keep what fits, or none"
+        pairs = itertools.pairwise(bounds)
+        memory = Memory(
+            graphs=tuple(one.graph for one in held),
+            inputs=tuple(one.inputs for one in held),
+            limits=tuple(
+                float(one.room[pair]) for one, pair in zip(kept, pairs, strict=True) if one
+            ),
+        )
+        return Compiled(apply_recompute(self.schedule.plain, "auto", memory))
 
     # Costs of stages as cut.
 
@@ -314,11 +338,20 @@ class Chain:
 
     # Times.
 
-    def find_steps(self, partitions: Sequence[Bounds] | Array) -> Array:
-        """Step times, as `simulate_step` finds them."""
+    def find_steps(
+        self, partitions: Sequence[Bounds] | Array, factors: Array | None = None
+    ) -> Array:
+        """Step times, as `simulate_step` finds them; `factors` as Levels.run takes them."""
         if not len(partitions):
             return np.zeros(0)
         cuts = np.array(partitions)
+        most = max(1, MOST_FACTORS // len(self.compiled.ops))
+        if self.schedule.keeps_what_fits and factors is None and len(cuts) > most:
+            parts = [cuts[at : at + most] for at in range(0, len(cuts), most)]
+            return np.concatenate([self.find_steps(part) for part in parts])
+        kept = self._find_kept(cuts)
+        if kept is not None:
+            factors = kept if factors is None else kept * factors
         begins, ends = cuts[:, :-1], cuts[:, 1:]
         stages = range(self.num_stages)
         costs = np.empty((len(cuts), 6 * self.num_stages))
@@ -331,12 +364,24 @@ class Chain:
             for s in stages[:-1]:
                 hops[:, 2 * s : 2 * s + 2] = self.hops[s][:2, ends[:, s]].T
                 holds[:, 2 * s : 2 * s + 2] = self.hops[s][2:, ends[:, s]].T
-        makespan, free, last = self.schedule.levels.run(costs, hops, holds)
+        makespan, free, last = self.schedule.levels.run(costs, hops, holds, factors)
         lag = (holds - hops).max(axis=1, initial=0.0)
         return lag + self._add_tail(begins, ends, costs, makespan, free, last)
 
+    def _find_kept(self, cuts: Array) -> Array | None:
+        """Factors of the actions of `compiled`: 0 for a recompute of what a stage keeps."""
+        if not self.schedule.keeps_what_fits:
+            return None
+        factors = np.ones((len(self.compiled.ops), len(cuts)))
+        for s, (places, microbatches) in enumerate(self.schedule.recomputes):
+            kept = self.stages[s].kept
+            if kept is not None:
+                which = kept.which[cuts[:, s], cuts[:, s + 1]]
+                factors[places] = kept.patterns[which][:, microbatches].T
+        return factors
+
     def find_step(self, bounds: Bounds) -> float:
-        return simulate_step(self.compiled, self.build_costs(bounds)).step_s
+        return simulate_step(self.compile(bounds), self.build_costs(bounds)).step_s
 
     def _add_tail(
         self, begins: Array, ends: Array, costs: Array, makespan: Array, free: Array, last: Array

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action
+from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule
 from varuna_core.schedule.compiled import KINDS, Compiled, Counts
+from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import SCHEDULES, ScheduleKind, build_schedule
 
 Array = Any
@@ -33,6 +34,8 @@ class Role:
     num_microbatches: int
     gradients_last: bool
     """All forwards of all stages come before any backward."""
+    keeps_what_fits: bool = False
+    """What it recomputes depends on its memory: `uses` and `held` say what it does at least."""
 
 
 class Levels:
@@ -47,9 +50,16 @@ class Levels:
         self._levels = _find_levels(compiled)
 
     def run(
-        self, costs: Array, hops: Array, holds: Array | None = None
+        self,
+        costs: Array,
+        hops: Array,
+        holds: Array | None = None,
+        factors: Array | None = None,
     ) -> tuple[Array, Array, Array]:
-        """Rows of candidates: (makespans, ends of ranks, last backwards' begins)."""
+        """Rows of candidates: (makespans, ends of ranks, last backwards' begins).
+
+        `factors` multiply costs: a row for each action of the schedule, a column a candidate.
+        """
         holds = hops if holds is None else holds
         size = len(costs)
         free = np.zeros((self.num_ranks, size))
@@ -60,9 +70,12 @@ class Levels:
             np.concatenate([np.asarray(rows).T, np.zeros((1, size))]) for rows in (hops, holds)
         )
         begins = np.zeros((self.num_stages, size))
-        for ranks, cost, takes, senders, makes, link, hop, of_link, final, stages in self._levels:
+        for (
+            actions, ranks, cost, takes, senders, makes, link, hop, of_link, final, stages
+        ) in self._levels:  # fmt: skip
             start = np.maximum(free[ranks], arrival[takes])
-            end = start + costs[cost]
+            took = costs[cost]
+            end = start + (took if factors is None else took * factors[actions])
             free[ranks] = end
             if len(senders):
                 sent = end[senders]
@@ -99,6 +112,7 @@ def _find_levels(compiled: Compiled) -> list[tuple[Array, ...]]:
         stages = [finals[row[place]] for place in final]
         levels.append(
             (
+                np.array(row),
                 ranks,
                 cost,
                 takes,
@@ -119,18 +133,34 @@ def _count_ahead(actions: Sequence[Action]) -> int:
     return next((i for i, kind in enumerate(kinds) if kind in BACKWARDS), len(kinds))
 
 
-Way = Literal["none", "full"]
-
-
 class ScheduleModel:
     """A schedule of one stage a rank: the stages' roles, and the actions once asked for."""
 
-    def __init__(self, roles: tuple[Role, ...], make: Callable[[], Compiled]) -> None:
+    def __init__(self, roles: tuple[Role, ...], make: Callable[[Recompute], Schedule]) -> None:
         self.roles, self._make = roles, make
+
+    @property
+    def keeps_what_fits(self) -> bool:
+        return any(role.keeps_what_fits for role in self.roles)
+
+    @cached_property
+    def plain(self) -> Schedule:
+        """Of one that keeps what fits: before anything is recomputed."""
+        return self._make("none")
 
     @cached_property
     def compiled(self) -> Compiled:
-        return self._make()
+        """Of one that keeps what fits: all that it may recompute is."""
+        return Compiled(self._make("full"))
+
+    @cached_property
+    def recomputes(self) -> tuple[tuple[Array, Array], ...]:
+        """Of each stage the places of its recomputes in `compiled`, and their micro-batches."""
+        found: list[list[tuple[int, int]]] = [[] for _ in self.roles]
+        for place, (_, kind, stage, microbatch) in enumerate(self.compiled.actions):
+            if kind == "R":
+                found[stage].append((place, microbatch))
+        return tuple((np.array(rows, dtype=int).reshape(-1, 2).T) for rows in found)
 
     @cached_property
     def levels(self) -> Levels:
@@ -139,16 +169,19 @@ class ScheduleModel:
 
 @lru_cache(maxsize=1024)
 def find_schedule_model(
-    schedule: str, stages: int, num_microbatches: int, recompute: Way
+    schedule: str, stages: int, num_microbatches: int, recompute: Recompute
 ) -> ScheduleModel:
     """The model of a schedule by its name, made for even costs."""
 
-    def make() -> Compiled:
-        return Compiled(build_schedule(schedule, stages, num_microbatches, recompute=recompute))
+    def make(wanted: Recompute) -> Schedule:
+        # `auto` is everything, less what a stage turns out to keep.
+        way = wanted if recompute == "auto" else recompute
+        return build_schedule(schedule, stages, num_microbatches, recompute=way)
 
     kind = SCHEDULES[schedule]
     if kind.count_ahead is None:
-        return model_schedule(make())
+        assert recompute != "auto", "its memory would change its order"
+        return model_schedule(Compiled(make(recompute)))
     roles = tuple(
         _build_role(kind, kind.count_ahead, stages - 1 - stage, num_microbatches, recompute)
         for stage in range(stages)
@@ -159,7 +192,7 @@ def find_schedule_model(
 def model_schedule(compiled: Compiled) -> ScheduleModel:
     """The model of a schedule that was made."""
     roles = tuple(find_role(compiled, stage) for stage in range(compiled.num_stages))
-    return ScheduleModel(roles, lambda: compiled)
+    return ScheduleModel(roles, lambda wanted: compiled.schedule)
 
 
 def find_role(compiled: Compiled, stage: int) -> Role:
@@ -177,7 +210,11 @@ def find_role(compiled: Compiled, stage: int) -> Role:
 
 
 def _build_role(
-    kind: ScheduleKind, count_ahead: Callable[[int, int], int], behind: int, m: int, recompute: Way
+    kind: ScheduleKind,
+    count_ahead: Callable[[int, int], int],
+    behind: int,
+    m: int,
+    recompute: Recompute,
 ) -> Role:
     """The role of a stage with so many stages behind it."""
     ahead = min(count_ahead(behind, m), m)
@@ -190,4 +227,5 @@ def _build_role(
         ahead=ahead,
         num_microbatches=m,
         gradients_last=kind.gradients_last,
+        keeps_what_fits=recompute == "auto",
     )

@@ -9,16 +9,27 @@ action, what it holds, how far it runs ahead.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from varuna_core.planner.model.cluster import Boundary, StageSite
+from varuna_core.planner.model.kept import USABLE, Kept, Known, find_kept
 from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.profile import TIMES, Cell, Profile
+from varuna_core.planner.profile.profile import (
+    FIGURE_OF,
+    HOST_TIMES,
+    QUANTILES,
+    TIMES,
+    Cell,
+    Profile,
+    Spread,
+)
+from varuna_core.schedule.compiled import KINDS
 
 Array = Any
 STAGE_BYTES = 60
@@ -77,7 +88,12 @@ class TimeTables:
     work_bytes: Array
     memory_bytes: float
     """What a GPU of it has for us."""
+    host: dict[str, Array]
+    """The host's part of each of them, by the same names; empty where none is known."""
+    host_action: dict[str, float]
     sources: frozenset[str]
+    spread: Spread | None
+    """Of several kinds of GPU the widest."""
 
     @property
     def by_name(self) -> dict[str, Array]:
@@ -102,6 +118,7 @@ class Tables:
         """Kept by stage_table.find_stage."""
         self.behind: dict[Any, Any] = {}
         """Kept by behind.find_behind."""
+        self.kept: Known = {}
 
     def forget(self) -> None:
         """Drop the matrices of stages once they take more than a few hundred MB."""
@@ -125,6 +142,12 @@ class Tables:
 
         most = map(max, zip(*(cell.action_s for cell in cells), strict=True))
         action = dict(zip(TIMES, most, strict=True))
+        most = map(max, zip(*(cell.action_host_s for cell in cells), strict=True))
+        host_action = dict(zip(TIMES, most, strict=True))
+        host = {
+            name: spread(np.max([getattr(cell, own) for cell in cells], axis=0)) + host_action[name]
+            for name, own in zip(TIMES, HOST_TIMES, strict=True)
+        }
         optimizers = [self.profile.find_optimizer(kind, tensor) for kind in kinds]
         memory = min(self.profile.find_gpu(kind).memory_bytes for kind in kinds)
         return TimeTables(
@@ -138,7 +161,10 @@ class Tables:
             graph_bytes=take("graph_bytes"),
             work_bytes=_find_largest(np.max([cell.work_bytes for cell in cells], axis=0)),
             memory_bytes=memory * self.training.memory_share,
+            host=host if any(values.any() for values in host.values()) else {},
+            host_action=host_action,
             sources=frozenset(cell.source for cell in cells),
+            spread=_find_widest([cell.spread for cell in cells]),
         )
 
     def find_parameters(self, tensor: int) -> Array:
@@ -232,6 +258,17 @@ def spread(values: Array) -> Array:
     return prefix[None, :] - prefix[:, None]
 
 
+def _find_widest(spreads: Sequence[Spread | None]) -> Spread | None:
+    """None if one is not known."""
+    known = [spread for spread in spreads if spread is not None]
+    if len(known) < len(spreads):
+        return None
+    tables = np.array([(spread.rounds, *spread.actions) for spread in known])
+    low = np.array(QUANTILES) < 0.5
+    rounds, *actions = np.where(low, tables.min(axis=0), tables.max(axis=0)).tolist()
+    return Spread(rounds=tuple(rounds), actions=tuple(map(tuple, actions)))
+
+
 def _find_largest(values: Array) -> Array:
     """The largest of every run; 0 of an empty one."""
     size = len(values)
@@ -265,6 +302,29 @@ class StageTable:
     """What m micro-batches add to one's way, whatever other stages do; see Behind.find_beyond."""
     more_rounds: int
     left: Array
+    kept: Kept | None
+    """Of a stage that keeps what fits."""
+    is_beyond: Array
+    """Runs that such a stage may hold, and one that keeps all may not."""
+
+
+def add_host(times: TimeTables, uses: Sequence[int | Array]) -> tuple[Array, ...]:
+    """Costs of F f R B I W, by begin and end, of a stage that uses them so often in a step.
+
+    The host launches ahead of the device: what it takes longer in one action it makes up for in
+    another. So a stage takes as long as the device, or as the host if that is slower with all of
+    them together; the rest is then the host's, dealt out as it launches.
+    """
+    names = [FIGURE_OF[kind] for kind in KINDS]
+    costs = [times.by_name[name] for name in names]
+    if not times.host:
+        return tuple(costs)
+    launches = [times.host[name] for name in names]
+    device, host = (
+        sum(n * values for n, values in zip(uses, rows, strict=True)) for rows in (costs, launches)
+    )
+    share = np.divide(host - device, host, out=np.zeros_like(host), where=host > device)
+    return tuple(cost + share * launch for cost, launch in zip(costs, launches, strict=True))
 
 
 def find_stage(
@@ -302,8 +362,21 @@ def _make(
     nothing = np.zeros((4, tables.size + 1))
     out = nothing if after is None else tables.find_hops(after, shape)
     back = nothing if before is None else tables.find_hops(before, shape)
-    forward, again, both = times.forward, times.recompute, times.backward
-    gradient, weights = times.input_grad, times.weight_grad
+    inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+    graph = times.graph_bytes + inputs[None, :]
+    fixed = tables.find_fixed(shape)
+    uses: list[int | Array] = list(role.uses)
+    kept = None
+    if role.keeps_what_fits:
+        free = USABLE * (times.memory_bytes / tables.training.memory_share - fixed)
+        room = np.minimum(times.memory_bytes - fixed - times.work_bytes, free)
+        kept = find_kept(role.ahead, role.num_microbatches, graph, inputs, room, tables.kept)
+        uses[2], fits = kept.counts, kept.fits
+    else:
+        live = np.max([g * graph + i * inputs[:, None] for g, i in role.held], axis=0)
+        fits = fixed + live + times.work_bytes <= times.memory_bytes
+    all_held = fixed + role.ahead * graph + times.work_bytes
+    forward, _, again, both, gradient, weights = add_host(times, uses)
     if shape.shares > 1:  # counted in full: how much of it kernels hide no profile says
         sums = tables.find_sums(site, shape)
         forward, again, gradient = (t + sums.gather for t in (forward, again, gradient))
@@ -313,27 +386,23 @@ def _make(
         gradient, both = (values + back[3][:, None] for values in (gradient, both))
     costs = (forward, forward, again, both, gradient, weights)
 
-    inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
-    graph = times.graph_bytes + inputs[None, :]
-    live = np.max([g * graph + i * inputs[:, None] for g, i in role.held], axis=0)
-    memory = tables.find_fixed(shape) + live + times.work_bytes
-    begins, ends = np.indices(memory.shape)
-    allowed = (ends >= begins + least) & (memory <= times.memory_bytes)
+    begins, ends = np.indices(fits.shape)
+    allowed = (ends >= begins + least) & fits
 
     def mark(values: Array) -> Array:
         return np.where(allowed, values, np.inf)
 
-    work = sum((n * cost for n, cost in zip(role.uses, costs, strict=True) if n), 0 * forward)
+    work = sum(n * cost for n, cost in zip(uses, costs, strict=True))
     sent = nothing if blocking else out
     m, ahead = role.num_microbatches, min(role.ahead, role.num_microbatches)
-    again = role.uses[2] / m * again
+    more = np.maximum(0, uses[2] - 1) * again  # but for the first, which may be kept
     rounds = -(-m // max(1, ahead))
     if role.gradients_last:
         # All forwards of all stages come before any gradient.
-        beyond = (m - 1) * (np.maximum(forward, sent[2][None, :]) + both + again)
+        beyond = (m - 1) * (np.maximum(forward, sent[2][None, :]) + both) + more
         rounds = 1
     else:
-        beyond = (m - 1) * (forward + both + again) - (ahead - 1) * forward
+        beyond = (m - 1) * (forward + both) + more - (ahead - 1) * forward
     return StageTable(
         times=times,
         kinds=costs,
@@ -348,4 +417,6 @@ def _make(
         beyond=mark(beyond),
         more_rounds=rounds - 1,
         left=(m - 1 - (rounds - 1) * ahead) * both,
+        kept=kept,
+        is_beyond=allowed & (all_held > times.memory_bytes),
     )

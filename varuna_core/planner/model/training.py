@@ -30,6 +30,8 @@ class TrainingModel:
     """Of a GPU's memory: context, kernels, communication buffers."""
     memory_share: float = 0.95
     """Of a GPU's memory that may be used: the allocator's holes need the rest."""
+    keeps_what_fits: bool = True
+    """It has `recompute: auto`."""
     data_s: float = 0.0
     """What a step waits for its samples."""
 
@@ -69,5 +71,6 @@ MEGATRON = TrainingModel(
     overlap_sends=False,
     overlap_reduction=False,
     split_messages=True,
+    keeps_what_fits=False,
 )
 """Megatron-LM of 2023 in fp16 with its local data parallel: sums and sends wait."""

@@ -149,9 +149,44 @@ FIGURES = (
     "output_bytes",
     "graph_bytes",
     "work_bytes",
+    "forward_host_s",
+    "backward_host_s",
+    "input_grad_host_s",
+    "weight_grad_host_s",
+    "recompute_host_s",
 )
-TIMES = FIGURES[:5]
-"""Those of actions, in seconds."""
+TIMES, HOST_TIMES = FIGURES[:5], FIGURES[-5:]
+"""Those of actions, in seconds: of the device, and of the host that launches its work."""
+FIGURE_OF = {
+    "F": "forward_s",
+    "f": "forward_s",
+    "R": "recompute_s",
+    "B": "backward_s",
+    "I": "input_grad_s",
+    "W": "weight_grad_s",
+}
+"""Which of them an action of a schedule takes of its segments."""
+
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How far measured times were from their medians: QUANTILES of the time over the median."""
+
+    rounds: tuple[float, ...]
+    """Of all that a rank measured in one turn: a machine that is slow or fast for a while."""
+    actions: tuple[tuple[float, ...], ...]
+    """Of each of TIMES, beside the others of its turn."""
+
+    def __post_init__(self) -> None:
+        if len(self.actions) != len(TIMES):
+            raise PlanningError(f"spread: {len(self.actions)} actions, expected {len(TIMES)}")
+        for row in (self.rounds, *self.actions):
+            grows = all(a <= b for a, b in zip((0.0, *row), (*row, float("inf")), strict=True))
+            if len(row) != len(QUANTILES) or not grows or row[-1] == float("inf"):
+                raise PlanningError(f"spread: {row}, expected {len(QUANTILES)} growing numbers")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +205,18 @@ class Cell:
     """What autograd keeps of one micro-batch until its backward."""
     work_bytes: tuple[float, ...]
     """The most that is held beyond that while the segment runs."""
+    forward_host_s: tuple[float, ...] = ()
+    """Zeros if not given: the device's time is the host's, or the host's is not known."""
+    backward_host_s: tuple[float, ...] = ()
+    input_grad_host_s: tuple[float, ...] = ()
+    weight_grad_host_s: tuple[float, ...] = ()
+    recompute_host_s: tuple[float, ...] = ()
     action_s: tuple[float, ...] = (0.0,) * len(TIMES)
     """Of each of TIMES: what the runtime adds to an action, however many segments it runs."""
+    action_host_s: tuple[float, ...] = (0.0,) * len(TIMES)
+    """The same of HOST_TIMES."""
+    spread: Spread | None = None
+    """None where it is not known: of estimates, and of profiles that were made before it was."""
     source: Source = "measured"
 
     def __post_init__(self) -> None:
@@ -179,10 +224,13 @@ class Cell:
         if not self.backward_s and len(self.input_grad_s) == len(self.weight_grad_s):
             both = tuple(map(sum, zip(self.input_grad_s, self.weight_grad_s, strict=True)))
             object.__setattr__(self, "backward_s", both)
-        if len(self.action_s) != len(TIMES) or not all(
-            0 <= s < float("inf") for s in self.action_s
-        ):
-            raise PlanningError(f"action_s: {self.action_s}, expected {len(TIMES)} of 0 or more")
+        for name in HOST_TIMES:
+            if not getattr(self, name):
+                object.__setattr__(self, name, (0.0,) * size)
+        for name in ("action_s", "action_host_s"):
+            values = getattr(self, name)
+            if len(values) != len(TIMES) or not all(0 <= s < float("inf") for s in values):
+                raise PlanningError(f"{name}: {values}, expected {len(TIMES)} of 0 or more")
         for name in FIGURES:
             values = getattr(self, name)
             if len(values) != size or not all(0 <= value < float("inf") for value in values):
@@ -364,4 +412,6 @@ def _mix(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Sourc
     if "estimate" in (low.source, high.source):
         label = "estimate"
     actions = tuple(map(mix, low.action_s, high.action_s))
-    return Cell(**figures, action_s=actions, source=label)
+    host = tuple(map(mix, low.action_host_s, high.action_host_s))
+    spread = (low if wanted - size < size2 - wanted else high).spread
+    return Cell(**figures, action_s=actions, action_host_s=host, spread=spread, source=label)

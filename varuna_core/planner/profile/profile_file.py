@@ -6,14 +6,16 @@
  "software": {"torch": "2.13.0", "cuda": "13.0"},
  "gpus": {"A100": {"memory_bytes": ..., "optimizer_s": {"1": [...]}, "cells":
            [{"micro_batch": 1, "tensor": 1, "source": "measured", "forward_s": [...], ...,
-             "action_s": {"forward_s": 0.0001, ...}}]}},
+             "action_s": {"forward_s": 0.0001, ...},
+             "spread": {"rounds": [0.98, 0.99, 1.0, 1.01, 1.03], "forward_s": [...], ...}}]}},
  "links": [{"from": "A100", "to": "A10", "where": "inter", "source": "measured",
             "points": [[1024, 2e-05], ...]}],
  "all_reduces": [{"gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}],
  "details": [{"gpu": "A10", "tensor": 1, ...}]}
 
 Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
-action costs by itself was in every segment's figures.
+action costs by itself was in every segment's figures. `spread` is there where it was measured, and
+`forward_host_s` and such, in cells and in `action_s`, where the host's time is not the device's.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from typing import Any
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import (
     FIGURES,
+    HOST_TIMES,
     TIMES,
     Cell,
     GpuProfile,
@@ -35,6 +38,7 @@ from varuna_core.planner.profile.profile import (
     Network,
     Profile,
     Source,
+    Spread,
     Tie,
 )
 from varuna_core.records.files import write_atomic
@@ -90,12 +94,33 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
                 "micro_batch": size,
                 "tensor": tensor,
                 "source": cell.source,
-                **{name: list(getattr(cell, name)) for name in FIGURES},
-                "action_s": dict(zip(TIMES, cell.action_s, strict=True)),
+                **{name: list(getattr(cell, name)) for name in _list_names(cell)},
+                "action_s": _render_actions(cell),
+                **_render_spread(cell.spread),
             }
             for (size, tensor), cell in sorted(gpu.cells.items())
         ],
     }
+
+
+def _list_names(cell: Cell) -> list[str]:
+    """Without the host's times where none are known."""
+    is_known = any(any(getattr(cell, name)) for name in HOST_TIMES)
+    return [name for name in FIGURES if is_known or name not in HOST_TIMES]
+
+
+def _render_actions(cell: Cell) -> dict[str, float]:
+    actions = dict(zip(TIMES, cell.action_s, strict=True))
+    if any(cell.action_host_s):
+        actions |= zip(HOST_TIMES, cell.action_host_s, strict=True)
+    return actions
+
+
+def _render_spread(spread: Spread | None) -> dict[str, Any]:
+    if spread is None:
+        return {}
+    rows = {"rounds": spread.rounds, **dict(zip(TIMES, spread.actions, strict=True))}
+    return {"spread": {name: list(row) for name, row in rows.items()}}
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -186,14 +211,18 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
     cells = {}
     for given in fields["cells"]:
         names = [name for name in FIGURES if not (is_old and name == "backward_s")]
+        names = [name for name in names if name in given or name not in HOST_TIMES]
         figures = {name: tuple(map(float, given[name])) for name in names}
         _check_size("cells", figures["forward_s"], model)
         if not is_old:
-            figures["action_s"] = tuple(float(given["action_s"][name]) for name in TIMES)
+            actions = given["action_s"]
+            figures["action_s"] = tuple(float(actions[name]) for name in TIMES)
+            figures["action_host_s"] = tuple(float(actions.get(name, 0)) for name in HOST_TIMES)
         key = int(given["micro_batch"]), int(given["tensor"])
         if min(key) < 1:
             raise PlanningError(f"a cell of micro-batch {key[0]}, tensor degree {key[1]}")
-        cells[key] = Cell(**figures, source=_parse_source(given))
+        spread = _parse_spread(given.get("spread"))
+        cells[key] = Cell(**figures, spread=spread, source=_parse_source(given))
     optimizer = {int(k): tuple(map(float, v)) for k, v in fields["optimizer_s"].items()}
     for times in optimizer.values():
         _check_size("optimizer_s", times, model)
@@ -208,6 +237,13 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
         optimizer_s=optimizer,
         optimizer_source=_parse_source({"source": fields.get("optimizer_source", "measured")}),
     )
+
+
+def _parse_spread(fields: Mapping[str, Any] | None) -> Spread | None:
+    if fields is None:
+        return None
+    rounds, *actions = (tuple(map(float, fields[name])) for name in ("rounds", *TIMES))
+    return Spread(rounds=rounds, actions=tuple(actions))
 
 
 def _parse_link(fields: Mapping[str, Any]) -> LinkTime:

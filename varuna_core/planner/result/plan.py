@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
-from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
+from varuna_core.planner.result.band import Band, build_chain, find_band
 from varuna_core.planner.search.search import Candidate, Proof, Searched
 from varuna_core.records.plan import Prediction
 from varuna_core.schedule.compiled import unlist_costs
@@ -33,6 +32,13 @@ class LayoutPlan:
     """What the figures are, as one word each: measured, interpolated, estimate."""
     price_per_hour: float | None
     """Of the nodes in use; None where one has no price."""
+    band: Band | None
+    """None where the spread of its figures is not known."""
+
+    @property
+    def step_s(self) -> float:
+        """The median of drawn steps, or of figures without a spread the one step that they make."""
+        return self.step.step_s if self.band is None else self.band.middle_s
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -47,14 +53,13 @@ class LayoutPlan:
 
     @property
     def price_per_step(self) -> float | None:
-        return (
-            None if self.price_per_hour is None else self.price_per_hour * self.step.step_s / 3600
-        )
+        return None if self.price_per_hour is None else self.price_per_hour * self.step_s / 3600
 
     def build_prediction(self) -> Prediction:
         """The part of plan.json that `vjob report` compares with the steps."""
         return Prediction(
-            step_s=self.step.step_s,
+            step_s=self.step_s,
+            band_s=() if self.band is None else (self.band.low_s, self.band.high_s),
             stage_s=tuple(stage.work_s for stage in self.step.stages),
             bubble_share=self.step.bubble_share,
             memory_mb=tuple(held / 1e6 for held in self.memory_bytes),
@@ -71,25 +76,28 @@ def build_plan(
     prices = [kinds[name].price_per_hour for name in candidate.placed.nodes]
     known = [price for price in prices if price is not None]
     step_costs = chain.build_costs(candidate.bounds)
+    compiled = chain.compile(candidate.bounds)
     column = step_costs.columns[0]
     sources = {source for stage in chain.stages for source in stage.times.sources}
     return LayoutPlan(
         candidate=candidate,
-        step=simulate_step(chain.compiled, step_costs),
+        step=simulate_step(compiled, step_costs),
         costs=unlist_costs(column.costs, column.hops),
-        memory_bytes=find_peaks(chain.compiled, chain.list_memory(candidate.bounds)),
+        memory_bytes=find_peaks(compiled, chain.list_memory(candidate.bounds)),
         limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
         sources=tuple(sorted(sources)),
         price_per_hour=sum(known) if len(known) == len(prices) else None,
+        band=find_band(chain, candidate.bounds),
     )
 
 
-def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
-    option = candidate.option
-    work = find_schedule_model(
-        option.schedule, len(candidate.placed.sites), option.num_microbatches, option.recompute
+def explain_simpler(searched: Searched) -> str:
+    """Why a simpler plan is chosen instead of the fastest."""
+    more = searched.chosen.step_s / searched.best.step_s - 1
+    return (
+        f"the simplest of the plans that the prediction does not tell from the fastest "
+        f"({searched.best.step_s:.4g} s a step; it takes {more:.1%} more)"
     )
-    return Chain(tables, option.shape, candidate.placed, work, least)
 
 
 def render_certificate(searched: Searched) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.profile import TIMES, Cell, GpuProfile, Profile, Where
+from varuna_core.planner.profile.profile import FIGURE_OF, TIMES, Cell, GpuProfile, Profile, Where
 from varuna_core.planner.result.sensitivity import scale_link
 
 Array = Any
@@ -26,15 +26,6 @@ DRAWN = 1e-3
 LEAST_SHARE, MOST_SHARE = 0.25, 4.0
 """Of the common factor, that a class may have: what is beyond that is noise of small segments."""
 
-FIGURE_OF = {
-    "F": "forward_s",
-    "f": "forward_s",
-    "R": "recompute_s",
-    "B": "backward_s",
-    "I": "input_grad_s",
-    "W": "weight_grad_s",
-}
-"""What is known of an action's segments."""
 STANDS_FOR = (
     ("recompute_s", "forward_s"),
     ("input_grad_s", "backward_s"),

@@ -17,6 +17,7 @@ from varuna_core.planner.model.cluster import Cluster
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.result.band import prefer_simpler
 from varuna_core.planner.search.search import Candidate, Search, Searched
 from varuna_core.planner.search.space import Wishes
 
@@ -48,11 +49,15 @@ def search_or_explain(
     limit_s: float,
     may_have_zero_3: bool = False,
 ) -> Searched:
-    """Run the search; a refusal comes with its reasons, and with a plan that would do."""
+    """Run the search, and prefer a simpler plan that is not told from the best.
+
+    A refusal comes with its reasons, and with a plan that would do.
+    """
     impossible = find_impossible(profile, cluster, wishes)
     try:
         if not impossible:
-            return Search(profile, training, cluster, wishes, limit_s=limit_s).run()
+            question = Search(profile, training, cluster, wishes, limit_s=limit_s)
+            return prefer_simpler(question, question.run())
     except MissingData:
         raise
     except PlanningError as error:

@@ -14,7 +14,7 @@ from typing import Any
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import TIMES, Cell, LinkTime, Profile
-from varuna_core.planner.result.plan import build_chain
+from varuna_core.planner.result.band import build_chain
 from varuna_core.planner.search.partition import improve
 from varuna_core.planner.search.search import Candidate
 

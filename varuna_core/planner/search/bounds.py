@@ -266,6 +266,29 @@ class Floors:
             bound = np.maximum(bound, windows.once + crossings * hop + factor * slowest)
         return bound + data_s + np.where(stages > each, tie, 0.0)
 
+    def may_recompute(
+        self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
+    ) -> Array:
+        """By row of counts whether a stage that takes no longer than `limit` may hold more than it
+        can keep; else `recompute: auto` is as none."""
+        shape, m = option.shape, option.num_microbatches
+        fixed, stages = self.tables.find_fixed(shape), counts.sum(axis=1)
+        least = np.full(len(columns), np.inf)
+        for at, kinds in enumerate(columns):
+            times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
+            sent = self.tables.find_outputs(kinds[0], shape.micro_batch, shape.tensor)
+            graph = times.graph_bytes + sent[None, :]
+            room = times.memory_bytes - fixed - times.work_bytes
+            runs = np.triu(np.ones(graph.shape, dtype=bool), 1)
+            runs &= (m * _add_up(times.by_name) <= limit) & (room >= 0) & (graph > 0)
+            least[at] = (room[runs] / graph[runs]).min(initial=np.inf)
+        # A stage runs ahead by as many forwards as there are stages, and by no more than there are.
+        kind = SCHEDULES[option.schedule]
+        ahead = np.full(len(counts), m) if kind.gradients_last else np.minimum(stages, m)
+        needed = np.where(counts > 0, least[None, :], np.inf).min(axis=1, initial=np.inf)
+        found: Array = ahead > needed * (1 - ROUNDING)
+        return found
+
     def _find_slowest(self, windows: _Windows, counts: Array) -> Array:
         """The least limit within which the places hold all segments; by halves where many are."""
         limits = np.append(windows.limits, np.inf)
@@ -397,6 +420,10 @@ class Floors:
             own = {n: m.diagonal(1) - times.action[n] for n, m in times.by_name.items()}
             once.append(_add_up(own))
             ratios += [_find_share(own), _find_share(times.action)]
+            if times.host:  # it may be added, and never takes from the device's times
+                actions = times.host_action
+                launches = {n: m.diagonal(1) - actions[n] for n, m in times.host.items()}
+                ratios += [_find_share(launches), _find_share(actions)]
         every = np.unique(np.concatenate(windows + spared))
         limits = every[np.isfinite(every)]
         held, more = _count_held(windows, limits), _count_held(spared, limits)

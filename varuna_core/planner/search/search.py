@@ -77,10 +77,16 @@ class Searched:
     num_placements: int
     """Looked into; the floors spoke for the others."""
     took_s: float
+    simpler: Candidate | None = None
+    """A plan that is preferred to the best one: simpler, and not told from it in time."""
 
     @property
     def best(self) -> Candidate:
         return self.candidates[0]
+
+    @property
+    def chosen(self) -> Candidate:
+        return self.simpler or self.best
 
     @property
     def bound_s(self) -> float:
@@ -101,10 +107,21 @@ DIVE_SHARE = 0.3
 """Of the time limit, that may pass before anything is ruled out."""
 PROMISING = 1.05
 """A first partition is improved if it takes no more than the best plan times this."""
+MOST_LOOKS = 200
+"""Placements that are looked into for a simpler plan."""
+BEYOND = 1.2
+"""Of the best plan's time, up to which options are kept for a simpler plan."""
+FEW_NODES = 2_000
+"""Of branch and bound, for each of these."""
 MOST_NODES = 20_000
 """Of one placement's branch and bound, at first; eight times as many in each round that follows."""
 _Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
 """An option; its kinds of places; in rows the stages on each; what each row is not below."""
+
+
+def measure_simplicity(candidate: Candidate) -> tuple[int, ...]:
+    """The smaller, the simpler."""
+    return candidate.option.measure_simplicity(len(candidate.placed.sites))
 
 
 class _Counts(NamedTuple):
@@ -120,6 +137,8 @@ class _Sharp(NamedTuple):
     """A chain whose bound was found cell by cell."""
 
     chain: Chain
+    nodes: int
+    """Of branch and bound, the next time."""
 
 
 class Search:
@@ -150,6 +169,8 @@ class Search:
         self.open = float("inf")
         """The least bound of what is not proved."""
         self.num_placements = 0
+        self.listed: list[_Floor] = []
+        """The floors of the last class of placements."""
 
     def run(self) -> Searched:
         """PlanningError if nothing fits."""
@@ -167,7 +188,9 @@ class Search:
         if not self.found:
             raise PlanningError(self._say_nothing_fits())
         return Searched(
-            candidates=tuple(sorted(self.found.values(), key=lambda one: one.step_s)),
+            candidates=tuple(
+                sorted(self.found.values(), key=lambda one: (one.step_s, measure_simplicity(one)))
+            ),
             proofs=tuple(proofs),
             num_options=len(self.options),
             num_placements=self.num_placements,
@@ -179,25 +202,55 @@ class Search:
         is_last = tier == self.placements.tiers[-1]
         until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
         floors = self._list_floors(tier)
-        self._dive(floors)
-        looked = self._look(tier, floors, until)
-        pending = [(bound, at, (option, chain)) for at, (bound, option, chain) in enumerate(looked)]
-        nodes = MOST_NODES
-        while pending:
-            left = []
-            for bound, at, one in sorted(pending, key=lambda row: row[:2]):
-                if not bound < self.best_s * (1 - CLOSE):
-                    break
-                if self.clock() > until:
-                    self.open = min(self.open, bound)
-                    break
-                proved = max(bound, self._prove(*one, nodes, until))
-                if proved < self.best_s * (1 - 2 * CLOSE):
-                    left.append((proved, at, one))
-            pending, nodes = left, 8 * nodes
-            if self.clock() > until:
-                self.open = min([self.open, *(bound for bound, _, _ in pending)])
-                return
+        later = [one for one in floors if one[0].recompute == "auto"]
+        self._dive([one for one in floors if one[0].recompute != "auto"])
+        for option, columns, counts, floor in later:
+            needs = self.floors.may_recompute(option, columns, counts, self.best_s * BEYOND)
+            floor[~needs] = np.inf
+        self._dive(later)
+        self.listed = floors
+        self._look(tier, floors, until)
+
+    def find_simplest(self, limit_s: float) -> Candidate:
+        """The simplest plan that takes no longer, and of as simple ones the fastest; after `run`.
+
+        A count of looks ends it, not the clock: what is chosen is the same each time.
+        """
+        known = [one for one in self.found.values() if one.step_s <= limit_s]
+        best = min(known, key=lambda one: (measure_simplicity(one), one.step_s))
+        rows = []
+        for number, (option, _, counts, floor) in enumerate(self.listed):
+            totals = counts.sum(axis=1)
+            for at in map(int, np.flatnonzero(floor <= limit_s)):
+                key = option.measure_simplicity(int(totals[at]))
+                rows.append((key, float(floor[at]), number, at))
+        looks = 0
+        for key, _, number, at in sorted(rows):
+            if key > measure_simplicity(best) or looks > MOST_LOOKS:
+                break
+            option, _, counts, _ = self.listed[number]
+            row = tuple(int(n) for n in counts[at])
+            for chain in self._make_chains(option, row, limit_s):
+                if chain.bound > limit_s:
+                    continue
+                looks += 1
+                found = self._find_within(option, chain, limit_s)
+                if found is not None:
+                    pair = best, found
+                    best = min(pair, key=lambda one: (measure_simplicity(one), one.step_s))
+        return best
+
+    def _find_within(self, option: Option, chain: Chain, limit_s: float) -> Candidate | None:
+        """The chain's plan, if it takes no longer."""
+        if self.wishes.partition is None:
+            beyond = limit_s * (1 + CLOSE)
+            found = find_partition(chain, incumbent=beyond, max_nodes=FEW_NODES)
+            bounds, step_s = (None, 0.0) if found is None else (found.bounds, found.step_s)
+        else:
+            bounds, step_s = self._improve(chain)
+        if bounds is None or step_s > limit_s:
+            return None
+        return Candidate(option=option, placed=chain.placed, bounds=bounds, step_s=step_s)
 
     def _list_floors(self, tier: Tier) -> list[_Floor]:
         """Each option's counts with their floors, the most promising option first."""
@@ -230,13 +283,12 @@ class Search:
                 if chain.bound < self.best_s * (1 - CLOSE):
                     self._time(option, chain)
 
-    def _look(
-        self, tier: Tier, floors: Sequence[_Floor], until: float
-    ) -> list[tuple[float, Option, Chain]]:
-        """The chains whose bounds are below the best plan, and plans on the way to them.
+    def _look(self, tier: Tier, floors: Sequence[_Floor], until: float) -> None:
+        """Look into all that may be below the best plan, and prove that nothing is.
 
-        Always what has the least bound comes next: counts give way to their placements, and a
-        placement's first partition is timed, and improved if it comes near the best plan.
+        Always what has the least bound comes next: counts give way to their placements, a
+        placement's first partition is timed, and improved if it comes near the best plan; then its
+        partitions are ruled out, with eight times the effort each time that it comes back.
         """
         turns = itertools.count()
         heap: list[tuple[float, int, _Counts | Chain | _Sharp, Option]] = []
@@ -255,36 +307,46 @@ class Search:
                     sharp = self.floors.sharpen(option, columns, counts, self.best_s)
                     floor = np.maximum(floor, sharp)
                 push_counts(option, counts, floor, np.argsort(floor, kind="stable"), 0)
-        open_chains = []
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):
             bound, _, one, option = heapq.heappop(heap)
             if self.clock() > until:
                 self.open = min(self.open, bound)
                 break
             if isinstance(one, _Sharp):
-                open_chains.append((bound, option, one.chain))
-                self._time(option, one.chain)
+                if one.nodes == MOST_NODES:
+                    self._time(option, one.chain)
+                proved = max(bound, self._prove(option, one.chain, one.nodes, until))
+                if proved < self.best_s * (1 - 2 * CLOSE):
+                    again = _Sharp(one.chain, 8 * one.nodes)
+                    heapq.heappush(heap, (proved, next(turns), again, option))
                 continue
             if isinstance(one, Chain):
-                sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
+                sharp = bound
+                if np.isfinite(self.best_s):  # else nothing is ruled out yet
+                    sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
                 if sharp < self.best_s * (1 - CLOSE):
-                    heapq.heappush(heap, (sharp, next(turns), _Sharp(one), option))
+                    heapq.heappush(heap, (sharp, next(turns), _Sharp(one, MOST_NODES), option))
                 continue
             counts, floor, order, at = one
             push_counts(option, counts, floor, order, at + 1)
             for chain in self._make_chains(option, tuple(int(n) for n in counts[order[at]])):
                 if chain.bound < self.best_s * (1 - CLOSE):
                     heapq.heappush(heap, (chain.bound, next(turns), chain, option))
-        return open_chains
 
-    def _make_chains(self, option: Option, counts: tuple[int, ...]) -> Iterator[Chain]:
+    def _make_chains(
+        self, option: Option, counts: tuple[int, ...], limit: float | None = None
+    ) -> Iterator[Chain]:
+        """Those that may take no longer than `limit`, which is the best plan's time."""
         shape = option.shape
+        limit = self.best_s if limit is None else limit
         work = find_schedule_model(
             option.schedule, sum(counts), option.num_microbatches, option.recompute
         )
         for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
             self.num_placements += 1
-            yield Chain(self.tables, shape, placed, work, self.wishes.least)
+            chain = Chain(self.tables, shape, placed, work, self.wishes.least)
+            if option.recompute != "auto" or chain.may_recompute(limit):  # else it is as with none
+                yield chain
 
     def _time(self, option: Option, chain: Chain) -> None:
         if self.wishes.partition is None:

@@ -35,6 +35,11 @@ SEARCHED = ("1f1b", "gpipe", "varuna")
 """Looked through unless the conf names a schedule: those whose order depends on no costs."""
 
 
+PLAIN = ("1f1b", "gpipe")
+"""Schedules from the simplest on: of 1f1b the least is held at once. Others are less simple."""
+RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "auto")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wishes:
     """Keys that are fixed; None leaves them to the search."""
@@ -58,15 +63,23 @@ class Option:
 
     shape: Shape
     schedule: str
-    recompute: Literal["none", "full"]
+    recompute: Recompute
     num_microbatches: int
+
+    def measure_simplicity(self, stages: int) -> tuple[int, ...]:
+        """The smaller, the simpler: ranks of a replica, then what each of them has to do."""
+        return (
+            stages * self.shape.tensor,
+            RECOMPUTES.index(self.recompute),
+            self.shape.zero,
+            PLAIN.index(self.schedule) if self.schedule in PLAIN else len(PLAIN),
+        )
 
     def __str__(self) -> str:
         shape = self.shape
         words = f"{self.schedule}, {shape.replicas} replicas, tensor {shape.tensor}"
         words += f", micro-batch {shape.micro_batch}"
-        if self.recompute == "full":
-            words += ", recompute"
+        words += {"none": "", "full": ", recompute", "auto": ", recompute auto"}[self.recompute]
         return words + (f", zero {shape.zero}" if shape.zero else "")
 
 
@@ -89,7 +102,7 @@ def list_options(
     known = (*SEARCHED, *others)
     if wishes.schedule and wishes.schedule not in known:
         raise PlanningError(f"schedule {wishes.schedule!r} is not planned; {', '.join(known)} are")
-    ways: list[Literal["none", "full"]] = ["none", "full"]
+    ways = [way for way in RECOMPUTES if way != "auto" or training.keeps_what_fits]
     if wishes.recompute in ("none", "full"):
         ways = [wishes.recompute]
     elif wishes.recompute == "auto":
@@ -111,6 +124,8 @@ def list_options(
         if not number:
             continue
         for schedule, way, zero in itertools.product(schedules, ways, zeros):
+            if way == "auto" and (zero == 3 or not _may_keep_what_fits(schedule, wishes)):
+                continue  # with zero 3 the runtime keeps all
             always = SCHEDULES[schedule].recomputes
             if always != (way == "full") and always:
                 if wishes.recompute != "none" or wishes.schedule is None:
@@ -130,6 +145,15 @@ def list_options(
             f"{_say('micro_batch', micro_batches)}"
         )
     return options
+
+
+def _may_keep_what_fits(schedule: str, wishes: Wishes) -> bool:
+    """`recompute: auto` is planned where memory does not change the order of actions, and of these
+    schedules 1f1b, which holds least, unless another is asked for."""
+    kind = SCHEDULES[schedule]
+    if kind.recomputes or kind.count_ahead is None:
+        return False
+    return schedule in (PLAIN[0], wishes.schedule)
 
 
 def _choose(name: str, wish: int | None, allowed: Sequence[int]) -> list[int]:

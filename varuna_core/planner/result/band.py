@@ -1,0 +1,102 @@
+"""How sure a predicted step is: steps drawn from the spread of the measured actions.
+
+```
+a drawn step   F x 0.98   F x 1.03   B x 1.00 ...    each action by its kind's quantiles
+               all of them x 1.02                    the machine, slow or fast for a while
+the band       5 and 95 of 100 drawn steps, and UNEXPLAINED on both sides
+```
+
+Two plans meet the same slow machine, so what tells them apart is narrower: the same without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from varuna_core.planner.model.chain import Bounds, Chain
+from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.tables import Array, Tables
+from varuna_core.planner.profile.profile import FIGURE_OF, QUANTILES, TIMES, Spread
+from varuna_core.planner.search.search import Candidate, Search, Searched, measure_simplicity
+from varuna_core.schedule.compiled import KINDS
+
+UNEXPLAINED = 0.03
+"""Of a step: what is left where actions hardly vary. 13 of the 14 layouts of timed waits of
+benchmarks/results/simulator.md were within it."""
+DRAWS = 200
+MOST_FACTORS = 4_000_000
+"""Of a long schedule fewer steps are drawn, but FEWEST."""
+FEWEST = 40
+SEED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """A step is expected between two times in nine of ten cases."""
+
+    low_s: float
+    middle_s: float
+    """The median."""
+    high_s: float
+    apart: float
+    """Share of a step by which another plan's must differ, to be told from it."""
+
+
+def find_band(chain: Chain, bounds: Bounds) -> Band | None:
+    """None where the spread is not known, or times are estimates."""
+    spreads = [stage.times.spread for stage in chain.stages]
+    known = [spread for spread in spreads if spread is not None]
+    if len(known) < len(spreads) or any("estimate" in s.times.sources for s in chain.stages):
+        return None
+    factors, rounds = _draw_factors(chain, known)
+    partitions = np.repeat([bounds], len(rounds), axis=0)
+    steps = chain.find_steps(partitions, factors)
+    middle, high = np.quantile(steps, [0.5, QUANTILES[-1]])
+    low_s, high_s = np.quantile(
+        chain.find_steps(partitions, factors * rounds), [QUANTILES[0], QUANTILES[-1]]
+    )
+    return Band(
+        low_s=float(low_s) * (1 - UNEXPLAINED),
+        middle_s=float(middle),
+        high_s=float(high_s) * (1 + UNEXPLAINED),
+        apart=float(high / middle) - 1 + UNEXPLAINED,
+    )
+
+
+def prefer_simpler(question: Search, searched: Searched) -> Searched:
+    """With the simplest plan that is not told from the best one, if that is simpler."""
+    best = searched.best
+    chain = build_chain(question.tables, best, question.wishes.least)
+    band = find_band(chain, best.bounds)
+    if band is None:
+        return searched
+    chosen = question.find_simplest(best.step_s * (1 + band.apart))
+    is_simpler = measure_simplicity(chosen) < measure_simplicity(best)
+    return replace(searched, simpler=chosen if is_simpler else None)
+
+
+def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
+    """Of each action in each drawn step, and of all actions of each."""
+    ops = chain.compiled.ops
+    count = max(FEWEST, min(DRAWS, MOST_FACTORS // max(1, len(ops))))
+    draw = np.random.default_rng(SEED)
+    factors = draw.random((len(ops), count))
+    kinds, stages = np.divmod([op[1] for op in ops], chain.num_stages)
+    for kind, stage in {(int(k), int(s)) for k, s in zip(kinds, stages, strict=True)}:
+        own = (kinds == kind) & (stages == stage)
+        quantiles = spreads[stage].actions[TIMES.index(FIGURE_OF[KINDS[kind]])]
+        factors[own] = np.interp(factors[own], QUANTILES, quantiles)
+    # One draw for all: the stage with the widest spread says how far.
+    widest = max(spreads, key=lambda spread: spread.rounds[-1] - spread.rounds[0])
+    return factors, np.interp(draw.random(count), QUANTILES, widest.rounds)
+
+
+def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
+    """The chain that a candidate is a partition of."""
+    option = candidate.option
+    work = find_schedule_model(
+        option.schedule, len(candidate.placed.sites), option.num_microbatches, option.recompute
+    )
+    return Chain(tables, option.shape, candidate.placed, work, least)
