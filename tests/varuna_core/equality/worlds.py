@@ -20,8 +20,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from tests.ranks.process_pool import Order
-from tests.ranks.start import OWN_ENVIRONMENT, Rank, start_rank
+from tests.ranks.start import OWN_ENVIRONMENT, Rank, build_order, start_rank
 from tests.varuna_core.equality.spec import Layout, Spec, dump
 
 HANG_S = 40.0
@@ -96,9 +95,7 @@ class _World:
             words = [str(self.folder), str(rank), str(self.size)]
             module = "tests.ranks.equality_rank"
             environment = {**os.environ, **OWN_ENVIRONMENT}
-            self.ranks.append(
-                start_rank(Order(module=module, arguments=words, environment=environment))
-            )
+            self.ranks.append(start_rank(build_order(module, words, environment)))
         found = {}
         for _ in range(self.size):
             line = listener.accept()
