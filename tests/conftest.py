@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-# Hundreds of processes start from this tree: without compiled modules each compiles them anew, and
+# Hundreds of processes start from this tree: without compiled modules each compiles them again, and
 # pytest rewrites the assertions of every test in each of its own.
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False

@@ -71,7 +71,7 @@ WHAT_IT_SAYS = """\
 Profile and steps take turns in the same processes; medians of both. Actions: those of all ranks of
 a replica in one traced step. A prediction is the median of steps drawn from the spread of the
 profiles, its band holds nine of ten; "again" is how far the rounds' own medians of a layout are
-apart. Chosen is, as by the planner, the simplest of what is not told from the fastest. Real
+apart. Chosen is, as by the planner, the simplest within the band of the fastest. Real
 arithmetic says something only where nobody else uses the cores; timed waits suffer less."""
 STEPS = 2
 """Of a layout in a round, after one that is not counted."""

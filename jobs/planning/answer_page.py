@@ -64,8 +64,8 @@ def _format_best(answer: Answer) -> Iterator[str]:
     if plan.band is not None:
         yield (
             f"  nine steps of ten are expected to take {plan.band.low_s:.4g} to "
-            f"{plan.band.high_s:.4g} s; what differs by less than {plan.band.apart:.1%} is not "
-            "told apart"
+            f"{plan.band.high_s:.4g} s; plans that differ by less than {plan.band.apart:.1%} "
+            "count as equally fast"
         )
     parts = [f"{name} {took:.4g}" for name, took in list_parts(plan).items() if took > 0]
     yield f"  {' + '.join(parts)} s; bubble {100 * step.bubble_share:.1f} %"

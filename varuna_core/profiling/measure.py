@@ -38,8 +38,8 @@ from varuna_core.records.layout import parse_stage_map
 from varuna_core.runtime.comm.failure import close_group, is_connection_error
 from varuna_core.runtime.comm.links import connect_sharing
 from varuna_core.runtime.comm.values import sign
-from varuna_core.runtime.engine.graph_memory import USABLE
 from varuna_core.runtime.split.split import Split
+from varuna_core.schedule.recompute import USABLE
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding

@@ -20,6 +20,8 @@ FORWARDS = ("F", "f")
 """What makes an activation to send."""
 BACKWARDS = ("B", "I")
 """What makes a gradient to send."""
+COPIES: tuple[Kind, ...] = ("O", "L")
+"""What moves a graph and computes nothing."""
 
 _SPELLING = re.compile(r"(\d+)([FfRBIWOL])(\d+)")
 

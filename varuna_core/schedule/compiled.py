@@ -19,14 +19,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Kind, Schedule, ScheduleError
+from varuna_core.schedule.actions import (
+    BACKWARDS,
+    COPIES,
+    FORWARDS,
+    Action,
+    Kind,
+    Schedule,
+    ScheduleError,
+)
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.held import follow_held
 from varuna_core.schedule.order import walk
 
 KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
 """Work. The planner lists costs by these alone: its schedules offload nothing."""
-COPIES: tuple[Kind, ...] = ("O", "L")
 _INDEX = {kind: index for index, kind in enumerate((*KINDS, *COPIES))}
 Counts = tuple[int, ...]
 """Of one rank at one moment: graphs held and inputs held, in turn, of each of its stages."""

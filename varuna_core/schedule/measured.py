@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from varuna_core.schedule.actions import Kind
+from varuna_core.schedule.actions import COPIES, Kind
 from varuna_core.schedule.costs import Costs
 
 WORK: tuple[Kind, ...] = ("F", "R", "B", "I", "W")
 """`f` counts as `F`."""
-COPIES: tuple[Kind, ...] = ("O", "L")
 MEASURED = (*WORK, *COPIES)
 
 MOVED, MOST_MOVED = 0.1, 0.4

@@ -27,6 +27,9 @@ from varuna_core.schedule.held import follow_held
 
 Recompute = Literal["none", "full", "auto", "selective", "offload"]
 """`selective` is `full` to a schedule: an `f` then keeps more, and its `R` takes less time."""
+USABLE = 0.9
+"""Of a GPU's free memory, with `auto`: the allocator cannot use all of it, and layers need room to
+work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

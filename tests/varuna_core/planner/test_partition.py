@@ -12,14 +12,13 @@ import pytest
 
 from tests.varuna_core.planner.profiles import make_chain
 from varuna_core.planner.model.chain import Bounds, Chain
-from varuna_core.planner.model.kept import USABLE
 from varuna_core.planner.model.step import ActionCosts, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.search.bounds import Cells
 from varuna_core.planner.search.partition import find_partition, is_allowed
 from varuna_core.schedule.actions import Schedule, ScheduleError
 from varuna_core.schedule.compiled import Compiled, simulate, unlist_costs
-from varuna_core.schedule.recompute import Memory, apply_recompute, measure_memory
+from varuna_core.schedule.recompute import USABLE, Memory, apply_recompute, measure_memory
 
 INSTANCES = 2000
 

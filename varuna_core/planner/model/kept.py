@@ -20,9 +20,6 @@ from varuna_core.schedule.actions import Action, Schedule, ScheduleError
 from varuna_core.schedule.recompute import Memory, apply_recompute
 
 Array = Any
-USABLE = 0.9
-"""Of what is free beside weights, gradients and optimizer: as
-varuna_core/runtime/engine/graph_memory.py shares it out."""
 Known = dict[Any, "frozenset[int] | None"]
 """By forwards ahead, micro-batches and what fits: those that are recomputed; None if not even that
 fits."""

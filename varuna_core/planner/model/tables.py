@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.model.cluster import Boundary, StageSite
-from varuna_core.planner.model.kept import USABLE, Kept, Known, find_kept
+from varuna_core.planner.model.kept import Kept, Known, find_kept
 from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
 from varuna_core.planner.model.training import TrainingModel
@@ -30,6 +30,7 @@ from varuna_core.planner.profile.profile import (
     Spread,
 )
 from varuna_core.schedule.compiled import KINDS
+from varuna_core.schedule.recompute import USABLE
 
 Array = Any
 STAGE_BYTES = 60

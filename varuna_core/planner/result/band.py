@@ -6,7 +6,7 @@ a drawn step   F x 0.98   F x 1.03   B x 1.00 ...    each action by its kind's q
 the band       5 and 95 of 100 drawn steps, and UNEXPLAINED on both sides
 ```
 
-Two plans meet the same slow machine, so what tells them apart is narrower: the same without it.
+Two plans meet the same slow machine, so they are compared by a narrower band: the same without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Band:
     """The median."""
     high_s: float
     apart: float
-    """Share of a step by which another plan's must differ, to be told from it."""
+    """Share of a step by which another plan's must differ to count as another time."""
 
 
 def find_band(chain: Chain, bounds: Bounds) -> Band | None:
@@ -66,7 +66,7 @@ def find_band(chain: Chain, bounds: Bounds) -> Band | None:
 
 
 def prefer_simpler(question: Search, searched: Searched) -> Searched:
-    """With the simplest plan that is not told from the best one, if that is simpler."""
+    """With the simplest plan within the band of the best one, if that is simpler."""
     best = searched.best
     chain = build_chain(question.tables, best, question.wishes.least)
     band = find_band(chain, best.bounds)

@@ -49,7 +49,7 @@ def search_or_explain(
     limit_s: float,
     may_have_zero_3: bool = False,
 ) -> Searched:
-    """Run the search, and prefer a simpler plan that is not told from the best.
+    """Run the search, and prefer a simpler plan within the band of the best.
 
     A refusal comes with its reasons, and with a plan that would do.
     """

@@ -78,7 +78,7 @@ class Searched:
     """Looked into; the floors spoke for the others."""
     took_s: float
     simpler: Candidate | None = None
-    """A plan that is preferred to the best one: simpler, and not told from it in time."""
+    """A plan that is preferred to the best one: simpler, and within the band of its time."""
 
     @property
     def best(self) -> Candidate:

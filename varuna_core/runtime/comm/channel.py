@@ -87,7 +87,7 @@ class ReceivingEnd(Protocol):
 
     @property
     def descriptors(self) -> Sequence[int]:
-        """What tells that a message has come; none where a thread does."""
+        """Ready to read when a message has come; none where a thread waits for it."""
 
     def is_there(self) -> bool:
         """True if `take` would not wait."""
@@ -105,7 +105,7 @@ class ReceivingEnd(Protocol):
         """The sender is not to wait for a rank that failed."""
 
     def end(self, limit_s: float) -> None:
-        """Let go of the channel after `close` of the way back."""
+        """Free the channel, after `close` of the way back."""
 
 
 class Arrivals:
@@ -196,7 +196,7 @@ def describe_message(
 
 
 def describe_layout(layout: MessageLayout) -> bytes:
-    """The text that tells the receiver."""
+    """The text that describes it to the receiver."""
     shown = None if layout.structure is None else [layout.structure.show(HOLE)]
     return spell([layout.specs, shown])
 

@@ -8,7 +8,7 @@ A message is two copies and no thread. Entries and slots lie in a memfd: it has 
 of /dev/shm, is as large as its pages that were written, and is gone with its processes, however
 they end. The bells are eventfds, which count: as many messages are there as the bell has rung, so
 each side reads only what the other one had written before a system call of its own. A rank that
-waits sleeps until the bell rings or the peer has gone, which a socket between the two tells: they
+waits sleeps until the bell rings or the peer has gone, which a socket between the two shows: they
 met through it (`meet`).
 
 Slots are made as they are needed. So a send waits for one thing, that fewer than `capacity`
@@ -129,7 +129,7 @@ class Lane:
 
 
 class Line:
-    """The socket between two ranks of one host, which tells each that the other one has gone."""
+    """The socket between two ranks of one host, which shows each that the other one has gone."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -382,11 +382,11 @@ class MemoryReceiver:
         """The sender's end counts what is unread."""
 
     def discard(self) -> None:
-        """The sender is not to wait for a rank that failed, and has been told."""
+        """The sender is not to wait for a rank that failed, and knows of it."""
         self.end()
 
     def end(self, limit_s: float = 0.0) -> None:
-        """Let go of what the channel and its way back hold."""
+        """Free what the channel and its way back hold."""
         self.line.close()
         self.lane.close()
 

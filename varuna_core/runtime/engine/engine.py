@@ -4,7 +4,7 @@
 F  take an activation, forward, send        f  the same, without a graph
 R  forward again, with a graph              B  take a gradient, backward, send
 I  as B, weight gradients put off           W  make those
-O  let the graph of an F leave the memory   L  bring it back
+O  copy the graph of an F out of memory     L  copy it back
 ```
 
 The loss is summed on its device and not read; a TokenMean's sums and counts are, each by itself.

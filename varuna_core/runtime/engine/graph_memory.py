@@ -19,10 +19,7 @@ from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing, tensors_of
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.split.stage import Stage
-from varuna_core.schedule.recompute import Memory
-
-# Of a GPU's free memory: the allocator cannot use all of it, and layers need room to work.
-USABLE = 0.9
+from varuna_core.schedule.recompute import USABLE, Memory
 
 
 class GraphMeter:

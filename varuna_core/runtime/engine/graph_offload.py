@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from varuna_core.checkpoint.format.entries import view_bytes
+
 # The places.
 
 
@@ -116,7 +118,7 @@ class FileCopies:
         self.sizes = [len(memory) for memory in memories]
         try:
             for memory in memories:
-                rest = memoryview(memory.numpy())  # type: ignore[arg-type]  # numpy: a buffer
+                rest = view_bytes(memory)
                 while rest:
                     rest = rest[file.write(rest) :]
         except OSError as error:
@@ -130,7 +132,7 @@ class FileCopies:
         memories = [torch.empty(size, dtype=torch.uint8) for size in self.sizes]
         self.file.seek(0)
         for memory in memories:
-            rest = memoryview(memory.numpy())  # type: ignore[arg-type]  # numpy: a buffer
+            rest = view_bytes(memory)
             while rest:
                 rest = rest[self.file.readinto(rest) :]
         self.file.close()
@@ -214,7 +216,7 @@ class SavedGraph:
         return saved
 
     def offload(self, place: Place) -> None:
-        """Copy the graph, and let its memory go."""
+        """Copy the graph, and free its memory."""
         for saved in [found for ref in self._saved if (found := ref()) is not None]:
             assert saved.tensor is not None
             saved.rebuild = self._take(saved.tensor)
