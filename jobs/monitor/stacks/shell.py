@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 
 from varuna_core.launch.machines import parse_machine
@@ -19,9 +20,10 @@ from varuna_core.records.plan import Plan, read_plan
 from vjob.jobs import process
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, expect_here, find_running, list_hosts
-from vjob.jobs.runs.find import RunView
+from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import slurm_commands as slurm
+from vjob.jobs.schedulers.slurm_commands import JobInfo
 
 
 def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
@@ -62,15 +64,22 @@ def build_step(
     view: RunView, plan: Plan, index: int, host: str, command: Sequence[str]
 ) -> list[str]:
     """A step beside the job's own, which takes nothing of what that one has."""
-    for info in (*view.infos, *view.joined):
-        if host not in slurm.expand_nodes(info.nodes):
-            continue
-        words = ["srun", f"--jobid={info.leader}"]
-        words += [f"--het-group={info.component}"] if "+" in info.id else []
-        words += ["--overlap", "--mem=0", "--cpu-bind=none", "--nodes=1", "--ntasks=1"]
-        words += [f"--nodelist={host}", f"--export=ALL,VJOB_GROUP={plan.node(index).group.name}"]
-        return [*words, *(["--pty"] if sys.stdin.isatty() else []), *command]
-    raise InputError(f"{host} is in none of the run's jobs now")
+    info = _find_job(view, host)
+    if info is None:  # what Slurm said last may be older than the job's start
+        info = _find_job(view_run(view.run, after=time.time()), host)
+    if info is None:
+        raise InputError(f"{host} is in none of the run's jobs now")
+    words = ["srun", f"--jobid={info.leader}"]
+    words += [f"--het-group={info.component}"] if "+" in info.id else []
+    words += ["--overlap", "--mem=0", "--cpu-bind=none", "--nodes=1", "--ntasks=1"]
+    words += [f"--nodelist={host}", f"--export=ALL,VJOB_GROUP={plan.node(index).group.name}"]
+    return [*words, *(["--pty"] if sys.stdin.isatty() else []), *command]
+
+
+def _find_job(view: RunView, host: str) -> JobInfo | None:
+    """The job, or the part of one, that has the node."""
+    infos = (*view.infos, *view.joined)
+    return next((info for info in infos if host in slurm.expand_nodes(info.nodes)), None)
 
 
 def build_over_ssh(view: RunView, host: str, command: Sequence[str]) -> list[str]:
