@@ -456,7 +456,9 @@ class CheckpointWriter:
         if self.keep is None:
             return
         spare = self._owner.keep(self.keep, done)
-        if spare:
+        if self._background:  # this is beside training already
+            _delete(spare)
+        elif spare:
             self._end_deleting()
             self._deleting = threading.Thread(target=_delete, args=(spare,), name="deletes")
             self._deleting.start()
