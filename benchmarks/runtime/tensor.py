@@ -161,8 +161,8 @@ def main() -> None:
     middle = {name: statistics.median(found) for name, found in seconds.items()}
     counts = {name: count(step) for name, step in steps.items()}
     counted = "\n".join(
-        f"| {what} | {ours} | {counts['by hand'][what]} | {COUNT_BOUND} | "
-        f"{ours / counts['by hand'][what]:.3f} |"
+        f"| {what} | {ours} | {counts['by hand'][what]} | "
+        f"{ours / counts['by hand'][what]:.3f} | {COUNT_BOUND} |"
         for what, ours in counts["ours"].items()
     )
     words = "CPU seconds of both processes" if options.cpu else "seconds of the slower process"
@@ -187,7 +187,7 @@ rounds; GPT of {options.layers} layers, hidden {options.hidden}, sequence 128, 8
 Counted in one step, of both processes together; an operation's bytes are those of the tensors that
 it reads and makes, views not counted:
 
-| what | Varuna | by hand | bound | ratio |
+| what | Varuna | by hand | ratio | bound |
 |---|---|---|---|---|
 {counted}
 """

@@ -39,8 +39,6 @@ IN_A_STEP = {
     "runtime/comm/wire.py:bring": "the same, in the receiver's thread and on its stream",
     "runtime/engine/adapting.py:agree_on_times": "one step of four, in host memory",
     "runtime/engine/graph_memory.py:agree_on_memory": "once, in host memory",
-    "runtime/engine/graph_offload.py:__init__": "graphs of a CPU, to a file",
-    "runtime/engine/graph_offload.py:bring_back": "the same, back",
     "runtime/engine/outputs.py": "outputs that the user asked for",
     "runtime/engine/token_means.py:check": "whether `loss_counts` is right, after that wait",
     "runtime/optim/zero.py:find_most": "ZeRO 3: micro-batches of the others, in host memory",
