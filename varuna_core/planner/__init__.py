@@ -3,5 +3,5 @@
 `profile` holds measured figures, `model` times a step, `search` finds the best plan
 (`search.search.Search`), `result` prepares it for people and programs; `autoconfig` is the
 ancestor's call. Imports numpy, `varuna_core.schedule` and `varuna_core.records`, never torch.
-docs/planning.md has the design.
+docs/planner_design.md has the design.
 """

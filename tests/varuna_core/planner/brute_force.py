@@ -2,7 +2,7 @@
 
 No bound is used, and of the planner nothing but what its model is made of: the tables' figures of a
 run of segments, where stages lie on given nodes, and the schedules' actions. The space is listed
-again, from what docs/planning.md says of it.
+again, from what docs/planner_design.md says of it.
 """
 
 from __future__ import annotations
