@@ -21,6 +21,7 @@ from varuna_core.planner.result.plan import (
     explain_simpler,
     find_left_over,
     join_alike,
+    list_stage_kinds,
     list_used_nodes,
     render_certificate,
 )
@@ -152,12 +153,13 @@ def build_json(answer: Answer) -> dict[str, Any]:
 
 def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
     option, step = plan.candidate.option, plan.step
-    nodes = list_used_nodes(plan.candidate.placed, option.shape.tensor)
+    nodes = list_used_nodes(plan.candidate)
     return {
         "step_s": plan.step_s,
         "band_s": [] if plan.band is None else [plan.band.low_s, plan.band.high_s],
         "parts": dict(list_parts(plan)),
         "bubble_share": step.bubble_share,
+        "pipeline": len(plan.candidate.placed.sites),
         "stages": len(plan.counts),
         "replicas": option.shape.replicas,
         "tensor": option.shape.tensor,
@@ -167,7 +169,7 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
         "recompute": option.recompute,
         "zero": option.shape.zero,
         "partition": plan.partition,
-        "stage_kinds": list(plan.candidate.placed.kinds),
+        "stage_kinds": list_stage_kinds(plan),
         "stage_work_s": [stage.work_s for stage in step.stages],
         "memory_bytes": list(plan.memory_bytes),
         "limit_bytes": list(plan.limit_bytes),
@@ -204,6 +206,14 @@ def list_parts(plan: LayoutPlan) -> Mapping[str, float]:
 
 def describe(candidate: Candidate) -> str:
     """Format a plan in one line."""
-    nodes = join_alike(list_used_nodes(candidate.placed, candidate.option.shape.tensor))
-    where = ", ".join(f"{node.count} x {node.kind}" for node in nodes)
-    return f"{len(candidate.placed.sites)} stages, {candidate.option}, on {where}"
+    where = ", ".join(
+        f"{node.count} x {node.kind}" for node in join_alike(list_used_nodes(candidate))
+    )
+    return f"{count_stages(candidate)}, {candidate.option}, on {where}"
+
+
+def count_stages(candidate: Candidate) -> str:
+    ranks = len(candidate.placed.sites)
+    if candidate.stages_per_rank == 1:
+        return f"{ranks} stages"
+    return f"{len(candidate.bounds) - 1} stages on {ranks} ranks"

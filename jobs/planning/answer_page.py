@@ -16,7 +16,7 @@ from varuna_core.planner.result.plan import (
     render_table,
 )
 from varuna_core.records.files import write_atomic
-from vjob.jobs.planning.answer import Answer, describe, list_parts
+from vjob.jobs.planning.answer import Answer, count_stages, describe, list_parts
 from vjob.jobs.planning.plan_file import spell_layout
 from vjob.jobs.planning.question import Question
 from vjob.jobs.reporting.report import check_libraries
@@ -58,7 +58,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
     if answer.chosen_for:
         yield f"{answer.chosen_for}:"
     yield (
-        f"{plan.step_s:.4g} s a step: {len(plan.counts)} stages, {option}, "
+        f"{plan.step_s:.4g} s a step: {count_stages(plan.candidate)}, {option}, "
         f"{option.num_microbatches} micro-batches"
     )
     if plan.band is not None:
@@ -70,7 +70,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
     parts = [f"{name} {took:.4g}" for name, took in list_parts(plan).items() if took > 0]
     yield f"  {' + '.join(parts)} s; bubble {100 * step.bubble_share:.1f} %"
     yield f"  partition {plan.partition}; Megatron-Core layout {spell_layout(plan.counts)}"
-    nodes = list_used_nodes(plan.candidate.placed, option.shape.tensor)
+    nodes = list_used_nodes(plan.candidate)
     for node in join_alike(nodes):
         stages = _format_stages(node.stages)
         yield f"  {node.count} x {node.kind}, {node.ranks} ranks each: {stages}"
@@ -93,7 +93,11 @@ def _format_best(answer: Answer) -> Iterator[str]:
 
 
 def _format_stages(stages: tuple[int, ...]) -> str:
-    return f"stage {stages[0]}" if len(stages) == 1 else f"stages {stages[0]} to {stages[-1]}"
+    if len(stages) == 1:
+        return f"stage {stages[0]}"
+    if stages[-1] - stages[0] + 1 == len(stages):
+        return f"stages {stages[0]} to {stages[-1]}"
+    return f"stages {', '.join(map(str, stages))}"
 
 
 def _format_time(seconds: float) -> str:

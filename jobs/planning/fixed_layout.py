@@ -20,6 +20,7 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.plan import LayoutPlan, build_plan
 from varuna_core.planner.search.partition import CLOSE, find_partition
 from varuna_core.planner.search.search import Candidate
+from varuna_core.planner.search.several import NAMES, count_each, find_at, find_guide
 from varuna_core.planner.search.space import Option, list_options
 from varuna_core.records.plan import name_nodes
 from vjob.jobs.conf.layout import build_groups, require_number
@@ -48,10 +49,14 @@ def plan_fixed_layout(question: Question, conf: JobConf) -> LayoutPlan:
     tables = Tables(question.profile, training)
     best: Candidate | None = None
     until = time.monotonic() + LIMIT_S
-    for option in list_options(question.profile, training, cluster, wishes):
-        if option.shape.replicas == replicas:
+    for option in list_options(question.profile, training, cluster, find_guide(wishes)):
+        if option.shape.replicas != replicas:
+            continue
+        if wishes.schedule in NAMES:
+            found = _find_several(tables, nodes, stages, option, wishes.schedule, best)
+        else:
             found = _find_cuts(tables, nodes, stages, option, best, wishes.least, until)
-            best = found or best
+        best = found or best
     if best is None:
         raise PlanningError("no cut of this layout fits in memory; `vjob plan` says what would")
     return build_plan(tables, cluster, best, wishes.least)
@@ -77,6 +82,26 @@ def _find_cuts(
     if found is None or not found.step_s < incumbent * (1 - CLOSE):
         return None
     return Candidate(option=option, placed=placed, bounds=found.bounds, step_s=found.step_s)
+
+
+def _find_several(
+    tables: Tables,
+    nodes: Sequence[NodeKind],
+    ranks: int,
+    guide: Option,
+    schedule: str,
+    best: Candidate | None,
+) -> Candidate | None:
+    """With several stages a rank: the best cuts that are found, if they are better than `best`."""
+    if guide.recompute == "auto" or guide.shape.zero == 3:
+        return None
+    option = replace(guide, schedule=schedule)
+    placed = place_in_turn(nodes, ranks, option.shape.tensor, option.shape.replicas)
+    for each in count_each(schedule, tables.training):
+        found = find_at(tables, option, placed, each) if ranks * each <= tables.size else None
+        if found is not None and (best is None or found.step_s < best.step_s * (1 - CLOSE)):
+            best = found
+    return best
 
 
 def _count_of_fullest(question: Question, conf: JobConf, replicas: int) -> int:

@@ -107,11 +107,11 @@ def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
     from varuna_core.schedule.registry import SCHEDULES
 
     option = plan.candidate.option
-    nodes = join_alike(list_used_nodes(plan.candidate.placed, option.shape.tensor))
+    nodes = join_alike(list_used_nodes(plan.candidate))
     conf = apply_cuts(conf, plan)
     parallel = replace(
         conf.parallel,
-        pipeline=len(plan.counts),
+        pipeline=len(plan.candidate.placed.sites),
         data=option.shape.replicas,
         tensor=option.shape.tensor,
         zero=option.shape.zero,  # type: ignore[arg-type]  # 0 to 3

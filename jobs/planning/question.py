@@ -142,6 +142,7 @@ def describe_training(conf: JobConf, batch: int) -> TrainingModel:
         weight_bytes=2 if halved else 4,
         state_bytes=state,
         keeps_what_fits=on_gpus and conf.program.kind in BUILT_IN,
+        may_have_several_stages=conf.program.kind in BUILT_IN,
     )
 
 

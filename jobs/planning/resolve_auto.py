@@ -193,10 +193,6 @@ def _find_reason(conf: JobConf) -> str:
         return f"{BY_RUNTIME}: train.global_batch_size is not set"
     if parallel.order == "pipeline" and parallel.data != 1:
         return f"{BY_RUNTIME}: parallel.order pipeline is not modelled"
-    from varuna_core.schedule.registry import has_one_stage_a_rank  # slow: only where it plans
-
-    if not has_one_stage_a_rank(parallel.schedule):
-        return f"{BY_RUNTIME}: its schedule is not modelled"
     return ""
 
 
@@ -245,6 +241,7 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
         question = load_question(conf, KEYS, base, PlanOptions(prices={}, profile=file))
         plan = plan_fixed_layout(question, conf)
         may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
+        may_change = may_change and plan.candidate.stages_per_rank == 1
         others = plan_other_nodes(question, conf, plan) if may_change else None
     return Chosen(
         conf=_keep_recompute(conf, apply_cuts(conf, plan), question),

@@ -115,7 +115,7 @@ def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
         (["parallel.partition=2-2-1-1"], "gives the partition"),
         (["train.global_batch_size=null"], "global_batch_size"),
         (["parallel.order=pipeline"], "order pipeline"),
-        (["parallel.schedule=interleaved"], "not modelled"),
+        (["parallel.schedule=interleaved", "parallel.zero=3"], "with zero 3 is not planned"),
     ],
 )
 def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> None:
@@ -124,6 +124,17 @@ def test_else_the_runtime_balances(conf: Path, more: list[str], why: str) -> Non
     chosen = choose(conf, [*GIVEN, *more])
     assert chosen.conf == read_open_conf(conf, [*GIVEN, *more]).conf and not chosen.prediction
     assert why in chosen.why
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zbv"])
+def test_several_stages_a_rank_are_cut_by_a_profile(conf: Path, schedule: str) -> None:
+    put_profile(conf.parent)
+    chosen = choose(conf, [*GIVEN, "parallel.pipeline=2", f"parallel.schedule={schedule}"])
+    parallel = chosen.conf.parallel
+    counts = [int(word) for word in parallel.partition.split("-")]
+    assert parallel.schedule == schedule and parallel.pipeline == 2
+    assert sum(counts) == 8 and len(counts) in ((4,) if schedule == "zbv" else (4, 6, 8))
+    assert chosen.prediction is not None and len(chosen.prediction.stage_s) == len(counts)
 
 
 @pytest.mark.parametrize("zero", [2, 3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.result.plan import find_left_over, join_alike, list_used_nodes
+from varuna_core.planner.result.plan import find_left_over, join_alike, list_filled_nodes
 from varuna_core.planner.search.space import Placements
 
 
@@ -27,7 +27,7 @@ def test_every_rank_lies_on_a_node() -> None:
             for row in counts[:20]:
                 for placed in placements.iterate(tensor, replicas, tuple(int(n) for n in row)):
                     seen += 1
-                    nodes = list_used_nodes(placed, tensor)
+                    nodes = list_filled_nodes(placed, tensor)
                     assert tuple(node.kind for node in nodes) == placed.nodes
                     assert all(node.ranks <= known[node.kind].gpus for node in nodes)
                     stages = len(placed.sites)

@@ -149,18 +149,26 @@ class Chain:
         self.schedule, self.num_stages = work, len(work.roles)
         self.size = tables.size
         self.blocking = not tables.training.overlap_sends
+        self.places = work.placement
+        """The rank of a replica that has each stage."""
         last = self.num_stages - 1
         inner = max(0, least)
         self.least = [max(1, inner) if s in (0, last) else inner for s in range(last + 1)]
-        self.hops = [tables.find_hops(boundary, shape) for boundary in placed.boundaries]
-        self.sums = [tables.find_sums(site, shape) for site in placed.sites]
+        sites = [placed.sites[place] for place in self.places]
+        between = [placed.find_boundary(*pair) for pair in itertools.pairwise(self.places)]
+        in_memory = np.zeros((4, self.size + 1))
+        self.hops = [
+            in_memory if boundary is None else tables.find_hops(boundary, shape)
+            for boundary in between
+        ]
+        self.sums = [tables.find_sums(site, shape) for site in sites]
         self.stages = [
             find_stage(
                 tables,
                 shape,
-                placed.sites[s],
-                placed.boundaries[s - 1] if s else None,
-                placed.boundaries[s] if s < last else None,
+                sites[s],
+                between[s - 1] if s else None,
+                between[s] if s < last else None,
                 work.roles[s],
                 self.least[s],
             )
@@ -235,10 +243,13 @@ class Chain:
 
     def _time_tie(self, stages: Sequence[int], parameters: int) -> float:
         """The copies of each replica are summed at once: over the same links, or within a node."""
+        places = sorted({self.places[s] for s in stages})
+        if len(places) == 1:  # a rank has one copy
+            return 0.0
         num_bytes = parameters / self.shape.tensor * self.tables.training.reduced_bytes
         network = self.tables.profile.network
-        sites = [self.placed.sites[s] for s in stages]
-        between = self.placed.boundaries[stages[0] : stages[-1]]
+        sites = [self.placed.sites[place] for place in places]
+        between = self.placed.boundaries[places[0] : places[-1]]
         if all(route.where == "intra" for boundary in between for route in boundary.routes):
             together = [(sites[0].kinds[0], len(sites))]
             return float(network.find_all_reduce(together, num_bytes)[0])
@@ -261,6 +272,13 @@ class Chain:
                 )
             )
         return found
+
+    def find_fitting(self, cuts: Array) -> Array:
+        """Which of these partitions, in rows, all stages may hold."""
+        fits = np.ones(len(cuts), dtype=bool)
+        for s in range(self.num_stages):
+            fits &= self.stages[s].allowed[cuts[:, s], cuts[:, s + 1]]
+        return fits
 
     # Bounds.
 
@@ -388,10 +406,9 @@ class Chain:
     ) -> Array:
         training = self.tables.training
         buckets = self.tables.find_buckets(self.shape)
-        done = np.empty_like(free)
-        optimizer = np.zeros(len(makespan))
-        exchange = np.zeros(len(makespan))
-        for s in range(self.num_stages):
+        done = np.empty_like(last)
+        optimizer, exchange = np.zeros((2, *free.shape))
+        for s, rank in enumerate(self.places):
             a, e = begins[:, s], ends[:, s]
             took = self.sums[s].reduce[a, e]
             length = costs[:, self.compiled.find_last_cost(s)]
@@ -400,14 +417,30 @@ class Chain:
                 count = buckets[a, e]
                 summed = np.maximum(end + took / count, last[:, s] + length / count + took)
             else:
-                summed = free[:, s] + took
+                summed = free[:, rank] + took
             done[:, s] = np.where(took > 0, summed, end)
-            optimizer = np.maximum(optimizer, self.stages[s].optimizer[a, e])
-            exchange = np.maximum(exchange, self.sums[s].exchange[a, e])
+            optimizer[:, rank] += self.stages[s].optimizer[a, e]
+            exchange[:, rank] += self.sums[s].exchange[a, e]
+        if self.num_stages > len(self.placed.sites):
+            self._follow_sums(begins, ends, last, done)
         for tie in self.tables.profile.model.ties:
             self._add_tie(tie.segments, tie.parameters, ends, done)
         agreed = np.maximum(makespan, done.max(axis=1))
-        return training.data_s + agreed + optimizer + exchange
+        return training.data_s + agreed + optimizer.max(axis=1) + exchange.max(axis=1)
+
+    def _follow_sums(self, begins: Array, ends: Array, last: Array, done: Array) -> None:
+        """A rank sums its stages one after another, in the order of their last backwards."""
+        rows = np.arange(len(done))
+        reduce = np.stack(
+            [self.sums[s].reduce[begins[:, s], ends[:, s]] for s in range(self.num_stages)], axis=1
+        )
+        for rank in range(len(self.placed.sites)):
+            own = np.array([s for s, place in enumerate(self.places) if place == rank])
+            order = own[np.argsort(last[:, own], axis=1, kind="stable")]
+            for before, stage in itertools.pairwise(order.T):
+                took = reduce[rows, stage]
+                after = np.where(took > 0, done[rows, before] + took, 0.0)
+                done[rows, stage] = np.maximum(done[rows, stage], after)
 
     def _add_tie(self, segments: Sequence[int], parameters: int, ends: Array, done: Array) -> None:
         """The stages that hold the copies differ from row to row."""

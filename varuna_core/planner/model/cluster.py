@@ -18,11 +18,14 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Where
+
+_Slot = tuple[tuple[int, str, int], ...]
+"""One stage's replicas: node after node its place, its GPU and how many lie there."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,20 @@ class PlacedPipeline:
     boundaries: tuple[Boundary, ...]
     nodes: tuple[str, ...] = ()
     """Kinds of the nodes, in the order in which stages fill them."""
+    slots: tuple[_Slot, ...] = field(default=(), compare=False, repr=False)
+    tensor: int = field(default=1, compare=False, repr=False)
 
     @property
     def kinds(self) -> tuple[str, ...]:
         return tuple("+".join(site.kinds) for site in self.sites)
+
+    def find_boundary(self, before: int, after: int) -> Boundary | None:
+        """Between any two places; None within one."""
+        if before == after:
+            return None
+        if after == before + 1:
+            return self.boundaries[before]
+        return _find_boundary(self.slots[before], self.slots[after], self.tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +121,6 @@ class Cluster:
 
 Order = tuple[tuple[NodeKind, int], ...]
 """Nodes, and the most stages that each takes: fewer than it could where a block of a kind ends."""
-_Slot = tuple[tuple[int, str, int], ...]
-"""One stage's replicas: node after node its place, its GPU and how many lie there."""
 
 
 def place(nodes: Order, stages: int, tensor: int, replicas: int) -> PlacedPipeline | None:
@@ -175,12 +186,14 @@ def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> Placed
         )
         for slot in slots
     )
-    boundaries = []
-    for before, after in itertools.pairwise(slots):
-        first = before[0][0]
-        pair = [tuple((one[0] - first, *one[1:]) for one in slot) for slot in (before, after)]
-        boundaries.append(_make_boundary(pair[0], pair[1], tensor))
-    return PlacedPipeline(sites, tuple(boundaries), names)
+    boundaries = [_find_boundary(*pair, tensor) for pair in itertools.pairwise(slots)]
+    return PlacedPipeline(sites, tuple(boundaries), names, tuple(slots), tensor)
+
+
+def _find_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
+    first = before[0][0]
+    pair = [tuple((one[0] - first, *one[1:]) for one in slot) for slot in (before, after)]
+    return _make_boundary(pair[0], pair[1], tensor)
 
 
 @lru_cache(maxsize=4096)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule
-from varuna_core.schedule.compiled import KINDS, Compiled, Counts
+from varuna_core.schedule.compiled import KINDS, Compiled, Counts, list_stages
 from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import SCHEDULES, ScheduleKind, build_schedule
 
@@ -134,10 +134,17 @@ def _count_ahead(actions: Sequence[Action]) -> int:
 
 
 class ScheduleModel:
-    """A schedule of one stage a rank: the stages' roles, and the actions once asked for."""
+    """A schedule: the stages' roles and ranks, and the actions once asked for."""
 
-    def __init__(self, roles: tuple[Role, ...], make: Callable[[Recompute], Schedule]) -> None:
+    def __init__(
+        self,
+        roles: tuple[Role, ...],
+        make: Callable[[Recompute], Schedule],
+        placement: tuple[int, ...] | None = None,
+    ) -> None:
+        """`placement` has each stage's rank; None with one stage a rank."""
         self.roles, self._make = roles, make
+        self.placement = placement or tuple(range(len(roles)))
 
     @property
     def keeps_what_fits(self) -> bool:
@@ -169,22 +176,28 @@ class ScheduleModel:
 
 @lru_cache(maxsize=1024)
 def find_schedule_model(
-    schedule: str, stages: int, num_microbatches: int, recompute: Recompute
+    schedule: str,
+    ranks: int,
+    num_microbatches: int,
+    recompute: Recompute,
+    stages_per_rank: int = 1,
 ) -> ScheduleModel:
     """The model of a schedule by its name, made for even costs."""
 
     def make(wanted: Recompute) -> Schedule:
         # `auto` is everything, less what a stage turns out to keep.
         way = wanted if recompute == "auto" else recompute
-        return build_schedule(schedule, stages, num_microbatches, recompute=way)
+        return build_schedule(
+            schedule, ranks, num_microbatches, stages_per_rank=stages_per_rank, recompute=way
+        )
 
     kind = SCHEDULES[schedule]
     if kind.count_ahead is None:
         assert recompute != "auto", "its memory would change its order"
         return model_schedule(Compiled(make(recompute)))
     roles = tuple(
-        _build_role(kind, kind.count_ahead, stages - 1 - stage, num_microbatches, recompute)
-        for stage in range(stages)
+        _build_role(kind, kind.count_ahead, ranks - 1 - stage, num_microbatches, recompute)
+        for stage in range(ranks)
     )
     return ScheduleModel(roles, make)
 
@@ -192,18 +205,20 @@ def find_schedule_model(
 def model_schedule(compiled: Compiled) -> ScheduleModel:
     """The model of a schedule that was made."""
     roles = tuple(find_role(compiled, stage) for stage in range(compiled.num_stages))
-    return ScheduleModel(roles, lambda wanted: compiled.schedule)
+    schedule = compiled.schedule
+    return ScheduleModel(roles, lambda wanted: schedule, schedule.placement)
 
 
 def find_role(compiled: Compiled, stage: int) -> Role:
-    """The role of a stage of a schedule that was made, with one stage a rank."""
+    """The role of a stage of a schedule that was made."""
     schedule = compiled.schedule
     rank = schedule.placement[stage]
+    own = 2 * list_stages(schedule, rank).index(stage)
     kind = SCHEDULES.get(schedule.name)
     return Role(
         uses=tuple(compiled.uses[i * compiled.num_stages + stage] for i in range(len(KINDS))),
-        held=compiled.held[rank],
-        ahead=_count_ahead(schedule.ranks[rank]),
+        held=tuple(sorted({counts[own : own + 2] for counts in compiled.held[rank]})),
+        ahead=_count_ahead([one for one in schedule.ranks[rank] if one.stage == stage]),
         num_microbatches=schedule.num_microbatches,
         gradients_last=kind is not None and kind.gradients_last,
     )

@@ -12,6 +12,7 @@ replicas begins when its slowest column is there.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -133,14 +134,15 @@ def simulate_step(
         )
     lag = max(column.lag_s for column in costs.columns)
     pipeline = lag + max(one.makespan for one in timed)
-    reduced = [lag + _find_reduced(compiled, costs, timed, stage) for stage in range(stages)]
+    reduced = [lag + done for done in _list_reduced(compiled, costs, timed)]
     tied = list(reduced)
     for held, took in costs.ties:
         done = max(tied[stage] for stage in held) + took
         for stage in held:
             tied[stage] = done
     agreed = max(pipeline, *tied)
-    optimizer, exchange = max(costs.optimizer_s), max(costs.exchange_s)
+    optimizer = _find_slowest(compiled, costs.optimizer_s)
+    exchange = _find_slowest(compiled, costs.exchange_s)
     step = costs.data_s + agreed + optimizer + exchange
     busy = [max(one.busy[r] for one in timed) for r in range(compiled.num_ranks)]
     return StepTime(
@@ -156,6 +158,26 @@ def simulate_step(
         stages=_list_stage_times(compiled, costs, timed, reduced, pipeline),
         timed=tuple(timed),
     )
+
+
+def _find_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
+    """The most that the stages of a rank take together."""
+    ranks = [0.0] * compiled.num_ranks
+    for rank, figure in zip(compiled.schedule.placement, figures, strict=True):
+        ranks[rank] += figure
+    return max(ranks)
+
+
+def _list_reduced(compiled: Compiled, costs: StepCosts, timed: Sequence[Timed]) -> list[float]:
+    """Of each stage; a rank sums its stages one after another, as their last backwards begin."""
+    done = [_find_reduced(compiled, costs, timed, s) for s in range(compiled.num_stages)]
+    begins = [max(one.last_backward[s] for one in timed) for s in range(compiled.num_stages)]
+    for rank in range(compiled.num_ranks):
+        own = sorted(list_stages(compiled.schedule, rank), key=begins.__getitem__)
+        for before, stage in itertools.pairwise(own):
+            if took := costs.reduce_s[stage]:
+                done[stage] = max(done[stage], done[before] + took)
+    return done
 
 
 def _find_reduced(

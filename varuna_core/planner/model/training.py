@@ -32,6 +32,8 @@ class TrainingModel:
     """Of a GPU's memory that may be used: the allocator's holes need the rest."""
     keeps_what_fits: bool = True
     """It has `recompute: auto`."""
+    may_have_several_stages: bool = True
+    """Ranks may have several stages each without a conf that asks for it."""
     data_s: float = 0.0
     """What a step waits for its samples."""
 
@@ -72,5 +74,6 @@ MEGATRON = TrainingModel(
     overlap_reduction=False,
     split_messages=True,
     keeps_what_fits=False,
+    may_have_several_stages=False,
 )
 """Megatron-LM of 2023 in fp16 with its local data parallel: sums and sends wait."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.several import SeveralStages
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.profile.profile import FIGURE_OF, QUANTILES, TIMES, Spread
 from varuna_core.planner.search.search import Candidate, Search, Searched, measure_simplicity
@@ -95,8 +96,13 @@ def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
 
 def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
     """The chain that a candidate is a partition of."""
-    option = candidate.option
-    work = find_schedule_model(
-        option.schedule, len(candidate.placed.sites), option.num_microbatches, option.recompute
+    option, several = candidate.option, candidate.stages_per_rank
+    work = candidate.order or find_schedule_model(
+        option.schedule,
+        len(candidate.placed.sites),
+        option.num_microbatches,
+        option.recompute,
+        several,
     )
-    return Chain(tables, option.shape, candidate.placed, work, least)
+    make = SeveralStages if several > 1 else Chain
+    return make(tables, option.shape, candidate.placed, work, least)

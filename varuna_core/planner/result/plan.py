@@ -25,7 +25,7 @@ class LayoutPlan:
     costs: Costs
     """Seconds of a micro-batch."""
     memory_bytes: tuple[float, ...]
-    """The most that a GPU of each stage holds."""
+    """The most that a GPU of each stage holds, with its other stages."""
     limit_bytes: tuple[float, ...]
     """What it may hold."""
     sources: tuple[str, ...]
@@ -78,12 +78,13 @@ def build_plan(
     step_costs = chain.build_costs(candidate.bounds)
     compiled = chain.compile(candidate.bounds)
     column = step_costs.columns[0]
+    peaks = find_peaks(compiled, chain.list_memory(candidate.bounds))
     sources = {source for stage in chain.stages for source in stage.times.sources}
     return LayoutPlan(
         candidate=candidate,
         step=simulate_step(compiled, step_costs),
         costs=unlist_costs(column.costs, column.hops),
-        memory_bytes=find_peaks(compiled, chain.list_memory(candidate.bounds)),
+        memory_bytes=tuple(peaks[place] for place in chain.places),
         limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
         sources=tuple(sorted(sources)),
         price_per_hour=sum(known) if len(known) == len(prices) else None,
@@ -102,13 +103,23 @@ def explain_simpler(searched: Searched) -> str:
 
 def render_certificate(searched: Searched) -> str:
     """The proof in words, with the space that it covers."""
-    return "\n".join(_render_proof(searched, proof) for proof in searched.proofs)
+    lines = [_render_proof(searched, proof) for proof in searched.proofs]
+    if searched.num_several:
+        tried = f"{searched.num_several} plans with several stages a rank were tried, not proved"
+        several = [one for one in searched.candidates if one.stages_per_rank > 1]
+        lines.append(
+            f"{tried}: the best takes {several[0].step_s:.4g} s ({several[0].option.schedule})"
+            if several
+            else f"{tried}: none is faster"
+        )
+    return "\n".join(lines)
 
 
 def _render_proof(searched: Searched, proof: Proof) -> str:
+    ranks = ", one stage a rank" if searched.num_several else ""
     space = (
-        f"{searched.num_options} shapes and schedules; placements: {proof.placement_class}; "
-        "every partition"
+        f"{searched.num_options} shapes and schedules{ranks}; "
+        f"placements: {proof.placement_class}; every partition"
     )
     best = f"{proof.best_s:.4g} s"
     if proof.gap == 0:
@@ -122,8 +133,7 @@ def _render_proof(searched: Searched, proof: Proof) -> str:
 def render_table(plan: LayoutPlan) -> str:
     """A line a stage: where it lies, its segments, time and memory."""
     rows = [("stage", "GPUs", "segments", "work s", "idle s", "memory GB", "of")]
-    placed = plan.candidate.placed
-    for number, (kinds, count) in enumerate(zip(placed.kinds, plan.counts, strict=True)):
+    for number, (kinds, count) in enumerate(zip(list_stage_kinds(plan), plan.counts, strict=True)):
         stage = plan.step.stages[number]
         rows.append(
             (
@@ -137,6 +147,12 @@ def render_table(plan: LayoutPlan) -> str:
             )
         )
     return align(rows)
+
+
+def list_stage_kinds(plan: LayoutPlan) -> list[str]:
+    """The GPUs of each stage."""
+    kinds = plan.candidate.placed.kinds
+    return [kinds[place] for place in plan.candidate.places]
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> str:
@@ -161,8 +177,23 @@ class UsedNode:
     count: int = 1
 
 
-def list_used_nodes(placed: PlacedPipeline, tensor: int) -> list[UsedNode]:
+def list_used_nodes(candidate: Candidate) -> list[UsedNode]:
     """In the order in which stages fill them, which is that of their ranks."""
+    found = list_filled_nodes(candidate.placed, candidate.option.shape.tensor)
+    if candidate.stages_per_rank == 1:
+        return found
+    held = {
+        place: [stage for stage, other in enumerate(candidate.places) if other == place]
+        for place in candidate.places
+    }
+    return [
+        replace(node, stages=tuple(sorted(s for place in node.stages for s in held[place])))
+        for node in found
+    ]
+
+
+def list_filled_nodes(placed: PlacedPipeline, tensor: int) -> list[UsedNode]:
+    """With one stage a rank."""
     found: list[UsedNode] = []
     names = iter(placed.nodes)
     for stage, site in enumerate(placed.sites):

@@ -19,6 +19,7 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.result.band import prefer_simpler
 from varuna_core.planner.search.search import Candidate, Search, Searched
+from varuna_core.planner.search.several import NAMES, SHARE, find_guide, list_names, try_several
 from varuna_core.planner.search.space import Wishes
 
 KEYS: Mapping[str, str] = {
@@ -56,8 +57,7 @@ def search_or_explain(
     impossible = find_impossible(profile, cluster, wishes)
     try:
         if not impossible:
-            question = Search(profile, training, cluster, wishes, limit_s=limit_s)
-            return prefer_simpler(question, question.run())
+            return _search(profile, training, cluster, wishes, limit_s)
     except MissingData:
         raise
     except PlanningError as error:
@@ -67,12 +67,27 @@ def search_or_explain(
         if find_impossible(held, cluster, wanted):
             return None
         try:
-            return Search(held, training, cluster, wanted, limit_s=within_s).run().best
+            return _search(held, training, cluster, wanted, within_s).best
         except PlanningError:
             return None
 
     lines = [impossible, *_explain(find, profile, cluster, wishes, may_have_zero_3)]
     raise PlanningError("\n  ".join(lines))
+
+
+def _search(
+    profile: Profile, training: TrainingModel, cluster: Cluster, wishes: Wishes, limit_s: float
+) -> Searched:
+    """Of plans with one stage a rank, then of those with several."""
+    if list_names(training, wishes):
+        limit_s /= 1 + SHARE
+    question = Search(profile, training, cluster, find_guide(wishes), limit_s=limit_s)
+    searched = try_several(question, question.run(), wishes)
+    if not searched.candidates:
+        raise PlanningError(f"no plan with schedule {wishes.schedule} fits in memory")
+    if wishes.schedule in NAMES:  # nothing simpler is asked for
+        return searched
+    return prefer_simpler(question, searched)
 
 
 def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
@@ -85,12 +100,15 @@ def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
                 f"parallel.partition counts {total} segments, the model has {segments} (its "
                 "layers, the embedding and the head)"
             )
-        if wishes.stages is not None and len(wishes.partition) != wishes.stages:
+        several = len(wishes.partition) // (wishes.stages or 1)
+        is_cut = several * (wishes.stages or 1) == len(wishes.partition)
+        if not is_cut or (wishes.stages and (several > 1) != (wishes.schedule in NAMES)):
             return (
                 f"parallel.partition has {len(wishes.partition)} numbers, parallel.pipeline is "
                 f"{wishes.stages}"
             )
-    stages = wishes.stages or (len(wishes.partition) if wishes.partition is not None else 1)
+    has_one = wishes.partition is not None and wishes.schedule not in NAMES
+    stages = wishes.stages or (len(wishes.partition or ()) if has_one else 1)
     if stages > segments and wishes.least:
         return (
             f"{stages} stages are more than the model's {segments} segments (its layers, the "

@@ -58,8 +58,9 @@ def find_sensitivity(
         for candidate in candidates[:MOST_PLANS]:
             chain = build_chain(tables, candidate, least)
             bounds, step_s = candidate.bounds, chain.find_step(candidate.bounds)
-            if chain.follow_bound() is not None:
-                improved, improved_s = improve(chain)
+            begin = candidate.bounds if candidate.stages_per_rank > 1 else chain.follow_bound()
+            if begin is not None:
+                improved, improved_s = improve(chain, begin)
                 if improved_s < step_s:
                     bounds, step_s = improved, improved_s
             if step_s < best_s:

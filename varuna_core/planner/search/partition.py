@@ -89,11 +89,12 @@ def start(chain: Chain) -> tuple[Bounds, float]:
     return bounds, chain.find_step(bounds)
 
 
-def improve(chain: Chain) -> tuple[Bounds, float]:
-    """Local search from the partition with the least bound, until no move helps."""
-    best, best_s = start(chain)
+def improve(chain: Chain, begin: Bounds | None = None) -> tuple[Bounds, float]:
+    """Local search until no move helps, from `begin` or the partition with the least bound."""
+    best, best_s = start(chain) if begin is None else (begin, chain.find_step(begin))
     while True:
-        moved = _list_moves(chain, best)
+        moved = list_moves(chain, best)
+        moved = moved[chain.find_fitting(moved)]
         if not len(moved):
             return best, best_s
         times = chain.find_steps(moved)
@@ -117,21 +118,17 @@ def _find_shifts(stages: int) -> Array:
     return shifts
 
 
-def _list_moves(chain: Chain, bounds: Bounds) -> Array:
+def list_moves(chain: Chain, bounds: Bounds) -> Array:
+    """A segment or more moved from one stage to another, whether or not it fits."""
     moved = np.array(bounds) + _find_shifts(chain.num_stages)
     fits = ((moved >= 0) & (moved <= chain.size)).all(axis=1)
-    moved = moved[fits & (np.diff(moved, axis=1) >= 0).all(axis=1)]
-    fits = np.ones(len(moved), dtype=bool)
-    for s in range(chain.num_stages):
-        fits &= chain.stages[s].allowed[moved[:, s], moved[:, s + 1]]
-    return moved[fits]
+    return moved[fits & (np.diff(moved, axis=1) >= 0).all(axis=1)]
 
 
 def is_allowed(chain: Chain, bounds: Bounds) -> bool:
-    return all(
-        0 <= a <= e <= chain.size and chain.stages[s].allowed[a, e]
-        for s, (a, e) in enumerate(itertools.pairwise(bounds))
-    )
+    if not all(0 <= a <= e <= chain.size for a, e in itertools.pairwise(bounds)):
+        return False
+    return bool(chain.find_fitting(np.array([bounds]))[0])
 
 
 class _Block(NamedTuple):

@@ -17,14 +17,14 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import ScheduleModel, find_schedule_model
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
@@ -39,6 +39,7 @@ from varuna_core.planner.search.partition import (
     is_allowed,
 )
 from varuna_core.planner.search.space import NAMES, Option, Placements, Tier, Wishes, list_options
+from varuna_core.schedule.registry import place_stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,18 @@ class Candidate:
     placed: PlacedPipeline
     bounds: Bounds
     step_s: float
+    order: ScheduleModel | None = field(default=None, compare=False, repr=False)
+    """Of several stages a rank the actions in the order for the costs of these cuts; None where
+    the schedule's own name and sizes say it."""
+
+    @property
+    def stages_per_rank(self) -> int:
+        return (len(self.bounds) - 1) // len(self.placed.sites)
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The rank of a replica that has each stage."""
+        return place_stages(self.option.schedule, len(self.placed.sites), self.stages_per_rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +90,8 @@ class Searched:
     num_placements: int
     """Looked into; the floors spoke for the others."""
     took_s: float
+    num_several: int = 0
+    """Plans with several stages a rank that were tried; the proofs are of those with one."""
     simpler: Candidate | None = None
     """A plan that is preferred to the best one: simpler, and within the band of its time."""
 
@@ -163,6 +178,7 @@ class Search:
             most = max(most, self.wishes.stages or 0)
         self.placements = Placements(cluster, most)
         self.clock, self.began = clock, clock()
+        self.limit_s = limit_s
         self.deadline = self.began + limit_s
         self.found: dict[Option, Candidate] = {}
         self.best_s = float("inf")
