@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.command import Vjob
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.processes.proc import list_below, list_stats
 from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.files import read_json
@@ -168,9 +169,10 @@ class Ours:
         return now
 
     def leave(self, seat: int) -> float:
-        """Write the request that `agent.pyz morph leave` writes."""
+        """Ask as `agent.pyz morph leave` does."""
         now = time.time()
         self.run.morph.leave(seat).write_text(json.dumps({"node": seat}))
+        call_hub(self.run.morph.link)
         return now
 
     def find_morph(self, attempt: int) -> Mapping[str, Any] | None:

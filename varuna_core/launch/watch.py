@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import (
@@ -125,6 +126,7 @@ class MachineWatch:
             if host.is_asked and not path.exists():  # a new manager forgets who was asked
                 with contextlib.suppress(OSError):  # a disk that is full now may not be later
                     write_json(path, {"node": host.seat})
+                    call_hub(self._run.morph.link)
         waiting = find_waiting(self._hosts, self._listing.machines)
         if waiting != self._waiting and waiting:
             names = ", ".join(map(str, waiting))

@@ -135,7 +135,7 @@ def test_the_answer_has_its_parts(conf: Path) -> None:
 
 def test_keys_that_the_conf_writes_are_kept(conf: Path) -> None:
     for key, value, name in (
-        ("parallel.pipeline", "3", "stages"),
+        ("parallel.pipeline", "3", "pipeline"),
         ("parallel.data", "2", "replicas"),
         ("parallel.tensor", "2", "tensor"),
         ("train.micro_batch_size", "2", "micro_batch"),
@@ -189,7 +189,8 @@ def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Pat
 def test_what_does_not_fit_is_recomputed_and_no_more(conf: Path) -> None:
     sizes = ("--set", "model={layers: 84, hidden: 2048, heads: 16}")
     nodes = ("--set", 'cluster.nodes=[{group: a, gpus: "a10:4"}]')
-    fixed = ("parallel.pipeline=4", "parallel.tensor=1", "train.global_batch_size=64")
+    fixed = ("pipeline=4", "tensor=1", "schedule=1f1b")
+    fixed = (*(f"parallel.{key}" for key in fixed), "train.global_batch_size=64")
     words = [*sizes, *nodes, *(word for key in fixed for word in ("--set", key))]
     written = conf.parent / "plan.json"
     best = read(conf, *words, "--write", str(written))["plans"][0]
@@ -450,3 +451,22 @@ def test_without_numpy_it_says_how_to_get_it(tmp_path: Path, words: list[str]) -
     )
     assert done.returncode == 1 and "pip install '.[plan]' in vjob's checkout" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_several_stages_a_rank_are_planned_and_submitted(conf: Path) -> None:
+    put_profile(conf.parent)
+    written = conf.parent / "plan.json"
+    words = ("--set", "parallel.data=1", "--set", "train.global_batch_size=4")
+    best = read(conf, *words, "--write", str(written))["plans"][0]
+    assert best["schedule"] in ("zbv", "interleaved")
+    assert best["stages"] > best["pipeline"] > 1
+    assert len(best["stage_kinds"]) == len(best["memory_bytes"]) == best["stages"]
+    held = [stage for node in best["nodes"] for stage in node["stages"]]
+    assert sorted(held) == list(range(best["stages"]))
+    text = plan(conf, *words)
+    assert f"{best['stages']} stages on {best['pipeline']} ranks, {best['schedule']}" in text
+    assert "plans with several stages a rank were tried, not proved" in text
+    for zero in ("0", "1", "2"):  # what is planned passes the conf's own checks
+        read(conf, *words, "--set", f"parallel.zero={zero}", "--write", str(written))
+        more = ["submit", str(conf), "--plan", str(written), "--dry-run", *words]
+        assert CliRunner().invoke(cli, more).exit_code == 0, zero
