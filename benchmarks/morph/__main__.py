@@ -161,7 +161,7 @@ The {size.name} model, rounds: {len(rounds)}, seconds to the next completed step
 |---|---|---|---|---|
 | a node is lost, ours | | {show([r.ours for r in rounds])} |
 | a node is lost, torchrun and DCP | | {show([r.peer for r in rounds])} |
-| ours / torchrun | 0.5 | {show([r.ours / r.peer for r in rounds], 2)} |
+| ours / torchrun | 0.25 | {show([r.ours / r.peer for r in rounds], 2)} |
 | a node is asked to leave, ours | | {show([r.leave for r in rounds])} |
 | `vjob cancel`, and a submit with a node less | | {show([r.by_hand for r in rounds])} |
 | ours / by hand | 0.5 | {show([r.leave / r.by_hand for r in rounds], 2)} |

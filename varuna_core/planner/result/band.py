@@ -24,7 +24,7 @@ from varuna_core.planner.search.search import Candidate, Search, Searched, measu
 from varuna_core.schedule.compiled import KINDS
 
 UNEXPLAINED = 0.03
-"""Of a step: what is left where actions hardly vary. 13 of the 14 layouts of timed waits of
+"""Of a step: what is left where actions hardly vary. All 14 layouts of timed waits of
 benchmarks/results/simulator.md were within it."""
 DRAWS = 200
 MOST_FACTORS = 4_000_000
