@@ -45,26 +45,33 @@ def find_kept(
 ) -> Kept:
     """Of a stage that runs so many forwards before its first backward, then one of each in turn."""
     m = num_microbatches
-    most = np.arange(ahead + 1)[None, None, :] * inputs[:, None, None]
+    begins = np.broadcast_to(inputs[:, None], room.shape)
+    is_kept = ahead * graph <= room
+    least = np.maximum(graph + (ahead - 1) * begins, ahead * begins)
+    cells = np.nonzero(~is_kept & (least <= room))
+    # Of a cell, how many graphs fit beside 0, 1, .. inputs: alike cells keep alike.
+    graphs, rooms = graph[cells][:, None], room[cells][:, None]
+    most = np.arange(ahead + 1)[None, :] * begins[cells][:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
-        beside = np.floor((room[:, :, None] - most) / graph[:, :, None])
-    beside = np.where(graph[:, :, None] > 0, beside, np.where(room[:, :, None] >= most, ahead, -1))
-    beside = np.clip(beside, -1, ahead).astype(int)
-    rows, which = np.unique(beside.reshape(-1, ahead + 1), axis=0, return_inverse=True)
-    which = which.reshape(room.shape)
-    patterns = np.zeros((len(rows), m), dtype=bool)
-    fits = np.zeros(len(rows), dtype=bool)
-    first = np.zeros(len(rows), dtype=int)
-    first[which.ravel()[::-1]] = np.arange(which.size)[::-1]
-    for row, key in enumerate(map(tuple, rows.tolist())):
-        full = ahead, m, key
+        beside = np.floor((rooms - most) / graphs)
+    beside = np.where(graphs > 0, beside, np.where(rooms >= most, ahead, -1))
+    keys = np.clip(beside, -1, ahead).astype(np.int32)
+    packed = keys.view(f"V{keys.itemsize * (ahead + 1)}").ravel()  # sorted faster than rows
+    _, first, same = np.unique(packed, return_index=True, return_inverse=True)
+    patterns = np.zeros((2 + len(first), m), dtype=bool)
+    fits = np.zeros(len(patterns), dtype=bool)
+    fits[0] = True  # all is kept; in row 1 nothing fits
+    for row, place in enumerate(first.tolist(), 2):
+        full = ahead, m, tuple(keys[place].tolist())
         if full not in known:
-            a, e = np.unravel_index(first[row], room.shape)
+            a, e = cells[0][place], cells[1][place]
             known[full] = _choose(ahead, m, float(graph[a, e]), float(inputs[a]), float(room[a, e]))
         chosen = known[full]
         if chosen is not None:
             fits[row] = True
             patterns[row, list(chosen)] = True
+    which = np.where(is_kept, 0, 1)
+    which[cells] = 2 + same
     return Kept(
         room=room,
         fits=fits[which],
