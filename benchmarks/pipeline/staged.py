@@ -142,7 +142,7 @@ def run(options: dict[str, Any]) -> Part:
     part.notes.append(
         f"Each of forward, input gradient and weight gradient is a wait of {waits.UNIT_S * 1e3:g} "
         "ms, and so is a recompute; torch's recomputes in the backward "
-        "(torch.utils.checkpoint). Ours are told the costs, as a profile would tell them. Ratios "
+        "(torch.utils.checkpoint). Ours get the costs, as a profile has them. Ratios "
         "over torch's 1F1B, the engine's part of ours; beside them the step over its own "
         "simulation."
     )

@@ -221,7 +221,7 @@ def main() -> None:
         "\n".join(list_terms()),
         WHAT_TERMS_SAY,
         "## FASOP's search beside ours",
-        "Made anew from its description (benchmarks/planner/fasop.py); GPT-2 XL, batch 64. Ours "
+        "Written from its description (benchmarks/planner/fasop.py); GPT-2 XL, batch 64. Ours "
         "is in the table of searches.",
         "\n".join(list_peers()),
     ]
@@ -234,8 +234,8 @@ def main() -> None:
             WHAT_PLANS_SAY,
             "## Published steps (VIA-Research/vTrain, MIT): GPT on A100",
             "A few rates, fitted on the other cells alone; then our simulator. Of the rows of many "
-            "nodes there are two models, so each is told from the other's alone; the last line "
-            "leaves out 16 tensor ranks on nodes of 8, which none of our plans has.",
+            "nodes there are two models, so each is predicted from the other's alone; the last "
+            "line leaves out 16 tensor ranks on nodes of 8, which none of our plans has.",
             "\n".join(render_vtrain(options.published / "vtrain")),
         ]
     text = "\n\n".join(parts)

@@ -57,7 +57,9 @@ def search_or_explain(
     impossible = find_impossible(profile, cluster, wishes)
     try:
         if not impossible:
-            return _search(profile, training, cluster, wishes, limit_s)
+            question, searched = _search(profile, training, cluster, wishes, limit_s)
+            # Of a schedule that is asked for nothing simpler is.
+            return searched if wishes.schedule in NAMES else prefer_simpler(question, searched)
     except MissingData:
         raise
     except PlanningError as error:
@@ -67,7 +69,7 @@ def search_or_explain(
         if find_impossible(held, cluster, wanted):
             return None
         try:
-            return _search(held, training, cluster, wanted, within_s).best
+            return _search(held, training, cluster, wanted, within_s)[1].best
         except PlanningError:
             return None
 
@@ -77,7 +79,7 @@ def search_or_explain(
 
 def _search(
     profile: Profile, training: TrainingModel, cluster: Cluster, wishes: Wishes, limit_s: float
-) -> Searched:
+) -> tuple[Search, Searched]:
     """Of plans with one stage a rank, then of those with several."""
     if list_names(training, wishes):
         limit_s /= 1 + SHARE
@@ -85,9 +87,7 @@ def _search(
     searched = try_several(question, question.run(), wishes)
     if not searched.candidates:
         raise PlanningError(f"no plan with schedule {wishes.schedule} fits in memory")
-    if wishes.schedule in NAMES:  # nothing simpler is asked for
-        return searched
-    return prefer_simpler(question, searched)
+    return question, searched
 
 
 def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
@@ -100,15 +100,15 @@ def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:
                 f"parallel.partition counts {total} segments, the model has {segments} (its "
                 "layers, the embedding and the head)"
             )
-        several = len(wishes.partition) // (wishes.stages or 1)
-        is_cut = several * (wishes.stages or 1) == len(wishes.partition)
-        if not is_cut or (wishes.stages and (several > 1) != (wishes.schedule in NAMES)):
+        each, over = divmod(len(wishes.partition), wishes.stages or len(wishes.partition))
+        if wishes.stages is not None and (over or (each > 1) != (wishes.schedule in NAMES)):
             return (
                 f"parallel.partition has {len(wishes.partition)} numbers, parallel.pipeline is "
                 f"{wishes.stages}"
             )
-    has_one = wishes.partition is not None and wishes.schedule not in NAMES
-    stages = wishes.stages or (len(wishes.partition or ()) if has_one else 1)
+    stages = wishes.stages or 1
+    if wishes.partition is not None and wishes.schedule not in NAMES:
+        stages = len(wishes.partition)
     if stages > segments and wishes.least:
         return (
             f"{stages} stages are more than the model's {segments} segments (its layers, the "
