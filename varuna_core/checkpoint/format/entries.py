@@ -93,8 +93,9 @@ def make_entry(
 ) -> Entry:
     """An entry of a whole tensor, or of the piece `box` of one of `shape`; names its faults."""
     full = tuple(tensor.shape if shape is None else shape)
+    is_piece = box is not None
     box = box or whole(full)
-    if box.extent != tuple(tensor.shape) or not box.fits(full):
+    if box.extent != tuple(tensor.shape) or (is_piece and not box.fits(full)):
         raise ValueError(
             f"{kind} {name!r}: a piece of {list(tensor.shape)} is not {box} of {list(full)}"
         )

@@ -37,6 +37,8 @@ def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None =
     if isinstance(value, bytes):
         return {"!": ["bytes", base64.b64encode(value).decode()]}
     if isinstance(value, (list, tuple)):
+        if all(type(item) is int for item in value):  # a random state has hundreds
+            return list(value) if isinstance(value, list) else {"!": ["tuple", list(value)]}
         items = [to_plain(item, f"{path}/{i}", place) for i, item in enumerate(value)]
         return items if isinstance(value, list) else {"!": ["tuple", items]}
     if isinstance(value, Mapping):

@@ -53,7 +53,7 @@ def take_random_state() -> dict[str, Any]:
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
-        taken["numpy"] = [name, [int(key) for key in keys], *rest]
+        taken["numpy"] = [name, keys.tolist(), *rest]
     return taken
 
 
