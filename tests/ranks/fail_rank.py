@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from tests.models.small import Gpt, TiedGpt, make_inputs
 from varuna_core import Varuna
 from varuna_core.checkpoint.store.writer import CheckpointWriter
+from varuna_core.runtime.comm.links import Links
 
 HANG_TIMEOUT_S = 20.0
 SAVES = {"saves": 8.0, "limits 77": 77.0}
@@ -50,6 +52,11 @@ def find_limit(group: Any) -> float:
     return float(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
 
 
+def list_groups(links: Links) -> dict[str, Any]:
+    groups = {"pipeline": links.pipeline, "replicas": links.replicas, "tensor": links.tensor}
+    return groups | {f"sharing {places}": group for places, group in links.sharing.items()}
+
+
 def main() -> None:
     folder, how, rank, world = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     how, _, zero = how.partition(" zero ")
@@ -72,11 +79,13 @@ def main() -> None:
         hang_timeout_s=HANG_TIMEOUT_S if how == "hangs" else SAVES.get(how),
     )
     if how.startswith("limits"):
-        links = varuna.links
-        groups = {"pipeline": links.pipeline, "replicas": links.replicas, "tensor": links.tensor}
-        groups |= {f"sharing {places}": group for places, group in links.sharing.items()}
-        for name, group in groups.items():
+        held = []
+        for name, group in list_groups(varuna.links).items():
             print(name, group and find_limit(group))
+            held.append(weakref.ref(group) if group else lambda: None)
+        del group
+        varuna.close()
+        print("kept after close", sum(group() is not None for group in held))
         return
     if how == "saves" and rank == 0:
         CheckpointWriter.save = save_slowly  # type: ignore[method-assign]

@@ -84,6 +84,7 @@ def test_all_collectives_have_the_limit_that_was_given_or_none(tmp_path: Path, h
         for code, output in collect(ranks):
             assert code == 0, output
             found = dict(line.rsplit(" ", 1) for line in output.strip().splitlines())
+            assert found.pop("kept after close") == "0", "a group that is held keeps its threads"
             assert found.keys() == {"pipeline", "replicas", "tensor", "sharing (0, 1)"}
             limits = {name: float(limit) for name, limit in found.items() if limit != "None"}
             assert limits.keys() == {"pipeline", "replicas", "sharing (0, 1)"}

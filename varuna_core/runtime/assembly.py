@@ -236,7 +236,7 @@ def connect_rank(
         settings.hang_timeout_s,
         has_mesh=settings.zero == 3,
         tensor=None if sharding is None else sharding.group,
-        on_abort=(lambda: None) if sharding is None else sharding.release,
+        let_go=(lambda: None) if sharding is None else sharding.release,
         may_share=settings.may_share,
     )
 

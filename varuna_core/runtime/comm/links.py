@@ -111,7 +111,7 @@ class Links:
     on_gpu: list[Any] = field(default_factory=list)
     """NCCL's parts of all groups."""
 
-    on_abort: Callable[[], None] = lambda: None
+    let_go: Callable[[], None] = lambda: None
     """Lets go of groups that are held elsewhere: a group closes when nobody holds it."""
 
     closed: bool = False
@@ -161,10 +161,17 @@ class Links:
                 tensor.copy_(part.view_as(tensor))
 
     def close(self) -> None:
-        """Close the channels to the neighbours in order; no step can follow."""
-        if self._send_last_word(BYE):
-            for receiver in self.receivers:
-                receiver.end(JOIN_TIMEOUT_S)
+        """Close the channels to the neighbours in order, and gloo's groups; no step can follow.
+
+        A thread of gloo's may still hold the tensors of the last sum: where it lets go of them as
+        Python ends, the process aborts (torch 2.13). With its group the thread ends, here.
+        """
+        if not self._send_last_word(BYE):
+            return
+        for receiver in self.receivers:
+            receiver.end(JOIN_TIMEOUT_S)
+        if not self.on_gpu:
+            self._close_groups()
 
     def abort(self) -> None:
         """Close all channels and groups, so that every wait for this rank ends with an error."""
@@ -172,9 +179,12 @@ class Links:
             return
         for receiver in self.receivers:
             receiver.discard()
-        self.on_abort()
         abort_work(self.on_gpu)
         self.on_gpu.clear()
+        self._close_groups()
+
+    def _close_groups(self) -> None:
+        self.let_go()
         for group in (self.pipeline, self.replicas, self.tensor, *self.sharing.values()):
             if group is not None:
                 close_group(group)
@@ -284,13 +294,13 @@ def connect(
     hang_timeout_s: float | None = None,
     has_mesh: bool = False,
     tensor: Any = None,
-    on_abort: Callable[[], None] = lambda: None,
+    let_go: Callable[[], None] = lambda: None,
     may_share: bool = False,
 ) -> Links:
     """Make the groups, the same on every rank and in the same order, and this rank's channels.
 
     `tensor` is the group of the ranks that share this place's layers, if there is one, and
-    `on_abort` lets go of groups that are held elsewhere. `may_share` was said of this rank's GPU.
+    `let_go` lets go of groups that are held elsewhere. `may_share` was said of this rank's GPU.
     """
     place, replica = stage_map.find(rank)
     if stage_map.world_size == 1:
@@ -311,7 +321,7 @@ def connect(
         board=board,
         arrivals=Arrivals(hang_timeout_s),
         tensor=tensor,
-        on_abort=on_abort,
+        let_go=let_go,
     )
     if tensor is not None and (nccl := find_nccl(tensor)) is not None:
         links.on_gpu.append(nccl)
