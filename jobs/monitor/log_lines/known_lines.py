@@ -535,9 +535,17 @@ ENDS = (
     ),
     _known(
         "fallout",
+        "aborted as it ended",
+        r"terminate called without an active exception",
+        "a thread of a library outlived Python, often after all work was done: end the program with "
+        "torch.distributed.destroy_process_group()",
+        is_final=True,
+    ),
+    _known(
+        "fallout",
         "aborted",
         r"Fatal Python error: Aborted|\bAborted \(core dumped\)|^Aborted$|\bSIGABRT\b"
-        r"|terminate called (after|without)|: Aborted$",
+        r"|terminate called after|: Aborted$",
         "a library gave up: the line before says why",
         is_final=True,
     ),

@@ -159,6 +159,7 @@ OTHERS = {
     "launcher summary": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
     "srun ends the step": "srun: error: n061: tasks 4-7: Killed",
     "killed": "Killed",
+    "aborted as it ended": "terminate called without an active exception",
     "aborted": "terminate called after throwing an instance of 'c10::DistBackendError'",
     "interrupted": "KeyboardInterrupt",
     "logged error": "2024-05-01 10:00:00,123 ERROR wandb: network down",
