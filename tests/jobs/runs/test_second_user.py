@@ -187,7 +187,8 @@ def test_no_command_line_of_vjob_holds_a_secret(story: Story) -> None:
     """Arguments of the program are its own command line: only `args` may stand there."""
     num_seen, *marks = story.watched
     assert int(num_seen) > 20
-    places = [story.canaries.places.get(mark.encode(), mark) for mark in marks]
+    known = story.canaries.places  # any container's id may look like one
+    places = [known[mark.encode()] for mark in marks if mark.encode() in known]
     assert any(place.startswith("args") for place in places)
     assert not [place for place in places if not place.startswith("args")]
 
