@@ -33,7 +33,7 @@ DRAWS = 200
 MOST_FACTORS = 4_000_000
 """Of a long schedule fewer steps are drawn, but FEWEST."""
 FEWEST = 40
-TOGETHER, MOST_ACTIONS = (4, 20), 500_000
+TOGETHER, MOST_ACTIONS = (4, 20), 100_000
 """Steps in which replicas share links, fewer of long ones."""
 SEED = 1
 
