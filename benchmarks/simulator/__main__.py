@@ -38,14 +38,10 @@ from benchmarks.simulator.layouts import (
     QUICK,
     Launch,
     Layout,
-    place,
 )
+from benchmarks.simulator.plans import make_tables, plan
 from tests.ranks.device import VARIABLE, find_kind
-from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import StepTime, simulate_step
-from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
     FIGURES,
     QUANTILES,
@@ -57,8 +53,8 @@ from varuna_core.planner.profile.profile import (
     Spread,
 )
 from varuna_core.planner.profile.profile_file import parse_profile
-from varuna_core.planner.result.band import Band, find_band
-from varuna_core.planner.search.space import Option
+from varuna_core.planner.result.band import Band, build_chain, find_band
+from varuna_core.planner.search.search import measure_simplicity
 
 RESULT = RESULTS / "simulator.md"
 MEDIAN_AT_MOST, WORST_AT_MOST, WORST_ON_GPU = 0.02, 0.06, 0.05
@@ -178,34 +174,21 @@ def join_spreads(cells: Sequence[Cell]) -> Spread | None:
 
 
 def predict(
-    profile: Profile, launch: Launch, layout: Layout
+    profile: Profile, planned: Profile, launch: Launch, layout: Layout
 ) -> tuple[StepTime, Band, tuple[int, ...], dict[str, float]]:
     """The step, its band, how simple it is, and by kind of action what all ranks of a replica take
-    for it."""
-    training = TrainingModel(
-        batch=launch.batch, weight_bytes=4, state_bytes=8, framework_bytes=0, memory_share=1.0
-    )
-    shape = Shape(
-        tensor=1, replicas=layout.replicas, micro_batch=layout.micro_batch, zero=layout.zero
-    )
-    count = training.count_micro_batches(layout.replicas, layout.micro_batch)
-    work = find_schedule_model(layout.schedule, layout.stages, count, layout.recompute)
-    chain = Chain(Tables(profile, training), shape, place(launch, layout), work, least=0)
+    for it; the plan, and so the order of actions, is of the profile `planned`."""
+    candidate = plan(make_tables(planned, launch), launch, layout)
+    chain = build_chain(make_tables(profile, launch), candidate, least=0)
     costs = chain.build_costs(layout.bounds)
     step = simulate_step(chain.compiled, costs)
     taken: dict[str, float] = {}
     for _, cost, *_ in chain.compiled.ops:
-        kind = "FfRBIW"[cost // layout.stages]
+        kind = "FfRBIW"[cost // chain.num_stages]
         taken[kind] = taken.get(kind, 0.0) + costs.columns[0].costs[cost]
     band = find_band(chain, layout.bounds)
     assert band is not None, "the profiler measures spreads"
-    option = Option(
-        shape=shape,
-        schedule=layout.schedule,
-        recompute=layout.recompute,
-        num_microbatches=count,
-    )
-    return step, band, option.measure_simplicity(layout.stages), taken
+    return step, band, measure_simplicity(candidate), taken
 
 
 def measure(launch: Launch, rounds: int, cpu: bool, kept: Path | None) -> dict[str, Any]:
@@ -233,12 +216,13 @@ def measure(launch: Launch, rounds: int, cpu: bool, kept: Path | None) -> dict[s
 
 def compare(launch: Launch, result: dict[str, Any]) -> list[Row]:
     profile = join_profiles([parse_profile(text) for text in result["profiles"]])
+    planned = parse_profile(result["planned"])
     rows = []
     is_asynchronous = os.environ.get(VARIABLE) == "cuda"  # events say when kernels were launched
     for layout, steps, events in zip(
         launch.layouts, result["steps"], result["events"], strict=True
     ):
-        predicted, band, simplicity, taken = predict(profile, launch, layout)
+        predicted, band, simplicity, taken = predict(profile, planned, launch, layout)
         own = [events[ranks[0]] for ranks in layout.stage_map]
         rows.append(
             Row(

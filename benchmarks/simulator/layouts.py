@@ -6,8 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
-from varuna_core.planner.profile.profile import Where
+from varuna_core.planner.model.cluster import NodeKind
 
 LEFT, RIGHT = "left", "right"
 """The two nodes, and the kinds of GPU that they stand for."""
@@ -17,7 +16,8 @@ LEFT, RIGHT = "left", "right"
 class Layout:
     """One way to train the launch's model; ranks go stage by stage, replicas side by side."""
 
-    stages: int = 1
+    ranks: int = 1
+    """Of each replica."""
     replicas: int = 1
     micro_batch: int = 1
     schedule: str = "1f1b"
@@ -29,7 +29,7 @@ class Layout:
     @property
     def name(self) -> str:
         words = [
-            f"P{self.stages} D{self.replicas}",
+            f"P{self.ranks} D{self.replicas}",
             self.schedule,
             f"micro-batch {self.micro_batch}",
         ]
@@ -40,7 +40,11 @@ class Layout:
     @property
     def stage_map(self) -> list[list[int]]:
         d = self.replicas
-        return [[stage * d + replica for replica in range(d)] for stage in range(self.stages)]
+        return [[place * d + replica for replica in range(d)] for place in range(self.ranks)]
+
+    @property
+    def stages_per_rank(self) -> int:
+        return len(self.counts) // self.ranks
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -66,31 +70,24 @@ class Launch:
     @property
     def nodes(self) -> list[str]:
         """List the node of each rank."""
-        apart = self.rate_mbit or self.slow_right != 1
-        half = self.ranks // 2
-        return [RIGHT if apart and rank >= half else LEFT for rank in range(self.ranks)]
+        return [node.name for node in self.node_kinds for _ in range(node.gpus)]
 
     @property
     def kinds(self) -> list[str]:
-        return self.nodes if self.slow_right != 1 else [LEFT] * self.ranks
+        """List the kind of GPU that each rank stands for."""
+        return [node.gpu for node in self.node_kinds for _ in range(node.gpus)]
 
-
-def place(launch: Launch, layout: Layout) -> PlacedPipeline:
-    """As the planner names it: which kinds hold each stage, and what their messages go over."""
-    nodes, kinds = launch.nodes, launch.kinds
-    sites, boundaries = [], []
-    for ranks in layout.stage_map:
-        held = {node: [r for r in ranks if nodes[r] == node] for node in (LEFT, RIGHT)}
-        group = tuple((kinds[own[0]], len(own)) for own in held.values() if own)
-        sites.append(StageSite(tuple(sorted({kinds[r] for r in ranks})), group, 1))
-    for before, after in itertools.pairwise(layout.stage_map):
-        crossing = sum(nodes[a] != nodes[b] for a, b in zip(before, after, strict=True))
-        routes = set()
-        for a, b in zip(before, after, strict=True):
-            where: Where = "intra" if nodes[a] == nodes[b] else "inter"
-            routes.add(GpuRoute(kinds[a], kinds[b], where, crossing if where == "inter" else 1))
-        boundaries.append(Boundary(tuple(sorted(routes, key=str))))
-    return PlacedPipeline(tuple(sites), tuple(boundaries))
+    @property
+    def node_kinds(self) -> list[NodeKind]:
+        """The nodes as the planner has them."""
+        if not self.rate_mbit and self.slow_right == 1:
+            return [NodeKind(name=LEFT, gpu=LEFT, gpus=self.ranks, count=1)]
+        other = LEFT if self.slow_right == 1 else RIGHT
+        half = self.ranks // 2
+        return [
+            NodeKind(name=name, gpu=gpu, gpus=half, count=1)
+            for name, gpu in ((LEFT, LEFT), (RIGHT, other))
+        ]
 
 
 GPT = {"layers": 6, "hidden": 128, "heads": 4, "sequence": 256, "vocab": 1024, "dropout": 0.0}
@@ -122,14 +119,18 @@ PAIR = Launch(
     batch=32,
     options=GPT,
     layouts=(
-        _gpt(stages=2, counts=(4, 4)),
-        _gpt(stages=2, counts=(4, 4), schedule="gpipe"),
-        _gpt(stages=2, counts=(4, 4), recompute="full"),
-        _gpt(stages=2, counts=(4, 4), schedule="varuna", recompute="full"),
-        _gpt(stages=2, counts=(6, 2)),
-        _gpt(stages=2, counts=(4, 4), micro_batch=8),
+        _gpt(ranks=2, counts=(4, 4)),
+        _gpt(ranks=2, counts=(4, 4), schedule="gpipe"),
+        _gpt(ranks=2, counts=(4, 4), recompute="full"),
+        _gpt(ranks=2, counts=(4, 4), schedule="varuna", recompute="full"),
+        _gpt(ranks=2, counts=(6, 2)),
+        _gpt(ranks=2, counts=(4, 4), micro_batch=8),
         _gpt(replicas=2, counts=(8,)),
         _gpt(replicas=2, counts=(8,), micro_batch=8, zero=1),
+        _gpt(ranks=2, counts=(2, 2, 2, 2), schedule="interleaved"),
+        _gpt(ranks=2, counts=(2, 1, 1, 1, 1, 2), schedule="interleaved"),
+        _gpt(ranks=2, counts=(2, 2, 2, 2), schedule="zbv"),
+        _gpt(ranks=2, counts=(3, 2, 2, 1), schedule="zbv"),
     ),
 )
 
@@ -140,10 +141,18 @@ WAITS = {"seconds": [WAIT_S * share for share in SHARES], "message": 100_000}
 """A message is 400 kB: 16 ms on the slow link, as a forward of two blocks."""
 
 
-def _waits(*counts: int, **fields: Any) -> Layout:
+def _waits(*counts: int, stages_per_rank: int = 1, **fields: Any) -> Layout:
     """The first and the last stage hold a segment more: what is outside all blocks."""
     all_counts = (counts[0] + 1, *counts[1:-1], counts[-1] + 1)
-    return Layout(stages=len(counts), counts=all_counts, **fields)
+    return Layout(ranks=len(counts) // stages_per_rank, counts=all_counts, **fields)
+
+
+def _rounds(*counts: int, stages_per_rank: int, **fields: Any) -> Layout:
+    return _waits(*counts, schedule="interleaved", stages_per_rank=stages_per_rank, **fields)
+
+
+def _v(*counts: int, **fields: Any) -> Layout:
+    return _waits(*counts, schedule="zbv", stages_per_rank=2, **fields)
 
 
 FOUR = Launch(
@@ -158,6 +167,13 @@ FOUR = Launch(
         _waits(5, 4, 4, 3, recompute="full"),
         _waits(8, 8, replicas=2),
         _waits(9, 7, replicas=2, micro_batch=2),
+        _rounds(2, 2, 2, 2, 2, 2, 2, 2, stages_per_rank=2),
+        _rounds(2, 1, 1, 2, 2, 1, 1, 1, 2, 1, 1, 1, stages_per_rank=3, recompute="full"),
+        _rounds(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, stages_per_rank=4),
+        _v(2, 2, 2, 2, 2, 2, 2, 2),
+        _v(3, 2, 2, 1, 3, 2, 2, 1),
+        _v(3, 2, 2, 1, 3, 2, 2, 1, recompute="full"),
+        _v(4, 4, 4, 4, replicas=2),
     ),
 )
 
@@ -174,6 +190,10 @@ EIGHT = Launch(
         _waits(4, 2, 2, 2, 2, 2, 1, 1, schedule="gpipe"),
         _waits(4, 4, 4, 4, replicas=2),
         _waits(4, 4, 4, 4, replicas=2, schedule="varuna", recompute="full"),
+        _rounds(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, stages_per_rank=2),
+        _rounds(2, 2, 1, 1, 1, 1, 1, 1, 2, 2, 1, 1, stages_per_rank=3, replicas=2),
+        _v(1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),
+        _v(3, 2, 2, 2, 2, 2, 2, 1, replicas=2),
     ),
 )
 
@@ -189,6 +209,7 @@ SIXTEEN = Launch(
         _waits(3, 3, 3, 2, 2, 1, 1, 1, replicas=2),
         _waits(3, 3, 2, 2, 2, 2, 1, 1, replicas=2, schedule="varuna", recompute="full"),
         _waits(4, 3, 3, 2, 1, 1, 1, 1, replicas=2, schedule="gpipe", zero=1),
+        _v(3, 3, 1, 1, 1, 1, 3, 3, replicas=4),
     ),
 )
 
@@ -215,10 +236,10 @@ GPU_PAIR = Launch(
     batch=32,
     options=WIDE,
     layouts=(
-        _gpt(stages=2, counts=(7, 7)),
-        _gpt(stages=2, counts=(7, 7), schedule="gpipe"),
-        _gpt(stages=2, counts=(9, 5)),
-        _gpt(stages=2, counts=(7, 7), schedule="varuna", recompute="full"),
+        _gpt(ranks=2, counts=(7, 7)),
+        _gpt(ranks=2, counts=(7, 7), schedule="gpipe"),
+        _gpt(ranks=2, counts=(9, 5)),
+        _gpt(ranks=2, counts=(7, 7), schedule="varuna", recompute="full"),
         _gpt(replicas=2, counts=(14,)),
         _gpt(replicas=2, counts=(14,), micro_batch=8, zero=1),
     ),

@@ -1,8 +1,10 @@
 """One process of the simulator's benchmark: profiles and steps of every layout in turn.
 
+    the plans' profile
     round 1: links, profile, layout a, layout b, .. ─► round 2: links, profile, layout b, .. ─► ..
 
-A machine that is slow for a while is then slow for the profile and for the runs.
+The first profile says in which order several stages a rank run their actions, as in a plan; the
+others predict. A machine that is slow for a while is then slow for the profile and for the runs.
 """
 
 from __future__ import annotations
@@ -21,16 +23,18 @@ import torch.distributed as dist
 from benchmarks.pipeline import waits
 from benchmarks.pipeline.ranks import gather, pin, serve
 from benchmarks.simulator.layouts import Launch, Layout, rebuild
+from benchmarks.simulator.plans import make_tables, plan
 from tests.ranks.device import CPU, choose_device, synchronize
 from varuna_core import Profiler, Varuna
 from varuna_core.planner.profile.profile import Network
-from varuna_core.planner.profile.profile_file import render_profile
+from varuna_core.planner.profile.profile_file import parse_profile, render_profile
 from varuna_core.profiling import bench as profiler_bench
 from varuna_core.profiling import links as profiler_links
 from varuna_core.profiling.links import measure_network
 from varuna_core.profiling.ranks import Crew
 from varuna_core.programs.gpt import Gpt
 from varuna_core.runtime.engine import engine
+from varuna_core.schedule.costs import Costs
 
 SIZES = tuple(2**power for power in range(10, 24, 2))
 """Bytes of messages: as the profiler's, up to what a model of this size sends."""
@@ -42,7 +46,7 @@ SEED = 1
 class Job:
     """One layout, ready to take steps."""
 
-    def __init__(self, launch: Launch, layout: Layout) -> None:
+    def __init__(self, launch: Launch, layout: Layout, costs: Costs | None) -> None:
         torch.manual_seed(SEED)
         self.events: list[tuple[str, float, float, float]] = []
         batch = make_batch(launch, launch.batch)
@@ -55,6 +59,8 @@ class Job:
             device=choose_device(),
             partition="-".join(map(str, layout.counts)),
             schedule=layout.schedule,
+            stages_per_rank=layout.stages_per_rank,
+            costs=costs,
             recompute=layout.recompute,
             zero=layout.zero,
             trace=lambda *event: self.events.append(event),
@@ -120,10 +126,12 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     waits.jitter.factor = launch.slow_right if launch.nodes[rank] != launch.nodes[0] else 1.0
     profiler_links.SIZE_S = LINK_S
     crew = Crew(choose_device(), kind)
-    jobs = [Job(launch, layout) for layout in launch.layouts]
+    sizes = sorted({layout.micro_batch for layout in launch.layouts})
+    planned = profile_once(launch, kind, sizes, measure_network(crew, sizes=SIZES))
+    tables = make_tables(parse_profile(planned), launch)
+    jobs = [Job(launch, one, plan(tables, launch, one).costs) for one in launch.layouts]
     if launch.model == "gpt" and crew.device == CPU:
         pin(rank)
-    sizes = sorted({layout.micro_batch for layout in launch.layouts})
     for job in jobs:
         job.run(1)
     profiles: list[str] = []
@@ -141,7 +149,7 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
             events[place] = [one[1] for one in told]
     for job in jobs:
         job.varuna.close()
-    return {"profiles": profiles, "steps": steps, "events": events}
+    return {"planned": planned, "profiles": profiles, "steps": steps, "events": events}
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ from varuna_core.planner.result.refusal import search_or_explain
 from varuna_core.planner.search.partition import is_allowed
 from varuna_core.planner.search.search import Searched
 from varuna_core.planner.search.space import Wishes
+from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.held import follow_held
+from varuna_core.schedule.registry import build_schedule
 
 NODES = tuple(
     NodeKind(name=f"n{kind}", gpu=kind, gpus=2, count=2, price_per_hour=1.0) for kind in KINDS
@@ -170,7 +172,7 @@ def find_least(question: Question, schedule: str) -> float:
             work = find_schedule_model(schedule, ranks, count, "none", each)
             chain = SeveralStages(question.tables, shape, placed, work)
             for bounds in list_partitions(chain):
-                run = chain.follow_costs(bounds)
+                run = chain.follow_costs(chain.find_costs(bounds))
                 if is_allowed(run, bounds):
                     least = min(least, run.find_step(bounds))
     return least
@@ -224,6 +226,28 @@ def test_a_schedule_that_is_asked_for_is_planned(schedule: str) -> None:
     assert stages == len(plan.memory_bytes) == 2 * searched.best.stages_per_rank
     held = [stage for node in list_used_nodes(searched.best) for stage in node.stages]
     assert sorted(held) == list(range(stages))
+
+
+def test_a_run_makes_the_order_of_its_plan_from_the_costs_that_it_is_told() -> None:
+    """Where the host is slow the stages of that order cost otherwise than those it was made for."""
+    differ = 0
+    for seed in range(12):
+        question = draw_question(random.Random(f"told/{seed}"), "zbv")
+        searched = question.search()
+        if searched is None:
+            continue
+        best = searched.best
+        plan = build_plan(question.tables, question.cluster, best)
+        assert best.order is not None
+        made = best.order.compiled.schedule
+        ranks, count = made.num_ranks, made.num_microbatches
+        told = Costs(**plan.build_prediction().costs)
+        run = build_schedule("zbv", ranks, count, stages_per_rank=2, costs=told)
+        assert run.ranks == made.ranks
+        shape, placed = best.option.shape, best.placed
+        chain = SeveralStages(question.tables, shape, placed, best.order)
+        differ += chain.find_costs(best.bounds) != plan.costs
+    assert differ
 
 
 def test_given_cuts_are_kept_and_others_than_the_ranks_have_are_refused() -> None:

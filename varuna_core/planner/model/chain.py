@@ -179,6 +179,13 @@ class Chain:
     def compiled(self) -> Compiled:
         return self.schedule.compiled
 
+    @cached_property
+    def sharing(self) -> list[int]:
+        """Of each boundary the replicas whose messages take the same link."""
+        between = [self.placed.find_boundary(*pair) for pair in itertools.pairwise(self.places)]
+        flows = [[] if one is None else [route.flows for route in one.routes] for one in between]
+        return [max([1, *(each // self.shape.tensor for each in own)]) for own in flows]
+
     def may_recompute(self, limit: float) -> bool:
         """A stage that works no longer than `limit` may hold more than it could keep."""
         return any(bool((stage.work[stage.is_beyond] <= limit).any()) for stage in self.stages)

@@ -21,24 +21,30 @@ from varuna_core.planner.model.schedule_model import model_schedule
 from varuna_core.planner.model.step import StageMemory
 from varuna_core.planner.model.tables import Array
 from varuna_core.schedule.compiled import Compiled, list_stages, unlist_costs
+from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import SCHEDULES, build_schedule
 
 
 class SeveralStages(Chain):
     """Several stages a rank; every stage has a segment or more."""
 
-    def follow_costs(self, bounds: Bounds) -> SeveralStages:
-        """With the actions in the order that the runtime makes for these stages' costs."""
+    def find_costs(self, bounds: Bounds) -> Costs:
+        """Those of these stages, as a run is told them."""
+        (column,) = self.build_costs(bounds).columns
+        return Costs(**unlist_costs(column.costs, column.hops).as_json())
+
+    def follow_costs(self, costs: Costs) -> SeveralStages:
+        """With the actions in the order that the runtime makes for these costs; the stages may cost
+        otherwise then, where the host's part is dealt out among other actions."""
         schedule = self.compiled.schedule
         if not SCHEDULES[schedule.name].splits_backward:  # it is the same for any costs
             return self
-        (column,) = self.build_costs(bounds).columns
         made = build_schedule(
             schedule.name,
             schedule.num_ranks,
             schedule.num_microbatches,
             stages_per_rank=self.num_stages // schedule.num_ranks,
-            costs=unlist_costs(column.costs, column.hops),
+            costs=costs,
             recompute="full" if any(role.uses[2] for role in self.schedule.roles) else "none",
         )
         work = model_schedule(Compiled(made))

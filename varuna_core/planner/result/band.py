@@ -3,6 +3,7 @@
 ```
 a drawn step   F x 0.98   F x 1.03   B x 1.00 ...    each action by its kind's quantiles
                all of them x 1.02                    the machine, slow or fast for a while
+               + what a replica waits                where others get ahead on a link they share
 the band       5 and 95 of 100 drawn steps, and UNEXPLAINED on both sides
 ```
 
@@ -11,6 +12,7 @@ Two plans meet the same slow machine, so they are compared by a narrower band: t
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,18 +20,21 @@ import numpy as np
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.several import SeveralStages
+from varuna_core.planner.model.shared_links import run_together
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.profile.profile import FIGURE_OF, QUANTILES, TIMES, Spread
 from varuna_core.planner.search.search import Candidate, Search, Searched, measure_simplicity
 from varuna_core.schedule.compiled import KINDS
 
 UNEXPLAINED = 0.03
-"""Of a step: what is left where actions hardly vary. All 14 layouts of timed waits of
-benchmarks/results/simulator.md were within it."""
+"""Of a step: what is left where actions hardly vary. Most layouts of timed waits were within it:
+benchmarks/results/simulator.md."""
 DRAWS = 200
 MOST_FACTORS = 4_000_000
 """Of a long schedule fewer steps are drawn, but FEWEST."""
 FEWEST = 40
+TOGETHER, MOST_ACTIONS = (4, 20), 100_000
+"""Steps in which replicas share links, fewer of long ones."""
 SEED = 1
 
 
@@ -53,10 +58,11 @@ def find_band(chain: Chain, bounds: Bounds) -> Band | None:
         return None
     factors, rounds = _draw_factors(chain, known)
     partitions = np.repeat([bounds], len(rounds), axis=0)
-    steps = chain.find_steps(partitions, factors)
+    delays = np.resize(_draw_delays(chain, bounds), len(rounds))
+    steps = chain.find_steps(partitions, factors) + delays
     middle, high = np.quantile(steps, [0.5, QUANTILES[-1]])
     low_s, high_s = np.quantile(
-        chain.find_steps(partitions, factors * rounds), [QUANTILES[0], QUANTILES[-1]]
+        chain.find_steps(partitions, factors * rounds) + delays, [QUANTILES[0], QUANTILES[-1]]
     )
     return Band(
         low_s=float(low_s) * (1 - UNEXPLAINED),
@@ -92,6 +98,23 @@ def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
     # One draw for all: the stage with the widest spread says how far.
     widest = max(spreads, key=lambda spread: spread.rounds[-1] - spread.rounds[0])
     return factors, np.interp(draw.random(count), QUANTILES, widest.rounds)
+
+
+def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
+    """What a step takes longer than with replicas that take turns on the links that they share."""
+    (column,) = chain.build_costs(bounds).columns
+    if not column.lag_s:
+        return [0.0]
+    compiled = chain.compile(bounds)
+    in_turn = column.lag_s
+    in_turn += compiled.run(column.costs, column.hops, holds=column.holds).makespan
+    fewest, most = TOGETHER
+    count = min(most, MOST_ACTIONS // (len(compiled.ops) * max(chain.sharing)))
+    draw = random.Random(SEED)
+    return [
+        run_together(compiled, column, chain.sharing, draw) - in_turn
+        for _ in range(max(fewest, count))
+    ]
 
 
 def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:

@@ -83,7 +83,7 @@ def build_plan(
     return LayoutPlan(
         candidate=candidate,
         step=simulate_step(compiled, step_costs),
-        costs=unlist_costs(column.costs, column.hops),
+        costs=candidate.costs or unlist_costs(column.costs, column.hops),
         memory_bytes=tuple(peaks[place] for place in chain.places),
         limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
         sources=tuple(sorted(sources)),

@@ -39,6 +39,7 @@ from varuna_core.planner.search.partition import (
     is_allowed,
 )
 from varuna_core.planner.search.space import NAMES, Option, Placements, Tier, Wishes, list_options
+from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import place_stages
 
 
@@ -53,6 +54,8 @@ class Candidate:
     order: ScheduleModel | None = field(default=None, compare=False, repr=False)
     """Of several stages a rank the actions in the order for the costs of these cuts; None where
     the schedule's own name and sizes say it."""
+    costs: Costs | None = field(default=None, compare=False, repr=False)
+    """Those that the order is for: a run that is told others may make another one."""
 
     @property
     def stages_per_rank(self) -> int:

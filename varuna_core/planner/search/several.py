@@ -99,7 +99,7 @@ def try_several(question: Search, searched: Searched, wishes: Wishes) -> Searche
             break
         if found and _is_late(question):
             break
-        settled = _settle(one.option, one.chain, one.bounds, wishes.partition is not None)
+        settled = settle(one.option, one.chain, one.bounds, wishes.partition is not None)
         if settled is not None:
             known = found.get(one.option)
             if known is None or settled.step_s < known.step_s:
@@ -129,7 +129,7 @@ def _try_all(question: Search, wishes: Wishes, best_s: float) -> Iterator[_Tried
         placements = question.placements.iterate(shape.tensor, shape.replicas, start.row)
         for placed in itertools.islice(placements, PLACEMENTS):
             count += 1
-            chain = _make_chain(question.tables, start.option, placed, start.stages_per_rank)
+            chain = make_chain(question.tables, start.option, placed, start.stages_per_rank)
             bounds = _choose_cuts(chain, wishes.partition)
             if bounds is not None:
                 step_s = float(chain.find_steps([bounds])[0])
@@ -145,9 +145,9 @@ def find_at(
     tables: Tables, option: Option, placed: PlacedPipeline, stages_per_rank: int
 ) -> Candidate | None:
     """The best cuts that are found for one placement; None where none fits."""
-    chain = _make_chain(tables, option, placed, stages_per_rank)
+    chain = make_chain(tables, option, placed, stages_per_rank)
     bounds = _choose_cuts(chain, None)
-    return None if bounds is None else _settle(option, chain, bounds, is_given=False)
+    return None if bounds is None else settle(option, chain, bounds, is_given=False)
 
 
 def count_each(schedule: str, training: TrainingModel) -> Sequence[int]:
@@ -158,7 +158,7 @@ def count_each(schedule: str, training: TrainingModel) -> Sequence[int]:
     return (own or 2,)
 
 
-def _make_chain(
+def make_chain(
     tables: Tables, option: Option, placed: PlacedPipeline, stages_per_rank: int
 ) -> SeveralStages:
     """With the actions in the order for even costs."""
@@ -199,14 +199,15 @@ def _make_fit(chain: SeveralStages, bounds: Bounds) -> Bounds | None:
     return bounds
 
 
-def _settle(
+def settle(
     option: Option, chain: SeveralStages, bounds: Bounds, is_given: bool
 ) -> Candidate | None:
     """With the actions in the order that the runtime makes for the costs of these cuts, or, if they
     are not given, of better ones in that order; None where that holds more than fits."""
     best: Candidate | None = None
     for _ in range(MOST_TURNS):
-        chain = chain.follow_costs(bounds)
+        costs = chain.find_costs(bounds)
+        chain = chain.follow_costs(costs)
         if not is_allowed(chain, bounds):
             break
         step_s = chain.find_step(bounds)
@@ -218,6 +219,7 @@ def _settle(
             bounds=bounds,
             step_s=step_s,
             order=chain.schedule,
+            costs=costs,
         )
         if is_given:
             break
