@@ -42,8 +42,8 @@ def test_each_number_of_the_table_is_in_a_result_file(
 
 
 NEEDS_AN_ARGUMENT = {"planner/estimates", "suite/covered", "suite/fresh", "suite/durations"}
-"""Other people's measurements, which only their owner can name; an earlier commit; room for roots of
-Debian; a log."""
+"""Other people's measurements, which only their owner can name; an earlier commit; room for roots
+of Debian; a log."""
 
 
 def test_every_benchmark_that_writes_a_result_is_run_by_make_bench() -> None:

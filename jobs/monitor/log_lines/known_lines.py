@@ -537,8 +537,8 @@ ENDS = (
         "fallout",
         "aborted as it ended",
         r"terminate called without an active exception",
-        "a thread of a library outlived Python, often after all work was done: end the program with "
-        "torch.distributed.destroy_process_group()",
+        "a thread of a library outlived Python, often after all work was done: end the program "
+        "with torch.distributed.destroy_process_group()",
         is_final=True,
     ),
     _known(
