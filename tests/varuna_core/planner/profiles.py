@@ -39,13 +39,15 @@ def draw_host(draw: random.Random, size: int) -> dict[str, tuple[float, ...]]:
     if draw.random() < 0.7:
         return {}
     most = draw.choice([0.3, 1.0, 3.0])
-    rows = {name: tuple(draw.uniform(0, most) for _ in range(size)) for name in HOST_TIMES}
+    names = (*HOST_TIMES, "selective_host_s")
+    rows = {name: tuple(draw.uniform(0, most) for _ in range(size)) for name in names}
     return {**rows, "action_host_s": draw_actions(draw)}
 
 
 def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profile:
     """Two kinds of GPU, every figure drawn; blocks alike half of the time."""
     even = draw.random() < 0.5
+    copying = draw.choice([0.2, 1.0, 3.0])
 
     def row(scale: float) -> tuple[float, ...]:
         middle = scale * draw.uniform(0.5, 1.5)
@@ -67,6 +69,10 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
                     output_bytes=row(1e6),
                     graph_bytes=row(1e9),
                     work_bytes=row(1e8),
+                    selective_s=row(0.3 * micro / tensor),
+                    kept_bytes=row(3e8),
+                    offload_s=row(copying * micro / tensor),
+                    load_s=row(copying * micro / tensor),
                     action_s=draw_actions(draw),
                     **draw_host(draw, size),
                 )
@@ -74,6 +80,7 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
                 for tensor in (1, 2)
             },
             optimizer_s={1: row(0.3), 2: row(0.2)},
+            copies_beside=draw.random() < 0.6,
         )
         for kind in KINDS
     }

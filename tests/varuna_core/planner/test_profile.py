@@ -18,6 +18,7 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.gpus import GPUS, find_gpu, list_gpus
 from varuna_core.planner.profile.profile import (
     FIGURES,
+    OPTIONAL,
     TIMES,
     LinkTime,
     Network,
@@ -65,6 +66,23 @@ def test_a_file_of_version_1_is_read() -> None:
     fields["vjob_profile"] = 3
     with pytest.raises(PlanningError, match="version 3, this vjob reads 1, 2: profile again"):
         parse_profile(json.dumps(fields))
+
+
+def test_a_file_without_figures_of_ways_of_recompute_is_read() -> None:
+    profile = make_profile(random.Random(1), 4)
+    assert profile.knows("selective") and profile.knows("offload")
+    fields = json.loads(render_profile(profile))
+    for gpu in fields["gpus"].values():
+        del gpu["copies_beside"]
+        for cell in gpu["cells"]:
+            for name in OPTIONAL:
+                cell.pop(name, None)
+    old = parse_profile(json.dumps(fields))
+    assert not old.knows("selective") and not old.knows("offload") and old.knows("full")
+    assert parse_profile(render_profile(old)) == old
+    assert old.find_cell("big", 3).selective_s == ()  # between two sizes
+    both = old.extend(replace(profile, gpus={"big": profile.gpus["big"]}))
+    assert not both.knows("offload"), "the other kind of GPU has none"
 
 
 def test_a_file_of_this_version_says_what_an_action_costs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from varuna_core.profiling.bench import ROUND, Figures, is_out_of_memory, measur
 from varuna_core.profiling.measure import Measuring, choose_samples, find_classes, find_spread
 from varuna_core.profiling.profile_file import build_cell
 from varuna_core.profiling.profiler import remake_optimizer
+from varuna_core.runtime.engine.graph_offload import Files
 from varuna_core.runtime.split.split import split_model
 
 CPU = torch.device("cpu")
@@ -63,6 +65,46 @@ def test_every_time_is_there(tmp_path: Path) -> None:
     for cell in profile.gpus["cpu"].cells.values():
         assert not any(cell.action_host_s), "there is no host apart from the device"
         assert not any(any(getattr(cell, name)) for name in HOST_TIMES)
+
+
+def test_ways_of_recompute_are_measured(tmp_path: Path) -> None:
+    size = 3
+    profile = run_profile(Ladder(), tmp_path, [size])
+    assert profile.knows("selective") and profile.knows("offload")
+    assert not profile.gpus["cpu"].copies_beside, "the host waits for its files"
+    cell = profile.gpus["cpu"].cells[size, 1]
+    # What each linear layer has made.
+    assert cell.kept_bytes == tuple(size * width * FLOAT for width in (WIDTH, MIDDLE, 1))
+    assert min(*cell.offload_s, *cell.load_s) > 0
+    assert len(cell.selective_s) == 3
+    compiled = run_profile(Ladder(), tmp_path / "compiled", [size], selective=False)
+    assert not compiled.knows("selective") and compiled.knows("offload")
+
+
+def test_a_disk_without_room_leaves_copies_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Files, "copy_out", refuse)
+    profile = run_profile(Ladder(), tmp_path)
+    assert not profile.knows("offload") and profile.knows("selective")
+
+
+def test_a_model_that_makes_other_products_again_recomputes_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it looks whether gradients are on, a stage keeps no products: it says so once."""
+
+    class Looking(Ladder):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss = super().forward(x)
+            return loss + (x @ x.T).sum() * 0 if torch.is_grad_enabled() else loss
+
+    cell = run_profile(Looking(), tmp_path).gpus["cpu"].cells[2, 1]
+    assert cell.kept_bytes[2] == 0 < cell.kept_bytes[0]
+    assert sum("makes other matrix products" in line for line in caplog.messages) == 1
 
 
 def assert_every_time(gpu: GpuProfile) -> None:

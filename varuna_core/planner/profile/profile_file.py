@@ -16,6 +16,7 @@
 Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
 action costs by itself was in every segment's figures. `spread` is there where it was measured, and
 `forward_host_s` and such, in cells and in `action_s`, where the host's time is not the device's.
+Older files of version 2 have no figures of `recompute` selective and offload, nor `copies_beside`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import (
     FIGURES,
     HOST_TIMES,
+    OPTIONAL,
     TIMES,
     Cell,
     GpuProfile,
@@ -89,6 +91,7 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "optimizer_s": {str(k): list(v) for k, v in sorted(gpu.optimizer_s.items())},
         "optimizer_source": gpu.optimizer_source,
+        "copies_beside": gpu.copies_beside,
         "cells": [
             {
                 "micro_batch": size,
@@ -104,9 +107,11 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
 
 
 def _list_names(cell: Cell) -> list[str]:
-    """Without the host's times where none are known."""
-    is_known = any(any(getattr(cell, name)) for name in HOST_TIMES)
-    return [name for name in FIGURES if is_known or name not in HOST_TIMES]
+    """Without the host's times where none are known, and what else is not."""
+    hosts = (*HOST_TIMES, "selective_host_s")
+    is_known = any(any(getattr(cell, name)) for name in hosts)
+    named = [name for name in FIGURES if is_known or name not in hosts]
+    return [name for name in named if name not in OPTIONAL or getattr(cell, name)]
 
 
 def _render_actions(cell: Cell) -> dict[str, float]:
@@ -211,7 +216,7 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
     cells = {}
     for given in fields["cells"]:
         names = [name for name in FIGURES if not (is_old and name == "backward_s")]
-        names = [name for name in names if name in given or name not in HOST_TIMES]
+        names = [name for name in names if name in given or name not in (*HOST_TIMES, *OPTIONAL)]
         figures = {name: tuple(map(float, given[name])) for name in names}
         _check_size("cells", figures["forward_s"], model)
         if not is_old:
@@ -236,6 +241,7 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
         cells=cells,
         optimizer_s=optimizer,
         optimizer_source=_parse_source({"source": fields.get("optimizer_source", "measured")}),
+        copies_beside=bool(fields.get("copies_beside", False)),
     )
 
 
