@@ -120,11 +120,11 @@ def make_chain(draw: random.Random) -> Chain:
     """With any schedule of one stage a rank, sends that block or not, memory that binds or not."""
     stages, size = draw.randint(1, 4), draw.randint(4, 8)
     name = draw.choice(["gpipe", "1f1b", "1f1b", "varuna", "zero_bubble"])
-    ways: list[Recompute] = ["none", "full", *(["auto"] * (name in ("gpipe", "1f1b")))]
+    ways: list[Recompute] = ["none", "full", "selective"]
+    ways += ["auto"] * (name in ("gpipe", "1f1b")) + ["offload"] * (name != "varuna")
     recompute = draw.choice(ways)
-    profile = make_profile(
-        draw, size, draw.choice([1e12, 1.3e10 if recompute == "auto" else 1e12, 2e10])
-    )
+    binds = recompute not in ("none", "full")
+    profile = make_profile(draw, size, draw.choice([1e12, 1.3e10 if binds else 1e12, 2e10]))
     training = TrainingModel(
         batch=12,
         overlap_sends=draw.random() < 0.7,

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.schedule.recompute import Recompute
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "auto", "selective", "offload")
+"""From the simplest on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +34,8 @@ class TrainingModel:
     """Of a GPU's memory: context, kernels, communication buffers."""
     memory_share: float = 0.95
     """Of a GPU's memory that may be used: the allocator's holes need the rest."""
-    keeps_what_fits: bool = True
-    """It has `recompute: auto`."""
+    recomputes: tuple[Recompute, ...] = RECOMPUTES
+    """The ways of recompute that a search may choose."""
     may_have_several_stages: bool = True
     """Ranks may have several stages each without a conf that asks for it."""
     data_s: float = 0.0
@@ -73,7 +77,7 @@ MEGATRON = TrainingModel(
     overlap_sends=False,
     overlap_reduction=False,
     split_messages=True,
-    keeps_what_fits=False,
+    recomputes=("none", "full"),
     may_have_several_stages=False,
 )
 """Megatron-LM of 2023 in fp16 with its local data parallel: sums and sends wait."""

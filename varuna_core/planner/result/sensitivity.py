@@ -99,7 +99,7 @@ def scale_times(
                 took * factor if is_meant(segment) else took
                 for segment, took in enumerate(getattr(cell, name))
             )
-            for name in TIMES
+            for name in (*TIMES, "selective_s")
         }
         return replace(cell, **changed)
 
