@@ -11,7 +11,9 @@ which the system keeps in memory where it has some to spare, and the rank waits 
 beside its work, of which this shows nothing.
 
 What the planner predicts of each way stands beside it, by two profiles that are measured in the
-process of the steps, one before them and one after.
+process of the steps, one before them and one after. Predicted memory is that of graphs and of a
+running action; gradients, which a plan counts as always there, come into being in the step: before
+the peak, but for `none`, whose peak is before the first backward.
 """
 
 from __future__ import annotations
@@ -169,7 +171,7 @@ def time_steps(hidden: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def render(found: Sequence[Figures]) -> str:
+def render(found: Sequence[Figures], gradients: int) -> str:
     kept = found[0]
     lines = [
         "| recompute | graphs at once | allocated, MiB | predicted | allocated / none | bound "
@@ -196,7 +198,11 @@ def render(found: Sequence[Figures]) -> str:
             f"| {one.way} | {min(ratios):.2f} | {middle:.2f} | {max(ratios):.2f} | {predicted} |"
         )
     measured, predicted_s = statistics.median(kept.seconds), statistics.mean(kept.predicted_s)
-    lines += ["", f"none itself: predicted over measured {predicted_s / measured:.2f}."]
+    lines += [
+        "",
+        f"none itself: predicted over measured {predicted_s / measured:.2f}. Gradients take "
+        f"{gradients / MIB:.0f} MiB besides.",
+    ]
     return "\n".join(lines)
 
 
@@ -228,11 +234,12 @@ def main() -> None:
         )
         for way, (allocated, resident, graphs) in memory.items()
     ]
+    gradients = sum(p.numel() * p.itemsize for p in build_model(options.hidden).parameters())
     text = (
         f"torch {torch.__version__}, Python {platform.python_version()}, {read_processor()}; a GPT "
         f"of {LAYERS} layers of {options.hidden}, {NUM_MICROBATCHES} micro-batches of {MICRO} x "
         f"{SEQUENCE}, gpipe on one rank, one thread; {options.rounds} rounds. Losses equal.\n\n"
-        f"{render(found)}\n"
+        f"{render(found, gradients)}\n"
     )
     print(text)
     if options.write:

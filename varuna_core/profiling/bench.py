@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -55,6 +56,8 @@ from varuna_core.schedule.actions import COPIES, Action, Kind
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+log = logging.getLogger(__name__)
 
 
 # Memory.
@@ -198,6 +201,9 @@ ONE: tuple[tuple[Kind, int], ...] = (("F", 0), ("B", 0))
 BETWEEN: tuple[tuple[Kind, int], ...] = (("f", 0), ("R", 0))
 """While products are kept."""
 COPIED: tuple[tuple[Kind, int], ...] = (("F", 0), ("O", 0), ("L", 0))
+MOST_COPIED = 2**30
+"""Bytes of a graph: what would be larger by the size before is taken to need as much longer. All
+ranks of a node copy at once, and a host keeps the memory that it has pinned."""
 WARM_UP, LEAST, MOST = 2, 5, 25
 """Rounds."""
 ROUNDS_S = 1.5
@@ -343,6 +349,9 @@ class Bench:
         """
         self.segment, self.crossings, self.sharding = segment, crossings, sharding
         self.selective, self.keeping = selective, {segment}
+        self.can_copy = self.is_copied = True
+        self.last_copies: tuple[int, float, float, float] | None = None
+        """Of the last size that was copied: the size, what a graph holds, seconds out and back."""
         self.device = split.device
         on_meta = any(parameter.is_meta for parameter in split.model.parameters())
         stage = split.make_stage(segment, seed=seed if on_meta else None, sharding=sharding)
@@ -401,6 +410,9 @@ class Bench:
     def begin(self, inputs: Mapping[str, Any], size: int) -> int:
         """Warm up; how many rounds there are to be."""
         self.micro = MicroBatch(inputs=inputs, size=size, first_sample=0)
+        if self.last_copies is not None:
+            before, num_bytes, _, _ = self.last_copies
+            self.is_copied = num_bytes * size / before <= MOST_COPIED
         self.incoming.tensors = self.crossings.make(self.segment, inputs)
         with kept_random_state(self.device):
             for _ in range(WARM_UP):
@@ -424,8 +436,6 @@ class Bench:
         self.host_between: list[list[float]] = []
         self.copied: list[list[float]] = []
         """The same of COPIED."""
-        self.has_room = True
-        """For a graph that leaves."""
 
     def run_round(self) -> None:
         with kept_random_state(self.device):
@@ -447,18 +457,32 @@ class Bench:
         rounds.append(self.clock.read())
 
     def _run_others(self) -> None:
+        """What fails here is not known afterwards, and the rest of the profile is made."""
         if self.selective:
-            with self._keeping_products():
-                self._time(BETWEEN, self.between, self.host_between)
+            try:
+                with self._keeping_products():
+                    self._time(BETWEEN, self.between, self.host_between)
+            except Exception as error:  # of any model's code, which sees its operations watched
+                if is_out_of_memory(error):
+                    raise
+                self.selective = False
+                self._warn("selective", error)
         try:
-            self._run(COPIED)
-            self.copied.append(self.clock.read())
-        except (OSError, RuntimeError) as error:
-            # Ranks that share layers go on together all the same: a copy waits for nobody.
-            if not isinstance(error, OSError) and not is_out_of_memory(error):
-                raise
-            self.has_room = False
-        self.engine.run([], [], 0, lambda: 0)  # lets go of the graph
+            self._run(COPIED if self.is_copied else COPIED[:1])
+            if self.is_copied:
+                self.copied.append(self.clock.read())
+        except Exception as error:  # no room for the graph, or hooks that do not go with the model
+            if self.can_copy:
+                self._warn("offload", error)
+            self.can_copy = False  # the next one is tried all the same: others share the forward
+        self._let_go()
+
+    def _warn(self, recompute: str, error: Exception) -> None:
+        log.warning("segment %d: recompute %s is not measured: %s", self.segment, recompute, error)
+
+    def _let_go(self) -> None:
+        """Of the graph of actions without a backward."""
+        self.engine.run([], [], 0, lambda: 0)
 
     @contextmanager
     def _keeping_products(self) -> Iterator[None]:
@@ -472,7 +496,7 @@ class Bench:
     def finish(self) -> Figures:
         with kept_random_state(self.device):
             graph, held, peak = self._measure_memory()
-            others = self._find_others()
+            others = self._find_others(held)
         return Figures(
             forward_s=_find_usual(self.rounds, "F"),
             backward_s=_find_usual(self.rounds, "B"),
@@ -490,11 +514,10 @@ class Bench:
             **others,
         )
 
-    def _find_others(self) -> dict[str, float]:
+    def _find_others(self, held: float) -> dict[str, float]:
         found: dict[str, float] = {}
-        if self.has_room:
-            found["offload_s"] = _find_usual(self.copied, "O", COPIED)
-            found["load_s"] = _find_usual(self.copied, "L", COPIED)
+        if self.can_copy:
+            found["offload_s"], found["load_s"] = self._find_copies(held)
         if self.selective:
             for name, rounds, between in (
                 ("selective_s", self.rounds, self.between),
@@ -505,11 +528,23 @@ class Bench:
             found["kept_bytes"] = self._measure_kept()
         return found
 
+    def _find_copies(self, held: float) -> tuple[float, float]:
+        if self.is_copied:
+            out, back = (_find_usual(self.copied, kind, COPIED) for kind in COPIES)
+            self.last_copies = self.micro.size, held, out, back
+        assert self.last_copies is not None
+        size, num_bytes, out, back = self.last_copies
+        more = held / num_bytes if num_bytes else self.micro.size / size
+        return out * more, back * more
+
     def _measure_kept(self) -> float:
         meter = self.engine.meter = GraphMeter(self.micro.size)
-        with self._keeping_products():
-            self._run(BETWEEN)
-        self.engine.meter = None
+        try:
+            with self._keeping_products():
+                self._run(BETWEEN)
+        finally:
+            self.engine.meter = None
+        self._let_go()
         return meter.kept.get(self.segment, 0.0)
 
     def _run(self, actions: Sequence[tuple[Kind, int]], occupied_s: float = 0.0) -> None:
