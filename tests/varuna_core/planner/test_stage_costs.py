@@ -18,7 +18,7 @@ from varuna_core.planner.model.cluster import (
     StageSite,
 )
 from varuna_core.planner.model.schedule_model import Levels, find_schedule_model
-from varuna_core.planner.model.step import find_peaks, simulate_step
+from varuna_core.planner.model.step import find_away, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import Cell, Network, Profile, Tie, build_link
@@ -164,6 +164,8 @@ def test_copies_cost_what_the_work_beside_them_does_not_hide() -> None:
     assert chain.find_steps([(0, 4)])[0] == pytest.approx(work)
     (held,) = chain.list_memory((0, 4))
     assert find_peaks(chain.compiled, [held]) == (2 * held.graph + 2 * held.inputs,)
+    assert find_away(chain.compiled, [held]) == (3 * (held.graph - held.inputs),)
+    assert find_away(make_chain("gpipe").compiled, [held, held]) == (0, 0)
 
 
 def test_where_nothing_runs_beside_a_copy_all_of_it_counts() -> None:

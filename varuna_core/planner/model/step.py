@@ -265,6 +265,21 @@ def find_peaks(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float
     return tuple(peaks)
 
 
+def find_away(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float, ...]:
+    """The most bytes of graphs that each rank has in the host's memory at any time of a step."""
+    away = []
+    for rank, actions in enumerate(compiled.schedule.ranks):
+        stages = list_stages(compiled.schedule, rank)
+        sizes = {s: memory[s].graph - memory[s].inputs for s in stages}
+        away.append(
+            max(
+                sum(count * sizes[s] for s, count in held.offloaded.items())
+                for _, held in follow_held(actions, stages)
+            )
+        )
+    return tuple(away)
+
+
 def trace_memory(
     compiled: Compiled, timed: Timed, memory: Sequence[StageMemory]
 ) -> list[list[tuple[float, float]]]:
