@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.varuna_core.planner.profiles import KINDS, make_profile
+from tests.varuna_core.planner.profiles import KINDS, add_halves, make_profile
 from varuna_core.planner.model.cluster import (
     Cluster,
     NodeKind,
@@ -80,11 +80,12 @@ def draw_instance(draw: random.Random) -> Instance:
         overlap_sends=draw.random() < 0.7,
         overlap_reduction=draw.random() < 0.7,
         split_messages=draw.random() < 0.2,
+        deals_whole=draw.random() < 0.7,
         recomputes=_draw_recomputes(draw, needs_memory),
         data_s=draw.choice([0.0, 0.5]),
     )
     return Instance(
-        profile=profile,
+        profile=add_halves(draw, profile),
         training=training,
         cluster=Cluster(kinds=kinds),
         wishes=_draw_wishes(draw, size),
@@ -418,9 +419,13 @@ class _Timer:
             if shape.zero > 1 and shape.replicas > 1:
                 count = tables.find_parameters(shape.tensor)[a, e]
                 network = tables.profile.network
+                is_whole = training.deals_whole and shape.zero == 2
                 summed, gathered = (
-                    network.find_all_reduce(site.group, count * each, site.sharing)[0] / 2
-                    for each in (training.reduced_bytes, training.weight_bytes)
+                    network.find_half(half, site.group, count * each, site.sharing)
+                    for half, each in (
+                        ("reduce" if is_whole else "reduce_scatter", training.reduced_bytes),
+                        ("all_gather", training.weight_bytes),
+                    )
                 )
                 both, weights = both + summed, weights + summed
                 if shape.zero == 3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
@@ -11,6 +12,7 @@ from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
+    HALVES,
     HOST_TIMES,
     TIMES,
     Cell,
@@ -106,6 +108,18 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
     )
 
 
+def add_halves(draw: random.Random, profile: Profile) -> Profile:
+    """With halves of sums measured for some groups."""
+    halves = {
+        (half, kind, ranks, on_a_node): build_link(draw.choice([0.0, 0.1]), draw.choice([0.1, 1.0]))
+        for half in HALVES
+        for kind in KINDS
+        for ranks, on_a_node in ((2, 1), (2, 2), (4, 2))
+        if draw.random() < 0.5
+    }
+    return replace(profile, network=replace(profile.network, halves=halves))
+
+
 def make_placed(draw: random.Random, stages: int, replicas: int) -> PlacedPipeline:
     kinds = [draw.choice(KINDS) for _ in range(stages)]
     sites = tuple(StageSite((kind,), ((kind, replicas),), 1) for kind in kinds)
@@ -137,7 +151,7 @@ def make_chain(draw: random.Random) -> Chain:
     )
     count = draw.randint(1, 7)
     return Chain(
-        Tables(profile, training),
+        Tables(add_halves(draw, profile), training),
         shape,
         make_placed(draw, stages, replicas),
         find_schedule_model(name, stages, count, recompute),

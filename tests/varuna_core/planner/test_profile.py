@@ -18,8 +18,10 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.gpus import GPUS, find_gpu, list_gpus
 from varuna_core.planner.profile.profile import (
     FIGURES,
+    HALVES,
     OPTIONAL,
     TIMES,
+    Half,
     LinkTime,
     Network,
     Spread,
@@ -221,6 +223,28 @@ def test_a_sum_over_nodes_is_slower_than_within_one() -> None:
     assert both == pytest.approx(0.1 + 2 * 3 / 4 / 100)
     measured = Network(links={}, all_reduces={("a", 8, 4): build_link(0, 5, "measured")})
     assert measured.find_all_reduce([("a", 4)] * 2, 1e9) == (pytest.approx(0.2), "measured")
+    assert measured.find_half("reduce", [("a", 4)] * 2, 1e9) == pytest.approx(0.1)
+
+
+def test_a_half_of_a_sum_is_as_measured_or_half_of_it() -> None:
+    halves: dict[tuple[Half, str, int, int], LinkTime] = {
+        ("reduce", "a", 8, 4): build_link(0, 4, "measured"),
+        ("all_gather", "a", 8, 4): build_link(0, 20, "measured"),
+    }
+    sums = {("a", 8, 4): build_link(0, 5, "measured")}
+    network = Network(links={}, all_reduces=sums, halves=halves)
+    nodes = [("a", 4)] * 2
+    found = [float(network.find_half(half, nodes, 1e9)) for half in HALVES]
+    assert found == pytest.approx([0.25, 0.1, 0.1, 0.05])
+    assert network.find_half("reduce", nodes, 1e9, sharing=2) == pytest.approx(0.5)
+    profile = replace(make_profile(random.Random(1), 4), network=network)
+    assert parse_profile(render_profile(profile)) == profile == profile.extend(profile)
+    fields = json.loads(render_profile(profile))
+    fields["halves"][0]["half"] = "shuffle"
+    with pytest.raises(PlanningError, match="a half 'shuffle' of a sum: expected one of reduce"):
+        parse_profile(json.dumps(fields))
+    del fields["halves"]
+    assert parse_profile(json.dumps(fields)).network.halves == {}
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from varuna_core.planner.model.schedule_model import Levels, find_schedule_model
 from varuna_core.planner.model.step import find_away, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.profile import Cell, Network, Profile, Tie, build_link
+from varuna_core.planner.profile.profile import HALVES, Cell, Network, Profile, Tie, build_link
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 from varuna_core.schedule.compiled import KINDS
@@ -172,6 +172,33 @@ def test_where_nothing_runs_beside_a_copy_all_of_it_counts() -> None:
     chain = make_chain("gpipe", stages=1, count=4, recompute="offload", copies_beside=False)
     costs = chain.build_costs((0, 4)).columns[0].costs
     assert costs[len(KINDS) :] == pytest.approx((40 / 25 * 10, 40 / 25 * 5))
+
+
+@pytest.mark.parametrize("deals_whole", [True, False])
+def test_owners_are_reached_by_the_messages_of_their_zero(deals_whole: bool) -> None:
+    """Whole parameters by reduce and broadcast; slices, of ZeRO 3 always, by the other two."""
+    rates = {"reduce": 1.0, "broadcast": 2.0, "reduce_scatter": 4.0, "all_gather": 8.0}
+    network = Network(
+        links={},
+        all_reduces={("big", 2, 2): build_link(0.0, 16.0)},
+        halves={(half, "big", 2, 2): build_link(0.0, rates[half]) for half in HALVES},
+    )
+    training = TrainingModel(batch=4, deals_whole=deals_whole)
+    tables = Tables(replace(build_profile(), network=network), training)
+    site = StageSite(("big",), (("big", 2),), 1)
+    count = float(tables.find_parameters(1)[0, 4]) / 1e9
+    summed, weights = count * training.reduced_bytes, count * training.weight_bytes
+
+    def find(zero: int) -> list[float]:
+        found = tables.find_sums(site, Shape(tensor=1, replicas=2, micro_batch=1, zero=zero))
+        rows = (found.reduce, found.exchange, found.scatter, found.gather)
+        return [float(row[0, 4]) for row in rows]
+
+    to, back = (1.0, 2.0) if deals_whole else (4.0, 8.0)
+    assert find(0) == pytest.approx([summed / 16, 0, 0, 0])
+    assert find(1) == pytest.approx([summed / to, weights / back, 0, 0])
+    assert find(2) == pytest.approx([0, weights / back, summed / to, 0])
+    assert find(3) == pytest.approx([0, 0, summed / 4, weights / 8])
 
 
 def test_stages_of_one_node_sum_a_tied_weight_within_it() -> None:

@@ -27,6 +27,7 @@ from varuna_core.planner.profile.profile import (
     QUANTILES,
     TIMES,
     Cell,
+    Half,
     Profile,
     Spread,
 )
@@ -224,19 +225,28 @@ class Tables:
             count = self.find_parameters(shape.tensor)
             network, training = self.profile.network, self.training
 
-            def sum_up(bytes_each: float) -> Array:
-                return network.find_all_reduce(site.group, count * bytes_each, site.sharing)[0]
+            def find_half(half: Half, bytes_each: float) -> Array:
+                return network.find_half(half, site.group, count * bytes_each, site.sharing)
 
-            reduce = sum_up(training.reduced_bytes)
-            nothing = np.zeros_like(reduce)
-            # A sum is half a reduction to the owners, half its way back.
-            back = sum_up(training.weight_bytes) / 2 if shape.shares else nothing
-            self._sums[key] = Sums(
-                reduce=(reduce, reduce / 2, nothing, nothing)[shape.shares],
-                exchange=nothing if shape.shares == 3 else back,
-                scatter=reduce / 2 if shape.shares > 1 else nothing,
-                gather=back if shape.shares == 3 else nothing,
-            )
+            nothing = np.zeros_like(count)
+            if not shape.shares:
+                whole = network.find_all_reduce(
+                    site.group, count * training.reduced_bytes, site.sharing
+                )
+                found = Sums(reduce=whole[0], exchange=nothing, scatter=nothing, gather=nothing)
+            else:
+                is_whole = shape.shares < 3 and training.deals_whole
+                owned = find_half(
+                    "reduce" if is_whole else "reduce_scatter", training.reduced_bytes
+                )
+                back = find_half("broadcast" if is_whole else "all_gather", training.weight_bytes)
+                found = Sums(
+                    reduce=owned if shape.shares == 1 else nothing,
+                    exchange=nothing if shape.shares == 3 else back,
+                    scatter=nothing if shape.shares == 1 else owned,
+                    gather=back if shape.shares == 3 else nothing,
+                )
+            self._sums[key] = found
         return self._sums[key]
 
     def find_fixed(self, shape: Shape) -> Array:

@@ -28,6 +28,8 @@ class TrainingModel:
     """False: a rank that sends waits until the message has arrived."""
     overlap_reduction: bool = True
     """Buckets are summed as they fill; False: after the pipeline."""
+    deals_whole: bool = True
+    """ZeRO 1 and 2 deal out whole parameters, not slices of each."""
     split_messages: bool = False
     """Each of the ranks that share layers sends its part of an activation, instead of all of it."""
     framework_bytes: float = 1.5 * 2**30
@@ -76,6 +78,7 @@ MEGATRON = TrainingModel(
     reduced_bytes=2,
     overlap_sends=False,
     overlap_reduction=False,
+    deals_whole=False,
     split_messages=True,
     recomputes=("none", "full"),
     may_have_several_stages=False,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -84,6 +84,11 @@ LinkKey = tuple[str, str, Where]
 """From a GPU of this kind to one of that kind."""
 
 
+Half = Literal["reduce", "broadcast", "reduce_scatter", "all_gather"]
+"""Of a sum: to its owners, and back to all; of whole parameters, or of each a slice."""
+HALVES: tuple[Half, ...] = ("reduce", "broadcast", "reduce_scatter", "all_gather")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """All links that were measured or estimated."""
@@ -91,6 +96,8 @@ class Network:
     links: dict[LinkKey, LinkTime]
     all_reduces: dict[tuple[str, int, int], LinkTime]
     """Measured sums over groups: (kind, ranks, ranks of them on a node) to time over bytes."""
+    halves: dict[tuple[Half, str, int, int], LinkTime] = field(default_factory=dict)
+    """The same of their halves, each rank owning as much: over the bytes of all of it."""
 
     def find(self, sender: str, receiver: str, where: Where) -> LinkTime:
         """One direction; the other way's where only that was measured."""
@@ -116,9 +123,7 @@ class Network:
         num_bytes = np.asarray(num_bytes, dtype=float)
         if size <= 1:
             return np.zeros_like(num_bytes), "measured"
-        kinds = {kind for kind, _ in nodes}
-        counts = {count for _, count in nodes}
-        if len(kinds) == len(counts) == 1:
+        if len(set(nodes)) == 1:
             kind, count = nodes[0]
             measured = self.all_reduces.get((kind, size, count))
             if measured is not None:
@@ -139,6 +144,17 @@ class Network:
                 took = 2 * (len(nodes) - 1) * self.find(a, b, "inter").find_times(share)
                 outer = np.maximum(outer, took)
         return inner + outer, "estimate"
+
+    def find_half(
+        self, half: Half, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
+    ) -> Array:
+        """Of a half as `find_all_reduce` of both; where it was not measured half of that."""
+        if len(set(nodes)) == 1:
+            kind, count = nodes[0]
+            measured = self.halves.get((half, kind, count * len(nodes), count))
+            if measured is not None:
+                return measured.find_times(np.asarray(num_bytes, dtype=float) * sharing)
+        return self.find_all_reduce(nodes, num_bytes, sharing)[0] / 2
 
 
 FIGURES = (
@@ -407,6 +423,7 @@ class Profile:
             network=Network(
                 links={**self.network.links, **other.network.links},
                 all_reduces={**self.network.all_reduces, **other.network.all_reduces},
+                halves={**self.network.halves, **other.network.halves},
             ),
             details=_join_details(self.details, other.details),
         )

@@ -11,12 +11,14 @@
  "links": [{"from": "A100", "to": "A10", "where": "inter", "source": "measured",
             "points": [[1024, 2e-05], ...]}],
  "all_reduces": [{"gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}],
+ "halves": [{"half": "reduce", "gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}],
  "details": [{"gpu": "A10", "tensor": 1, ...}]}
 
 Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
 action costs by itself was in every segment's figures. `spread` is there where it was measured, and
 `forward_host_s` and such, in cells and in `action_s`, where the host's time is not the device's.
-Older files of version 2 have no figures of `recompute` selective and offload, nor `copies_beside`.
+Older files of version 2 have no figures of `recompute` selective and offload, nor `copies_beside`,
+nor `halves`.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from typing import Any
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import (
     FIGURES,
+    HALVES,
     HOST_TIMES,
     OPTIONAL,
     TIMES,
     Cell,
     GpuProfile,
+    Half,
     LinkKey,
     LinkTime,
     Model,
@@ -80,6 +84,17 @@ def render_profile(profile: Profile) -> str:
                 "points": link.points,
             }
             for (kind, ranks, on_a_node), link in sorted(network.all_reduces.items())
+        ],
+        "halves": [
+            {
+                "half": half,
+                "gpu": kind,
+                "ranks": ranks,
+                "on_a_node": on_a_node,
+                "source": link.source,
+                "points": link.points,
+            }
+            for (half, kind, ranks, on_a_node), link in sorted(network.halves.items())
         ],
         "details": list(profile.details),
     }
@@ -198,11 +213,18 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
         (str(one["gpu"]), int(one["ranks"]), int(one["on_a_node"])): _parse_link(one)
         for one in fields.get("all_reduces", [])
     }
+    halves: dict[tuple[Half, str, int, int], LinkTime] = {}
+    for one in fields.get("halves", []):
+        half = one["half"]
+        if half not in HALVES:
+            raise PlanningError(f"a half {half!r} of a sum: expected one of {', '.join(HALVES)}")
+        key = half, str(one["gpu"]), int(one["ranks"]), int(one["on_a_node"])
+        halves[key] = _parse_link(one)
     return Profile(
         model=model,
         software={str(k): str(v) for k, v in fields["software"].items()},
         gpus=gpus,
-        network=Network(links=links, all_reduces=all_reduces),
+        network=Network(links=links, all_reduces=all_reduces, halves=halves),
         details=tuple(map(_parse_detail, fields.get("details", []))),
     )
 
