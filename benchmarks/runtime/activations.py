@@ -9,6 +9,11 @@ rose. Steps are timed in one process that holds a model for each way, in rounds 
 after the other; losses must be equal to the bit. On a CPU graphs are offloaded to files in TMPDIR,
 which the system keeps in memory where it has some to spare, and the rank waits for it; a GPU copies
 beside its work, of which this shows nothing.
+
+What the planner predicts of each way stands beside it, by two profiles that are measured in the
+process of the steps, one before them and one after. Predicted memory is that of graphs and of a
+running action; gradients, which a plan counts as always there, come into being in the step: before
+the peak, but for `none`, whose peak is before the first backward.
 """
 
 from __future__ import annotations
@@ -20,9 +25,10 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,16 +38,34 @@ from torch.profiler import profile
 from benchmarks import RESULTS
 from benchmarks.machine import read_processor
 from benchmarks.runtime.rank_memory import MemoryWatch
-from varuna_core import Varuna
+from varuna_core import Profiler, Varuna
+from varuna_core.planner.model.chain import Chain
+from varuna_core.planner.model.cluster import PlacedPipeline, StageSite
+from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.step import find_peaks
+from varuna_core.planner.model.tables import Shape, Tables
+from varuna_core.planner.model.training import TrainingModel
 from varuna_core.programs.gpt import Gpt
+from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.verify import verify
 
 RESULT = RESULTS / "activations.md"
 LAYERS, MICRO, NUM_MICROBATCHES, SEQUENCE, VOCAB = 6, 2, 8, 256, 2048
-BOUNDS = {"none": 1.0, "full": 0.35, "selective": 0.75, "offload": 0.45}
+BOUNDS: dict[Recompute, float] = {"none": 1.0, "full": 0.35, "selective": 0.75, "offload": 0.45}
 """Of the allocated peak, over that of none."""
 
 MIB = 2**20
+
+
+def build_model(hidden: int) -> Gpt:
+    return Gpt(
+        layers=LAYERS, hidden=hidden, heads=hidden // 64, sequence=SEQUENCE, vocab=VOCAB,
+        dropout=0.0,
+    )  # fmt: skip
+
+
+def make_optimizer(parameters: list[Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-4)
 
 
 class Training:
@@ -50,14 +74,11 @@ class Training:
     def __init__(self, way: str, hidden: int) -> None:
         torch.manual_seed(0)
         self.batch = {"tokens": torch.randint(VOCAB, (MICRO * NUM_MICROBATCHES, SEQUENCE + 1))}
-        model = Gpt(
-            layers=LAYERS, hidden=hidden, heads=hidden // 64, sequence=SEQUENCE, vocab=VOCAB,
-            dropout=0.0,
-        )  # fmt: skip
+        model = build_model(hidden)
         dummies, size = {"tokens": self.batch["tokens"][:MICRO]}, MICRO * NUM_MICROBATCHES
         options: dict[str, Any] = {"device": "cpu", "schedule": "gpipe", "recompute": way}
         self.varuna = Varuna(model, "0;", dummies, size, MICRO, **options)
-        self.optimizer = torch.optim.AdamW(self.varuna.parameters(), lr=1e-4)
+        self.optimizer = make_optimizer(list(self.varuna.parameters()))
         self.varuna.set_optimizer(self.optimizer)
 
     def step(self) -> Tensor:
@@ -92,11 +113,14 @@ def print_memory(way: str, hidden: int) -> None:
 class Figures:
     """What one way takes."""
 
-    way: str
+    way: Recompute
     allocated: int
     resident: int
     graphs: int
     seconds: list[float]
+    predicted_bytes: float
+    predicted_s: list[float]
+    """By each profile."""
 
 
 def measure_memory(way: str, hidden: int) -> list[int]:
@@ -104,6 +128,30 @@ def measure_memory(way: str, hidden: int) -> list[int]:
     command += ["--hidden", str(hidden), "--memory-of", way]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [int(word) for word in done.stdout.split()[-3:]]
+
+
+def predict(hidden: int) -> dict[str, tuple[float, float]]:
+    """Of each way the bytes that a step adds and its seconds, by a new profile."""
+    profiler = Profiler(build_model(hidden), "cpu", name="gpt")
+    profiler.set_optimizer(make_optimizer)
+
+    def make_batch(size: int) -> dict[str, Tensor]:
+        return {"tokens": torch.randint(VOCAB, (size, SEQUENCE + 1))}
+
+    with tempfile.TemporaryDirectory() as folder:
+        profile = profiler.profile_all(make_batch, [MICRO], folder, links=False)
+    training = TrainingModel(batch=MICRO * NUM_MICROBATCHES)
+    tables, shape = Tables(profile, training), Shape(tensor=1, replicas=1, micro_batch=MICRO)
+    placed = PlacedPipeline((StageSite(("cpu",), (("cpu", 1),), 1),), ())
+    whole = 0, profile.model.num_segments
+    found: dict[str, tuple[float, float]] = {}
+    for way in BOUNDS:
+        work = find_schedule_model("gpipe", 1, NUM_MICROBATCHES, way)
+        chain = Chain(tables, shape, placed, work)
+        (held,) = chain.list_memory(whole)
+        (peak,) = find_peaks(chain.compiled, [replace(held, fixed=0.0)])
+        found[way] = peak, chain.find_step(whole)
+    return found
 
 
 def time_steps(hidden: int, rounds: int) -> dict[str, list[float]]:
@@ -123,28 +171,38 @@ def time_steps(hidden: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def render(found: Sequence[Figures]) -> str:
+def render(found: Sequence[Figures], gradients: int) -> str:
     kept = found[0]
     lines = [
-        "| recompute | graphs at once | allocated, MiB | allocated / none | bound "
+        "| recompute | graphs at once | allocated, MiB | predicted | allocated / none | bound "
         "| resident, MiB | resident / none |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {one.way} | {one.graphs} | {one.allocated / MIB:.0f} "
+        f"| {one.way} | {one.graphs} | {one.allocated / MIB:.0f} | {one.predicted_bytes / MIB:.0f} "
         f"| {one.allocated / kept.allocated:.2f} | {BOUNDS[one.way]} "
         f"| {one.resident / MIB:.0f} | {one.resident / kept.resident:.2f} |"
         for one in found
     ]
     lines += [
         "",
-        "| recompute | step / none: smallest | median | largest |",
-        "|---|---|---|---|",
+        "| recompute | step / none: smallest | median | largest | predicted, by two profiles |",
+        "|---|---|---|---|---|",
     ]
     for one in found[1:]:
         ratios = [own / none for own, none in zip(one.seconds, kept.seconds, strict=True)]
         middle = statistics.median(ratios)
-        lines.append(f"| {one.way} | {min(ratios):.2f} | {middle:.2f} | {max(ratios):.2f} |")
+        pairs = zip(one.predicted_s, kept.predicted_s, strict=True)
+        predicted = ", ".join(f"{own / none:.2f}" for own, none in pairs)
+        lines.append(
+            f"| {one.way} | {min(ratios):.2f} | {middle:.2f} | {max(ratios):.2f} | {predicted} |"
+        )
+    measured, predicted_s = statistics.median(kept.seconds), statistics.mean(kept.predicted_s)
+    lines += [
+        "",
+        f"none itself: predicted over measured {predicted_s / measured:.2f}. Gradients take "
+        f"{gradients / MIB:.0f} MiB besides.",
+    ]
     return "\n".join(lines)
 
 
@@ -161,16 +219,27 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     memory = {way: measure_memory(way, options.hidden) for way in BOUNDS}
+    before = predict(options.hidden)
     seconds = time_steps(options.hidden, options.rounds)
+    after = predict(options.hidden)
     found = [
-        Figures(way=way, allocated=a, resident=r, graphs=graphs, seconds=seconds[way])
-        for way, (a, r, graphs) in memory.items()
+        Figures(
+            way=way,
+            allocated=allocated,
+            resident=resident,
+            graphs=graphs,
+            seconds=seconds[way],
+            predicted_bytes=before[way][0],
+            predicted_s=[before[way][1], after[way][1]],
+        )
+        for way, (allocated, resident, graphs) in memory.items()
     ]
+    gradients = sum(p.numel() * p.itemsize for p in build_model(options.hidden).parameters())
     text = (
         f"torch {torch.__version__}, Python {platform.python_version()}, {read_processor()}; a GPT "
         f"of {LAYERS} layers of {options.hidden}, {NUM_MICROBATCHES} micro-batches of {MICRO} x "
         f"{SEQUENCE}, gpipe on one rank, one thread; {options.rounds} rounds. Losses equal.\n\n"
-        f"{render(found)}\n"
+        f"{render(found, gradients)}\n"
     )
     print(text)
     if options.write:

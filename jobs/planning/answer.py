@@ -173,6 +173,7 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
         "stage_work_s": [stage.work_s for stage in step.stages],
         "memory_bytes": list(plan.memory_bytes),
         "limit_bytes": list(plan.limit_bytes),
+        "host_bytes": list(plan.host_bytes),
         "nodes": [
             {"kind": n.kind, "count": n.count, "ranks": n.ranks, "stages": list(n.stages)}
             for n in join_alike(nodes)

@@ -82,6 +82,11 @@ def _format_best(answer: Answer) -> Iterator[str]:
         f"  {question.steps} steps take {_format_time(plan.step_s * question.steps)}"
         + _format_price(plan, question)
     )
+    if any(plan.host_bytes):
+        yield (
+            "  graphs are offloaded: the host needs up to "
+            f"{max(plan.host_bytes) / 2**30:.1f} GB of memory for each rank"
+        )
     if "estimate" in plan.sources and not question.is_estimate:
         yield "  some times are estimates beyond what was measured: profile larger micro-batches"
     yield ""

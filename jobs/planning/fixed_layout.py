@@ -21,7 +21,7 @@ from varuna_core.planner.result.plan import LayoutPlan, build_plan
 from varuna_core.planner.search.partition import CLOSE, find_partition
 from varuna_core.planner.search.search import Candidate
 from varuna_core.planner.search.several import NAMES, count_each, find_at, find_guide
-from varuna_core.planner.search.space import Option, list_options
+from varuna_core.planner.search.space import FOR_MEMORY, Option, list_options
 from varuna_core.records.plan import name_nodes
 from vjob.jobs.conf.layout import build_groups, require_number
 from vjob.jobs.conf.schema import JobConf
@@ -53,6 +53,8 @@ def plan_fixed_layout(question: Question, conf: JobConf) -> LayoutPlan:
         if option.shape.replicas != replicas:
             continue
         if wishes.schedule in NAMES:
+            if option.recompute in FOR_MEMORY and wishes.recompute is None:
+                continue
             found = _find_several(tables, nodes, stages, option, wishes.schedule, best)
         else:
             found = _find_cuts(tables, nodes, stages, option, best, wishes.least, until)
@@ -93,7 +95,7 @@ def _find_several(
     best: Candidate | None,
 ) -> Candidate | None:
     """With several stages a rank: the best cuts that are found, if they are better than `best`."""
-    if guide.recompute == "auto" or guide.shape.zero == 3:
+    if guide.shape.zero == 3:
         return None
     option = replace(guide, schedule=schedule)
     placed = place_in_turn(nodes, ranks, option.shape.tensor, option.shape.replicas)

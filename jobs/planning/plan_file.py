@@ -104,7 +104,6 @@ def describe_promise(run: RunFolder) -> str:
 def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
     """The conf with the plan's layout, on the nodes that it uses."""
     from varuna_core.planner.result.plan import join_alike, list_used_nodes  # needs numpy
-    from varuna_core.schedule.registry import SCHEDULES
 
     option = plan.candidate.option
     nodes = join_alike(list_used_nodes(plan.candidate))
@@ -117,8 +116,6 @@ def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
         zero=option.shape.zero,  # type: ignore[arg-type]  # 0 to 3
         order="data",
     )
-    if SCHEDULES[option.schedule].recomputes:  # it recomputes whatever the conf says
-        parallel = replace(parallel, recompute="full")
     return replace(
         conf,
         train=replace(conf.train, micro_batch_size=option.shape.micro_batch),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from varuna_core.planner.model.cluster import Cluster, NodeKind
-from varuna_core.planner.model.training import MEGATRON, TrainingModel
+from varuna_core.planner.model.training import MEGATRON, RECOMPUTES, TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import GpuProduct, find_gpu, list_gpus
 from varuna_core.planner.profile.profile import Model, Profile, build_link
@@ -39,12 +39,6 @@ from vjob.jobs.schedulers.slurm_nodes import build_sinfo_nodes_command, parse_si
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""
-PLANNED_AS: Mapping[str, Recompute | None] = {
-    "auto": None,
-    "selective": "full",
-    "offload": "none",
-}
-"""Ways of recompute that plans do not have; the conf keeps them."""
 LINK_GB_S = 12.5
 """Between nodes, where nothing was measured: 100 Gbit/s."""
 ESTIMATE = (
@@ -136,14 +130,27 @@ def describe_training(conf: JobConf, batch: int) -> TrainingModel:
     halved = train.precision != "fp32"
     moments = 4 if train.optimizer.name == "sgd" else 8
     state = 0 if train.optimizer.offload else moments + (4 if halved else 0)
-    on_gpus = all(group.num_gpus for group in conf.cluster.nodes)
     return TrainingModel(
         batch=batch,
         weight_bytes=2 if halved else 4,
         state_bytes=state,
-        keeps_what_fits=on_gpus and conf.program.kind in BUILT_IN,
+        recomputes=list_recomputes(conf),
         may_have_several_stages=conf.program.kind in BUILT_IN,
     )
+
+
+def list_recomputes(conf: JobConf) -> tuple[Recompute, ...]:
+    """The ways of recompute that a plan may have; a script's own code says which it takes."""
+    if conf.program.kind not in BUILT_IN:
+        return ("none", "full")
+    on_gpus = all(group.num_gpus for group in conf.cluster.nodes)
+    train = conf.train
+    left_out = {
+        "auto": not on_gpus,  # of a host nobody knows what graphs may take
+        "selective": train.compile,
+        "offload": not on_gpus or train.cuda_graphs,  # which stages that offload do without
+    }
+    return tuple(way for way in RECOMPUTES if not left_out.get(way))
 
 
 def check_profile(conf: JobConf, profile: Profile, software: Mapping[str, str]) -> None:
@@ -364,7 +371,7 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
         micro_batch=take("train.micro_batch_size", conf.train.micro_batch_size),
         zero=take("parallel.zero", parallel.zero),
         schedule=schedule,
-        recompute=PLANNED_AS.get(parallel.recompute, parallel.recompute),
+        recompute=None if parallel.recompute == "auto" else parallel.recompute,
         least=0 if has_empty else 1,
         partition=partition,
     )

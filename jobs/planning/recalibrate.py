@@ -123,6 +123,8 @@ def list_works(
     actions: Sequence[ActionTime], plan: Plan, training: Training, profile: Profile
 ) -> list[MeasuredAction]:
     bounds = find_bounds(training, profile)
+    # A recompute between the products that were kept says nothing of a whole one.
+    left_out = "R" if training.recompute == "selective" else ""
     return [
         MeasuredAction(
             gpu=name_kind(plan, one.rank, profile),
@@ -132,7 +134,7 @@ def list_works(
             seconds=one.seconds,
         )
         for one in actions
-        if bounds[one.stage] < bounds[one.stage + 1]
+        if bounds[one.stage] < bounds[one.stage + 1] and one.kind != left_out
     ]
 
 

@@ -213,6 +213,7 @@ def _search(base: Path, conf: JobConf) -> Chosen:
                 f"{conf.program.kind}'s model: set numbers; `vjob plan` helps to choose them"
             )
         question = load_question(conf, KEYS, base, PlanOptions(prices={}))
+        question = _leave_to_runtime(conf, question)
         searched = search_or_explain(
             question.profile,
             question.training,
@@ -239,6 +240,7 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
         from vjob.jobs.planning.question import PlanOptions, load_question
 
         question = load_question(conf, KEYS, base, PlanOptions(prices={}, profile=file))
+        question = _leave_to_runtime(conf, question)
         plan = plan_fixed_layout(question, conf)
         may_change = conf.morph.enabled and conf.parallel.order != "pipeline"
         may_change = may_change and plan.candidate.stages_per_rank == 1
@@ -252,15 +254,23 @@ def _cut(conf: JobConf, base: Path, file: Path | None) -> Chosen:
     )
 
 
-def _keep_recompute(conf: JobConf, planned: JobConf, question: Question) -> JobConf:
-    """The planned conf; a way of recompute that plans do not have stays. So does `auto` with an
-    estimate, as only the runtime or a profile measures graphs."""
-    from vjob.jobs.planning.question import PLANNED_AS  # needs numpy
+def _leave_to_runtime(conf: JobConf, question: Question) -> Question:
+    """With an estimate `auto` stays, as only the runtime or a profile measures graphs: a search for
+    it has the ways that the runtime then has."""
+    if not _keeps_auto(conf, question):
+        return question
+    ways = tuple(way for way in ("none", "full", "auto") if way in question.training.recomputes)
+    return replace(question, training=replace(question.training, recomputes=ways))
 
-    way = conf.parallel.recompute
-    if way not in PLANNED_AS or (way == "auto" and not question.is_estimate):
+
+def _keep_recompute(conf: JobConf, planned: JobConf, question: Question) -> JobConf:
+    if not _keeps_auto(conf, question):
         return planned
-    return replace(planned, parallel=replace(planned.parallel, recompute=way))
+    return replace(planned, parallel=replace(planned.parallel, recompute="auto"))
+
+
+def _keeps_auto(conf: JobConf, question: Question) -> bool:
+    return conf.parallel.recompute == "auto" and question.is_estimate
 
 
 def _predict(conf: JobConf, plan: LayoutPlan, profile: Profile) -> Prediction:

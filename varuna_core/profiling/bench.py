@@ -1,12 +1,14 @@
 """One segment measured on one rank: a stage of its own, run by the engine with made-up neighbours.
 
     F B  F I W  f R B     one round: joined backward, split backward, recompute
+    f R   F O L           and with it: a recompute between the products that are kept, copies
 
 So what is timed is what training runs: stubs before the stage, put-off weight gradients, gradients
 added up in fp32. Times are medians of rounds after a warm-up, by the clock on a CPU. A GPU runs
 each round twice: as it comes, for the time in which the host launches each action; and occupied
 until the host has launched them all, for what its own work takes, by CUDA events. A step hides
-the shorter of the two behind the other (planner/model/tables.py):
+the shorter of the two behind the other (planner/model/tables.py); a copy is waited for, to know
+how long it takes:
 
     host    F B F I W ..                     F B F I W ..
     device   F B F  I W ..                   (occupied)  F B F I W ..
@@ -23,10 +25,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -49,10 +52,12 @@ from varuna_core.runtime.optim.grads import Gradients
 from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
 from varuna_core.runtime.split.record import Cut
 from varuna_core.runtime.split.split import RankStages, Split
-from varuna_core.schedule.actions import Action, Kind
+from varuna_core.schedule.actions import COPIES, Action, Kind
 
 if TYPE_CHECKING:
     from varuna_core.runtime.tensor_parallel.sharding import Sharding
+
+log = logging.getLogger(__name__)
 
 
 # Memory.
@@ -193,6 +198,12 @@ ROUND: tuple[tuple[Kind, int], ...] = (
     ("F", 0), ("B", 0), ("F", 1), ("I", 1), ("W", 1), ("f", 2), ("R", 2), ("B", 2),
 )  # fmt: skip
 ONE: tuple[tuple[Kind, int], ...] = (("F", 0), ("B", 0))
+BETWEEN: tuple[tuple[Kind, int], ...] = (("f", 0), ("R", 0))
+"""While products are kept."""
+COPIED: tuple[tuple[Kind, int], ...] = (("F", 0), ("O", 0), ("L", 0))
+MOST_COPIED = 2**30
+"""Bytes of a graph: what would be larger by the size before is taken to need as much longer. All
+ranks of a node copy at once, and a host keeps the memory that it has pinned."""
 WARM_UP, LEAST, MOST = 2, 5, 25
 """Rounds."""
 ROUNDS_S = 1.5
@@ -223,6 +234,14 @@ class Figures:
     which is the next segment's, or goes with the stage."""
     work_bytes: float
     """The most that a forward and its backward hold beyond what they keep and send."""
+    selective_s: float | None = None
+    """A recompute with the products that were kept, and what keeping them adds to the forward.
+    None, as of all that follow: not measured."""
+    selective_host_s: float | None = None
+    kept_bytes: float | None = None
+    """What is kept for it, besides what came in."""
+    offload_s: float | None = None
+    load_s: float | None = None
 
 
 def join_figures(
@@ -230,9 +249,11 @@ def join_figures(
 ) -> Figures:
     """Join the figures of ranks that did the same (the largest), or of equal segments (say, the
     median)."""
-    return Figures(
-        **{f.name: join([getattr(one, f.name) for one in given]) for f in fields(Figures)}
-    )
+    columns = {f.name: [getattr(one, f.name) for one in given] for f in fields(Figures)}
+    joined: dict[str, Any] = {
+        name: None if None in column else join(column) for name, column in columns.items()
+    }
+    return Figures(**joined)
 
 
 class Queue(Protocol):
@@ -287,6 +308,8 @@ class Clock:
         self._mark()
 
     def __call__(self, action: str, begin: float, ready: float, end: float) -> None:
+        if self.queue is not None and any(kind in action for kind in COPIES):
+            self.queue.synchronize()  # else what comes behind it would wait
         self._mark()
 
     def _mark(self) -> None:
@@ -318,9 +341,17 @@ class Bench:
         loss_scale: float,
         seed: int,
         sharding: Sharding | None,
+        selective: bool = True,
     ) -> None:
-        """`split` has a stage for each segment; ranks that share layers call this together."""
+        """`split` has a stage for each segment; ranks that share layers call this together.
+
+        `selective`: `recompute: selective` is measured too.
+        """
         self.segment, self.crossings, self.sharding = segment, crossings, sharding
+        self.selective, self.keeping = selective, {segment}
+        self.can_copy = self.is_copied = True
+        self.last_copies: tuple[int, float, float, float] | None = None
+        """Of the last size that was copied: the size, what a graph holds, seconds out and back."""
         self.device = split.device
         on_meta = any(parameter.is_meta for parameter in split.model.parameters())
         stage = split.make_stage(segment, seed=seed if on_meta else None, sharding=sharding)
@@ -379,10 +410,9 @@ class Bench:
     def begin(self, inputs: Mapping[str, Any], size: int) -> int:
         """Warm up; how many rounds there are to be."""
         self.micro = MicroBatch(inputs=inputs, size=size, first_sample=0)
-        self.rounds: list[list[float]] = []
-        """Of each round the seconds of ROUND's actions."""
-        self.host_rounds: list[list[float]] = []
-        """The host's; none where it does the work itself."""
+        if self.last_copies is not None:
+            before, num_bytes, _, _ = self.last_copies
+            self.is_copied = num_bytes * size / before <= MOST_COPIED
         self.incoming.tensors = self.crossings.make(self.segment, inputs)
         with kept_random_state(self.device):
             for _ in range(WARM_UP):
@@ -391,20 +421,82 @@ class Bench:
                 if self.device.type == "cuda":
                     torch.cuda.synchronize(self.device)
                 round_s = time.perf_counter() - begin
+                self._forget_rounds()
+                self._run_others()
+        self._forget_rounds()
         return self._choose_rounds(round_s)
+
+    def _forget_rounds(self) -> None:
+        self.rounds: list[list[float]] = []
+        """Of each round the seconds of ROUND's actions."""
+        self.host_rounds: list[list[float]] = []
+        """The host's; none where it does the work itself."""
+        self.between: list[list[float]] = []
+        """The same of BETWEEN, in the first rounds."""
+        self.host_between: list[list[float]] = []
+        self.copied: list[list[float]] = []
+        """The same of COPIED."""
 
     def run_round(self) -> None:
         with kept_random_state(self.device):
-            self._run(ROUND)
-            if self.clock.queue is not None:
-                launched = self.clock.read_host()
-                self.host_rounds.append(launched)
-                self._run(ROUND, occupied_s=sum(launched))
-        self.rounds.append(self.clock.read())
+            self._time(ROUND, self.rounds, self.host_rounds)
+            if len(self.rounds) <= LEAST:
+                self._run_others()
+
+    def _time(
+        self,
+        actions: Sequence[tuple[Kind, int]],
+        rounds: list[list[float]],
+        host_rounds: list[list[float]],
+    ) -> None:
+        self._run(actions)
+        if self.clock.queue is not None:
+            launched = self.clock.read_host()
+            host_rounds.append(launched)
+            self._run(actions, occupied_s=sum(launched))
+        rounds.append(self.clock.read())
+
+    def _run_others(self) -> None:
+        """What fails here is not known afterwards, and the rest of the profile is made."""
+        if self.selective:
+            try:
+                with self._keeping_products():
+                    self._time(BETWEEN, self.between, self.host_between)
+            except Exception as error:  # of any model's code, which sees its operations watched
+                if is_out_of_memory(error):
+                    raise
+                self.selective = False
+                self._warn("selective", error)
+        try:
+            self._run(COPIED if self.is_copied else COPIED[:1])
+            if self.is_copied:
+                self.copied.append(self.clock.read())
+        except Exception as error:  # no room for the graph, or hooks that do not go with the model
+            if self.can_copy:
+                self._warn("offload", error)
+            self.can_copy = False  # the next one is tried all the same: others share the forward
+        self._let_go()
+
+    def _warn(self, recompute: str, error: Exception) -> None:
+        log.warning("segment %d: recompute %s is not measured: %s", self.segment, recompute, error)
+
+    def _let_go(self) -> None:
+        """Of the graph of actions without a backward."""
+        self.engine.run([], [], 0, lambda: 0)
+
+    @contextmanager
+    def _keeping_products(self) -> Iterator[None]:
+        """The engine takes itself out where they are of no use."""
+        self.engine.keeping = self.keeping
+        try:
+            yield
+        finally:
+            self.engine.keeping = set()
 
     def finish(self) -> Figures:
         with kept_random_state(self.device):
             graph, held, peak = self._measure_memory()
+            others = self._find_others(held)
         return Figures(
             forward_s=_find_usual(self.rounds, "F"),
             backward_s=_find_usual(self.rounds, "B"),
@@ -419,7 +511,41 @@ class Bench:
             output_bytes=self.outgoing.num_bytes,
             graph_bytes=graph,
             work_bytes=max(0, peak - held),
+            **others,
         )
+
+    def _find_others(self, held: float) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if self.can_copy:
+            found["offload_s"], found["load_s"] = self._find_copies(held)
+        if self.selective:
+            for name, rounds, between in (
+                ("selective_s", self.rounds, self.between),
+                ("selective_host_s", self.host_rounds, self.host_between),
+            ):
+                more = _find_usual(between, "f", BETWEEN) - _find_usual(rounds, "F")
+                found[name] = max(0.0, _find_usual(between, "R", BETWEEN) + more)
+            found["kept_bytes"] = self._measure_kept()
+        return found
+
+    def _find_copies(self, held: float) -> tuple[float, float]:
+        if self.is_copied:
+            out, back = (_find_usual(self.copied, kind, COPIED) for kind in COPIES)
+            self.last_copies = self.micro.size, held, out, back
+        assert self.last_copies is not None
+        size, num_bytes, out, back = self.last_copies
+        more = held / num_bytes if num_bytes else self.micro.size / size
+        return out * more, back * more
+
+    def _measure_kept(self) -> float:
+        meter = self.engine.meter = GraphMeter(self.micro.size)
+        try:
+            with self._keeping_products():
+                self._run(BETWEEN)
+        finally:
+            self.engine.meter = None
+        self._let_go()
+        return meter.kept.get(self.segment, 0.0)
 
     def _run(self, actions: Sequence[tuple[Kind, int]], occupied_s: float = 0.0) -> None:
         words = [Action(kind, self.segment, number) for kind, number in actions]
@@ -474,7 +600,9 @@ class Bench:
         return median(times[WARM_UP:])
 
 
-def _find_usual(rounds: Sequence[Sequence[float]], kind: Kind) -> float:
+def _find_usual(
+    rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
+) -> float:
     """The median of a kind of action; 0 where there are no rounds."""
-    places = [place for place, (own, _) in enumerate(ROUND) if own == kind]
+    places = [place for place, (own, _) in enumerate(of) if own == kind]
     return median([took[place] for took in rounds for place in places] or [0.0])

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from varuna_core.planner.profile.profile import LinkKey, LinkTime, Network, Where
+from varuna_core.planner.profile.profile import HALVES, Half, LinkKey, LinkTime, Network, Where
 from varuna_core.profiling.ranks import Crew, ProfiledRank
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, ReceivingEnd, SendingEnd
 from varuna_core.runtime.comm.links import JOIN_TIMEOUT_S, NO_TIMEOUT, our_groups
@@ -126,12 +126,16 @@ def measure_network(
         else:
             links[kinds[0], kinds[1], pair.where] = make_link(there)
             links[kinds[1], kinds[0], pair.where] = make_link(back)
-    sums = {}
+    sums: dict[tuple[str, int, int], LinkTime] = {}
+    halves: dict[tuple[Half, str, int, int], LinkTime] = {}
     for group_key, ranks in choose_groups(crew.places, used).items():
         kind, count, on_a_node = group_key
         say(f"sums over {count} {kind}, {on_a_node} on a node")
-        sums[group_key] = make_link(_measure_sum(crew, transport, ranks, sizes))
-    return Network(links=links, all_reduces=sums)
+        whole, *others = _measure_sum(crew, transport, ranks, sizes)
+        sums[group_key] = make_link(whole)
+        for half, times in zip(HALVES, others, strict=True):
+            halves[half, kind, count, on_a_node] = make_link(times)
+    return Network(links=links, all_reduces=sums, halves=halves)
 
 
 def make_link(times: dict[int, float]) -> LinkTime:
@@ -234,37 +238,48 @@ class _End:
 
 
 def _measure_sum(
-    crew: Crew, transport: Transport, ranks: Sequence[int], sizes: Sequence[int]
-) -> dict[int, float]:
-    """The slowest rank's median for each size, on all ranks."""
+    crew: Crew,
+    transport: Transport,
+    ranks: Sequence[int],
+    sizes: Sequence[int],
+) -> list[dict[int, float]]:
+    """The slowest rank's median for each size, of a sum and of each half; on all ranks."""
     with our_groups():
         group = dist.new_group(list(ranks), backend=transport.backend, timeout=NO_TIMEOUT)
-    times: dict[int, float] = {}
+    times: list[dict[int, float]] = []
     error: BaseException | None = None
     if crew.rank in ranks:
         try:
-            times = _time_sums(group, crew.device, sizes)
+            times.append(_time_sums(group, crew.device, ranks, sizes, None))
+            large = sizes[len(sizes) // 2 :: 2]
+            times += [_time_sums(group, crew.device, ranks, large, half) for half in HALVES]
         except Exception as caught:
             error = caught
     crew.agree(error)
     if crew.rank in ranks:
         dist.destroy_process_group(group)
     told = crew.gather(times)
-    return {size: max(told[rank][size] for rank in ranks) for size in told[ranks[0]]}
+    first = told[ranks[0]]
+    return [
+        {size: max(told[rank][number][size] for rank in ranks) for size in first[number]}
+        for number in range(len(first))
+    ]
 
 
-def _time_sums(group: Any, device: torch.device, sizes: Sequence[int]) -> dict[int, float]:
+def _time_sums(
+    group: Any, device: torch.device, ranks: Sequence[int], sizes: Sequence[int], half: Half | None
+) -> dict[int, float]:
     """The ranks agree before each size how many of it there will be."""
     times: dict[int, float] = {}
     for size in sizes:
-        held = torch.zeros(max(1, size // 4), device=device)
+        run = _make_sum(group, device, ranks, size, half)
 
-        def sum_once(held: Tensor = held) -> float:
+        def sum_once(run: Callable[[], None] = run) -> float:
             dist.all_reduce(torch.zeros(1), group=group)  # all are there
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             begin = time.perf_counter()
-            dist.all_reduce(held, group=group)
+            run()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             return time.perf_counter() - begin
@@ -277,3 +292,31 @@ def _time_sums(group: Any, device: torch.device, sizes: Sequence[int]) -> dict[i
         if float(first) > SLOW_S:
             break
     return times
+
+
+def _make_sum(
+    group: Any, device: torch.device, ranks: Sequence[int], size: int, half: Half | None
+) -> Callable[[], None]:
+    """As the runtime's: what is whole goes to and from its owners by messages of their own, and
+    each rank owns as much."""
+    count = 1 if half is None else len(ranks)
+    parts = torch.zeros(count, max(1, size // 4 // count), device=device)
+    whole, own = parts.view(-1), torch.zeros_like(parts[0])
+
+    def run() -> None:
+        if half is None:
+            dist.all_reduce(whole, group=group)
+        elif half == "reduce_scatter":
+            dist.reduce_scatter_tensor(own, whole, group=group)
+        elif half == "all_gather":
+            dist.all_gather_into_tensor(whole, own, group=group)
+        else:
+            send = dist.reduce if half == "reduce" else dist.broadcast
+            works = [
+                send(part, rank, group=group, async_op=True)
+                for part, rank in zip(parts, ranks, strict=True)
+            ]
+            for work in works:
+                work.wait()
+
+    return run

@@ -200,6 +200,7 @@ class Measuring:
         loss_scale: float,
         seed: int,
         prepare: Callable[[nn.Module], None],
+        selective: bool,
         say: Callable[[str], None],
     ) -> None:
         """`split` has a stage for each segment; in `empty` stage EMPTY holds none, None where the
@@ -207,7 +208,7 @@ class Measuring:
         self.split, self.empty, self.crew, self.tensor = split, empty, crew, tensor
         self.classes, self.samples, self.tensor_plan = classes, samples, tensor_plan
         self.loss_scale, self.seed, self.say = loss_scale, seed, say
-        self.prepare = prepare
+        self.prepare, self.selective = prepare, selective
         self.entries = crew.list_entries(tensor)
         self.kind_of = {
             rank: kind for kind, groups in self.entries.items() for held in groups for rank in held
@@ -276,6 +277,7 @@ class Measuring:
                     loss_scale=self.loss_scale,
                     seed=self.seed,
                     sharding=self.sharding,
+                    selective=self.selective,
                 )
                 self.prepare(bench.stage.module)
                 optimizers[segment] = bench.measure_optimizer(build)
@@ -288,6 +290,7 @@ class Measuring:
                     loss_scale=self.loss_scale,
                     seed=self.seed,
                     sharding=None,
+                    selective=self.selective,
                 )
         except Exception as caught:
             error = caught

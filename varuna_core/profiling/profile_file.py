@@ -46,9 +46,13 @@ def build_cell(
     actions = {
         name: 0.0 if empty is None else float(getattr(empty, name)) for name in TIMES + HOST_TIMES
     }
+    # A recompute between products costs by itself what any does.
+    own = {"selective_s": actions["recompute_s"], "selective_host_s": actions["recompute_host_s"]}
+    own |= actions
     columns: dict[str, Any] = {
-        name: tuple(max(0.0, getattr(one, name) - actions.get(name, 0.0)) for one in figures)
+        name: tuple(max(0.0, getattr(one, name) - own.get(name, 0.0)) for one in figures)
         for name in FIGURES
+        if all(getattr(one, name) is not None for one in figures)
     }
     device, host = (tuple(actions[name] for name in names) for names in (TIMES, HOST_TIMES))
     return Cell(**columns, action_s=device, action_host_s=host, spread=spread)

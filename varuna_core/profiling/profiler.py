@@ -77,6 +77,7 @@ class Profiler:
         samples: int = SAMPLES,
         groups: Sequence[Sequence[int]] = (),
         prepare: Callable[[nn.Module], None] = lambda module: None,
+        selective: bool = True,
         limit_s: float = LIMIT_S,
         seed: int = 1234,
         say: Callable[[str], None] | None = None,
@@ -85,8 +86,9 @@ class Profiler:
 
         `name` and `digest` say whose profile it is, by default the model's class and its shapes;
         `kind` is what to call this rank's GPU. `groups` of ranks have their sums timed besides the
-        usual ones. `prepare` is given each segment's module before it is measured. `say` hears of
-        the progress on rank 0.
+        usual ones. `prepare` is given each segment's module before it is measured; one that
+        compiles it goes with `selective=False`, as `recompute: selective` does not go with that.
+        `say` hears of the progress on rank 0.
         """
         self.model, self.device = model, take_device(device, local_rank)
         self.precision = choose_precision(fp16, precision)
@@ -94,7 +96,7 @@ class Profiler:
         self.shared_weights, self.tensor_plan = shared_weights, tensor_plan
         self.name, self.digest = name or type(model).__name__, digest
         self.samples, self.groups, self.seed = max(1, samples), groups, seed
-        self.prepare, self.limit_s = prepare, limit_s
+        self.prepare, self.selective, self.limit_s = prepare, selective, limit_s
         self.crew = Crew(self.device, kind, may_share(device))
         for degree in self.degrees:
             if degree < 1 or self.crew.world_size % degree:
@@ -179,6 +181,7 @@ class Profiler:
                 loss_scale=self._loss_scale,
                 seed=self.seed,
                 prepare=self.prepare,
+                selective=self.selective,
                 say=self.say,
             )
             found += measuring.run(self._make_inputs, sizes, self._build_optimizer, limit_s)
@@ -260,6 +263,7 @@ class Profiler:
                     memory_bytes=min(p.memory_bytes for p in self.crew.places if p.kind == kind),
                     cells=cells,
                     optimizer_s={one.tensor: tuple(one.optimizer_s) for one in own},
+                    copies_beside=self.device.type == "cuda",
                 )
         if not gpus:
             where = "; ".join(f"{one.kind}: {one.stopped or 'no ranks'}" for one in found)

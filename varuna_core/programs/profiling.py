@@ -73,6 +73,7 @@ def profile_training(
         digest=name_shapes(training),
         groups=replicas,
         prepare=prepare,
+        selective=not training.compile,
         seed=training.seed,
         say=say,
     )

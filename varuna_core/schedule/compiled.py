@@ -33,7 +33,7 @@ from varuna_core.schedule.held import follow_held
 from varuna_core.schedule.order import walk
 
 KINDS: tuple[Kind, ...] = ("F", "f", "R", "B", "I", "W")
-"""Work. The planner lists costs by these alone: its schedules offload nothing."""
+"""Work."""
 _INDEX = {kind: index for index, kind in enumerate((*KINDS, *COPIES))}
 Counts = tuple[int, ...]
 """Of one rank at one moment: graphs held and inputs held, in turn, of each of its stages."""
@@ -218,17 +218,19 @@ def list_hops(costs: Costs) -> list[float]:
     return [hop for hop in costs.hops for _ in range(2)]
 
 
-def unlist_costs(listed: Sequence[float], hops: Sequence[float] = ()) -> Costs:
-    """Costs from lists such as `Compiled.run` takes, of work alone; of two ways of a hop, the
-    longer."""
-    size = len(listed) // len(KINDS)
-    each = {kind: tuple(listed[at * size : (at + 1) * size]) for at, kind in enumerate(KINDS)}
+def unlist_costs(listed: Sequence[float], hops: Sequence[float]) -> Costs:
+    """Costs from lists such as `Compiled.run` takes, with copies or without; of two ways of a hop,
+    the longer."""
+    size = len(hops) // 2 + 1
+    each = {kind: tuple(listed[at * size : (at + 1) * size]) for kind, at in _INDEX.items()}
     return Costs(
         forward=each["F"],
         input_grad=each["I"],
         weight_grad=each["W"],
         backward=each["B"],
         recompute=each["R"],
+        offload=each["O"],
+        load=each["L"],
         hops=tuple(map(max, hops[::2], hops[1::2])),
     )
 

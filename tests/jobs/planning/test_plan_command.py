@@ -186,6 +186,18 @@ def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Pat
     assert "of the fastest plan:" in text
 
 
+def test_graphs_on_the_host_are_named(conf: Path) -> None:
+    words = ("parallel.recompute=offload", "parallel.pipeline=4", "parallel.data=1")
+    words = (*words, "train.micro_batch_size=2", "parallel.tensor=1", "parallel.schedule=1f1b")
+    changes = [word for key in words for word in ("--set", key)]
+    best = read(conf, *changes)["plans"][0]
+    assert best["recompute"] == "offload"
+    first, second, *rest = best["host_bytes"]
+    assert first > second > 0 and rest == [0, 0]
+    assert f"the host needs up to {first / 2**30:.1f} GB" in plan(conf, *changes)
+    assert "the host needs" not in plan(conf)
+
+
 def test_what_does_not_fit_is_recomputed_and_no_more(conf: Path) -> None:
     sizes = ("--set", "model={layers: 84, hidden: 2048, heads: 16}")
     nodes = ("--set", 'cluster.nodes=[{group: a, gpus: "a10:4"}]')

@@ -24,6 +24,7 @@ from vjob.jobs.conf.schema import Parallel
 from vjob.jobs.errors import ConfError, InputError
 from vjob.jobs.planning.inputs import read_open_conf
 from vjob.jobs.planning.plan_file import PlanFile
+from vjob.jobs.planning.question import list_recomputes
 from vjob.jobs.planning.resolve_auto import Chosen, choose_layout, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
 
@@ -155,12 +156,53 @@ def test_unlike_gpus_are_cut_by_data_sheets_and_it_says_how_far_these_are_off(co
     assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
     assert parallel.recompute == "auto", "no graph was measured: the runtime does that"
     assert choose(conf, [*GIVEN, "parallel.recompute=full"]).conf.parallel.recompute == "full"
-    offloading = choose(conf, [*GIVEN, "parallel.recompute=offload"]).conf.parallel
-    kept = choose(conf, [*GIVEN, "parallel.recompute=none"]).conf.parallel
-    assert offloading == replace(kept, recompute="offload"), "planned as if graphs were kept"
-    selective = choose(conf, [*GIVEN, "parallel.recompute=selective"]).conf.parallel
-    full = choose(conf, [*GIVEN, "parallel.recompute=full"]).conf.parallel
-    assert selective == replace(full, recompute="selective"), "as if all was run again"
+
+
+def test_a_way_of_recompute_that_is_given_is_predicted_as_itself(conf: Path) -> None:
+    given = [*GIVEN, "parallel.schedule=1f1b", "train={micro_batch_size: 2, global_batch_size: 64}"]
+    found = {}
+    for way in ("none", "full", "selective", "offload"):
+        chosen = choose(conf, [*given, f"parallel.recompute={way}"])
+        assert chosen.conf.parallel.recompute == way and chosen.prediction is not None
+        found[way] = chosen.prediction
+    took = {way: one.step_s or 0.0 for way, one in found.items()}
+    assert 0 < took["none"] < took["selective"] < took["full"] and took["none"] < took["offload"]
+    copies = Costs(**found["offload"].costs)
+    assert max(copies.offload) > 0 and not any(copies.offload[-2:]), "the last two keep theirs"
+    assert "offload" not in Costs(**found["none"].costs).as_json()
+
+
+def test_a_profile_from_before_says_so_and_is_used_for_the_rest(conf: Path) -> None:
+    path = put_profile(conf.parent)
+    fields = json.loads(path.read_text())
+    for gpu in fields["gpus"].values():
+        del gpu["copies_beside"]
+        for cell in gpu["cells"]:
+            for name in ("selective_s", "kept_bytes", "offload_s", "load_s"):
+                del cell[name]
+    path.write_text(json.dumps(fields))
+    assert choose(conf, [*GIVEN, "parallel.recompute=full"]).prediction is not None
+    chosen = choose(conf, [*GIVEN, "parallel.recompute=offload"])
+    assert chosen.prediction is None and chosen.conf.parallel.recompute == "offload"
+    assert "does not say what recompute offload costs" in chosen.why
+    with pytest.raises(InputError, match=r"recompute selective costs.*profile again"):
+        choose(conf, [*OPEN, "parallel.recompute=selective"])
+
+
+@pytest.mark.parametrize(
+    ("more", "left"),
+    [
+        ([], {"none", "full", "auto", "selective", "offload"}),
+        (["train.compile=true"], {"none", "full", "auto", "offload"}),
+        (["train.cuda_graphs=true"], {"none", "full", "auto", "selective"}),
+        (["program={script: train.py}"], {"none", "full"}),
+        (["cluster.nodes=[{group: a, gpus: 0, ranks: 4}]"], {"none", "full", "selective"}),
+    ],
+)
+def test_a_plan_has_the_ways_that_the_program_has(
+    conf: Path, more: list[str], left: set[str]
+) -> None:
+    assert set(list_recomputes(read_open_conf(conf, [*GIVEN, *more]).conf)) == left
 
 
 def test_a_run_of_unlike_gpus_may_morph_by_data_sheets(conf: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.varuna_core.planner.profiles import KINDS, make_profile
+from tests.varuna_core.planner.profiles import KINDS, add_halves, make_profile
 from varuna_core.planner.model.cluster import (
     Cluster,
     NodeKind,
@@ -31,13 +31,13 @@ from varuna_core.planner.model.cluster import (
 )
 from varuna_core.planner.model.schedule_model import Levels
 from varuna_core.planner.model.tables import Shape, Tables
-from varuna_core.planner.model.training import TrainingModel
+from varuna_core.planner.model.training import RECOMPUTES, TrainingModel
 from varuna_core.planner.profile.profile import FIGURE_OF, Profile
 from varuna_core.planner.search.space import Wishes
 from varuna_core.schedule.actions import Action, Schedule, ScheduleError
 from varuna_core.schedule.compiled import KINDS as ACTIONS
 from varuna_core.schedule.compiled import Compiled
-from varuna_core.schedule.recompute import Memory, apply_recompute
+from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute
 from varuna_core.schedule.registry import build_schedule
 
 Array = Any
@@ -61,8 +61,8 @@ def draw_instance(draw: random.Random) -> Instance:
     size = draw.randint(2, 6)
     memory = draw.choice([1e12, 4e10, 2.5e10])
     profile = make_profile(draw, size, memory)
-    keeps_what_fits = draw.random() < 0.4
-    if keeps_what_fits:  # so that a few graphs fit, and not all
+    needs_memory = draw.random() < 0.4
+    if needs_memory:  # a few graphs fit, and not all
         profile = make_profile(draw, size, draw.uniform(6e9, 1.6e10))
     some = draw.sample(range(3), draw.choice([1, 2, 2, 3]))
     kinds = tuple(
@@ -80,15 +80,21 @@ def draw_instance(draw: random.Random) -> Instance:
         overlap_sends=draw.random() < 0.7,
         overlap_reduction=draw.random() < 0.7,
         split_messages=draw.random() < 0.2,
-        keeps_what_fits=keeps_what_fits,
+        deals_whole=draw.random() < 0.7,
+        recomputes=_draw_recomputes(draw, needs_memory),
         data_s=draw.choice([0.0, 0.5]),
     )
     return Instance(
-        profile=profile,
+        profile=add_halves(draw, profile),
         training=training,
         cluster=Cluster(kinds=kinds),
         wishes=_draw_wishes(draw, size),
     )
+
+
+def _draw_recomputes(draw: random.Random, needs_memory: bool) -> tuple[Recompute, ...]:
+    more = [way for way in RECOMPUTES[2:] if needs_memory and draw.random() < 0.6]
+    return (*RECOMPUTES[:2], *more)
 
 
 def _draw_wishes(draw: random.Random, size: int) -> Wishes:
@@ -107,7 +113,7 @@ def _draw_wishes(draw: random.Random, size: int) -> Wishes:
         micro_batch=some([1, 2], 0.15),
         zero=zero,
         schedule=some(["1f1b", "gpipe", "varuna", *(["zero_bubble"] * (zero != 3))], 0.5),
-        recompute=some(["none", "full"]),
+        recompute=some(["none", "full", "selective", *(["offload"] * (zero != 3))]),
         least=draw.choice([1, 1, 1, 0]),
         partition=partition,
     )
@@ -161,7 +167,7 @@ def _find_least(
     """The best partition's time of each of these, or of parts of its partitions."""
     schedule, stages, m, recompute = work
     if recompute != "auto":
-        yield from _Timer(tables, _compile(*work), wishes).find_least(chains)
+        yield from _Timer(tables, _compile(*work), wishes, way=recompute).find_least(chains)
         return
     plain = _compile(schedule, stages, m, "none").schedule
     timer = _Timer(tables, _compile(schedule, stages, m, "none"), wishes)
@@ -191,7 +197,7 @@ def _compile(schedule: str, stages: int, m: int, recompute: Any) -> Compiled:
 
 def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
     wishes, batch = one.wishes, one.training.batch
-    ways = ["none", "full", *(["auto"] * one.training.keeps_what_fits)]
+    ways = list(one.training.recomputes) if wishes.recompute is None else [wishes.recompute]
     schedules = [wishes.schedule] if wishes.schedule else ["1f1b", "gpipe", "varuna"]
     for tensor, replicas, size in itertools.product((1, 2), range(1, batch + 1), (1, 2, 3, 4)):
         wanted = ((wishes.tensor, tensor), (wishes.replicas, replicas), (wishes.micro_batch, size))
@@ -201,13 +207,12 @@ def _list_options(one: Instance) -> Iterator[tuple[Shape, str, str]]:
         if wishes.zero == 3 and tensor > 1:
             continue
         for schedule, recompute, zero in itertools.product(schedules, ways, zeros):
-            if recompute == "auto" and schedule not in ("1f1b", wishes.schedule):
+            is_free = wishes.recompute is None and recompute in ("auto", "selective", "offload")
+            if is_free and not (schedule == "1f1b" or schedule == wishes.schedule == "gpipe"):
                 continue
-            if recompute == "auto" and (zero == 3 or schedule not in ("1f1b", "gpipe")):
+            if zero == 3 and recompute in ("auto", "offload"):
                 continue
-            if wishes.recompute not in (None, recompute):
-                continue
-            if schedule == "varuna" and recompute == "none":
+            if schedule == "varuna" and recompute not in ("full", "selective"):
                 continue
             yield (
                 Shape(tensor=tensor, replicas=replicas, micro_batch=size, zero=zero),
@@ -263,9 +268,14 @@ class _Timer:
     """Of plans with one schedule."""
 
     def __init__(
-        self, tables: Tables, compiled: Compiled, wishes: Wishes, cuts: Array = None
+        self,
+        tables: Tables,
+        compiled: Compiled,
+        wishes: Wishes,
+        cuts: Array = None,
+        way: str = "auto",
     ) -> None:
-        self.tables, self.compiled, self.wishes = tables, compiled, wishes
+        self.tables, self.compiled, self.wishes, self.way = tables, compiled, wishes, way
         self.stages = compiled.num_stages
         self.cuts = self._list_cuts() if cuts is None else cuts
         self._known: dict[Any, Array] = {}
@@ -359,14 +369,17 @@ class _Timer:
             )
         sent = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
         graph = times.graph_bytes[a, e] + sent[e]
-        return held, times.work_bytes[a, e], graph, sent[a], times.memory_bytes
+        inputs = sent[a]
+        if self.way == "selective":
+            inputs = inputs + times.optional["kept_bytes"][a, e]
+        return held, times.work_bytes[a, e], graph, inputs, times.memory_bytes
 
     def list_rows(self, shape: Shape, placed: PlacedPipeline, fits: Array) -> tuple[Array, ...]:
         """Costs, messages alone and together, sums, buckets, optimizer, weights back, tied weights
         of each plan."""
         tables, training = self.tables, self.tables.training
         cuts = self.cuts[fits]
-        costs = np.empty((len(cuts), 6, self.stages))
+        costs = np.zeros((len(cuts), 8, self.stages))
         hops, holds = np.zeros((2, len(cuts), self.stages - 1, 2))
         sums, buckets, optimizer, back = (np.empty((len(cuts), self.stages)) for _ in range(4))
         for s, site in enumerate(placed.sites):
@@ -375,14 +388,22 @@ class _Timer:
             forward, gradient = times.forward[a, e], times.input_grad[a, e]
             both = times.backward[a, e]
             weights, again = times.weight_grad[a, e], times.recompute[a, e]
+            if self.way == "selective":
+                again = times.optional["selective_s"][a, e]
             if times.host:
                 # In a step all of a stage's launches against all of its work.
                 rows = (forward, forward, again, both, gradient, weights)
                 launched = [times.host[FIGURE_OF[kind]][a, e] for kind in ACTIONS]
+                if self.way == "selective":
+                    launched[2] = times.optional["selective_host_s"][a, e]
                 uses = [self.compiled.uses[i * self.stages + s] for i in range(len(ACTIONS))]
                 device = sum(n * row for n, row in zip(uses, rows, strict=True))
                 host = sum(n * row for n, row in zip(uses, launched, strict=True))
                 late = np.maximum(host - device, 0) / np.where(host > 0, host, 1)
+                if self.way == "selective":  # no action is quicker than without recomputes
+                    device, host = device - uses[2] * again, host - uses[2] * launched[2]
+                    plain = np.maximum(host - device, 0) / np.where(host > 0, host, 1)
+                    late = np.maximum(late, plain)
                 forward, _, again, both, gradient, weights = (
                     row + late * launch for row, launch in zip(rows, launched, strict=True)
                 )
@@ -398,15 +419,22 @@ class _Timer:
             if shape.zero > 1 and shape.replicas > 1:
                 count = tables.find_parameters(shape.tensor)[a, e]
                 network = tables.profile.network
+                is_whole = training.deals_whole and shape.zero == 2
                 summed, gathered = (
-                    network.find_all_reduce(site.group, count * each, site.sharing)[0] / 2
-                    for each in (training.reduced_bytes, training.weight_bytes)
+                    network.find_half(half, site.group, count * each, site.sharing)
+                    for half, each in (
+                        ("reduce" if is_whole else "reduce_scatter", training.reduced_bytes),
+                        ("all_gather", training.weight_bytes),
+                    )
                 )
                 both, weights = both + summed, weights + summed
                 if shape.zero == 3:
                     forward, again, both = forward + gathered, again + gathered, both + gathered
-            for kind, cost in enumerate((forward, forward, again, both, gradient, weights)):
+            rows = (forward, forward, again, both, gradient, weights)
+            for kind, cost in enumerate(rows):
                 costs[:, kind, s] = cost
+            if any(action.kind == "O" for action in self.compiled.schedule.ranks[s]):
+                costs[:, 6:, s] = self._time_copies(shape, site, s, cuts, rows)
             traffic = tables.find_sums(site, shape)
             sums[:, s], back[:, s] = traffic.reduce[a, e], traffic.exchange[a, e]
             buckets[:, s] = tables.find_buckets(shape)[a, e]
@@ -422,6 +450,42 @@ class _Timer:
             back,
             self._time_ties(shape, placed, cuts),
         )
+
+    def _time_copies(
+        self, shape: Shape, site: StageSite, s: int, cuts: Array, rows: Sequence[Array]
+    ) -> Array:
+        """Of each plan what an O and an L of the stage leave to be waited for, on average."""
+        tables, a, e = self.tables, cuts[:, s], cuts[:, s + 1]
+        times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
+        entering = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+        graphs = times.graph_bytes.diagonal(1)
+        copied = np.maximum(0, times.graph_bytes[a, e] - entering[a])
+        measured = [
+            sum(np.maximum(0, graphs - entering[:-1])[i:j]) for i, j in zip(a, e, strict=True)
+        ]
+        more = [max(1, x / y) if y else 1.0 for x, y in zip(copied, measured, strict=True)]
+        out, back = (times.optional[name][a, e] * more for name in ("offload_s", "load_s"))
+        waits: dict[str, list[Array]] = {"O": [], "L": []}
+        beside: Array = np.zeros(len(cuts))  # work since the last copy out
+        out_of: Any = None  # whether one is under way
+        loading: dict[int, Array] = {}
+        for action in self.compiled.schedule.ranks[s]:
+            if action.kind in "OL":
+                if out_of is not None:
+                    waits["O"].append(np.maximum(0, out - beside))
+                out_of = None
+            if action.kind == "O":
+                beside, out_of = np.zeros(len(cuts)), action
+            elif action.kind == "L":
+                loading[action.microbatch] = np.zeros(len(cuts))
+            else:
+                if action.kind in "BI" and action.microbatch in loading:
+                    waits["L"].append(np.maximum(0, back - loading.pop(action.microbatch)))
+                if times.copies_beside:
+                    took = rows[ACTIONS.index(action.kind)]
+                    beside = beside + took
+                    loading = {number: since + took for number, since in loading.items()}
+        return np.stack([np.mean(waits[kind], axis=0) for kind in "OL"], axis=1)
 
     def _time_ties(self, shape: Shape, placed: PlacedPipeline, cuts: Array) -> Array:
         """The sum of the first and the last stage's copies; 0 where nothing is tied."""

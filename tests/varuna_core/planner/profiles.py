@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
@@ -11,6 +12,7 @@ from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
+    HALVES,
     HOST_TIMES,
     TIMES,
     Cell,
@@ -39,13 +41,15 @@ def draw_host(draw: random.Random, size: int) -> dict[str, tuple[float, ...]]:
     if draw.random() < 0.7:
         return {}
     most = draw.choice([0.3, 1.0, 3.0])
-    rows = {name: tuple(draw.uniform(0, most) for _ in range(size)) for name in HOST_TIMES}
+    names = (*HOST_TIMES, "selective_host_s")
+    rows = {name: tuple(draw.uniform(0, most) for _ in range(size)) for name in names}
     return {**rows, "action_host_s": draw_actions(draw)}
 
 
 def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profile:
     """Two kinds of GPU, every figure drawn; blocks alike half of the time."""
     even = draw.random() < 0.5
+    copying = draw.choice([0.2, 1.0, 3.0])
 
     def row(scale: float) -> tuple[float, ...]:
         middle = scale * draw.uniform(0.5, 1.5)
@@ -67,6 +71,10 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
                     output_bytes=row(1e6),
                     graph_bytes=row(1e9),
                     work_bytes=row(1e8),
+                    selective_s=row(0.3 * micro / tensor),
+                    kept_bytes=row(3e8),
+                    offload_s=row(copying * micro / tensor),
+                    load_s=row(copying * micro / tensor),
                     action_s=draw_actions(draw),
                     **draw_host(draw, size),
                 )
@@ -74,6 +82,7 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
                 for tensor in (1, 2)
             },
             optimizer_s={1: row(0.3), 2: row(0.2)},
+            copies_beside=draw.random() < 0.6,
         )
         for kind in KINDS
     }
@@ -99,6 +108,18 @@ def make_profile(draw: random.Random, size: int, memory: float = 1e12) -> Profil
     )
 
 
+def add_halves(draw: random.Random, profile: Profile) -> Profile:
+    """With halves of sums measured for some groups."""
+    halves = {
+        (half, kind, ranks, on_a_node): build_link(draw.choice([0.0, 0.1]), draw.choice([0.1, 1.0]))
+        for half in HALVES
+        for kind in KINDS
+        for ranks, on_a_node in ((2, 1), (2, 2), (4, 2))
+        if draw.random() < 0.5
+    }
+    return replace(profile, network=replace(profile.network, halves=halves))
+
+
 def make_placed(draw: random.Random, stages: int, replicas: int) -> PlacedPipeline:
     kinds = [draw.choice(KINDS) for _ in range(stages)]
     sites = tuple(StageSite((kind,), ((kind, replicas),), 1) for kind in kinds)
@@ -113,11 +134,11 @@ def make_chain(draw: random.Random) -> Chain:
     """With any schedule of one stage a rank, sends that block or not, memory that binds or not."""
     stages, size = draw.randint(1, 4), draw.randint(4, 8)
     name = draw.choice(["gpipe", "1f1b", "1f1b", "varuna", "zero_bubble"])
-    ways: list[Recompute] = ["none", "full", *(["auto"] * (name in ("gpipe", "1f1b")))]
+    ways: list[Recompute] = ["none", "full", "selective"]
+    ways += ["auto"] * (name in ("gpipe", "1f1b")) + ["offload"] * (name != "varuna")
     recompute = draw.choice(ways)
-    profile = make_profile(
-        draw, size, draw.choice([1e12, 1.3e10 if recompute == "auto" else 1e12, 2e10])
-    )
+    binds = recompute not in ("none", "full")
+    profile = make_profile(draw, size, draw.choice([1e12, 1.3e10 if binds else 1e12, 2e10]))
     training = TrainingModel(
         batch=12,
         overlap_sends=draw.random() < 0.7,
@@ -130,7 +151,7 @@ def make_chain(draw: random.Random) -> Chain:
     )
     count = draw.randint(1, 7)
     return Chain(
-        Tables(profile, training),
+        Tables(add_halves(draw, profile), training),
         shape,
         make_placed(draw, stages, replicas),
         find_schedule_model(name, stages, count, recompute),

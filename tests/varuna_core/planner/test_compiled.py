@@ -22,8 +22,16 @@ from varuna_core.planner.model.step import (
     simulate_step,
     trace_memory,
 )
+from varuna_core.planner.model.training import RECOMPUTES
 from varuna_core.schedule.actions import Schedule
-from varuna_core.schedule.compiled import Compiled, list_costs, list_hops, simulate, unlist_costs
+from varuna_core.schedule.compiled import (
+    Compiled,
+    list_all_costs,
+    list_costs,
+    list_hops,
+    simulate,
+    unlist_costs,
+)
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.order import find_source, find_target, walk
 from varuna_core.schedule.recompute import Memory, Recompute, measure_memory
@@ -43,6 +51,8 @@ def draw_costs(draw: random.Random, stages: int) -> Costs:
         weight_grad=row(),
         backward=row(),
         recompute=row(),
+        offload=row(),
+        load=row(),
         hops=hops,
     )
 
@@ -75,6 +85,7 @@ def time_plainly(schedule: Schedule, costs: Costs) -> tuple[list[float], list[fl
 def make(name: str, draw: random.Random) -> tuple[Compiled, Costs]:
     ranks, count = draw.randint(1, 5), draw.randint(1, 9)
     each = 2 if name in ("interleaved", "zbv") else 1
+    ways: list[Recompute] = ["none", "full", *(["offload"] * (name != "varuna"))]
     costs = draw_costs(draw, ranks * each)
     schedule = build_schedule(
         name,
@@ -82,7 +93,7 @@ def make(name: str, draw: random.Random) -> tuple[Compiled, Costs]:
         count,
         stages_per_rank=each,
         costs=costs,
-        recompute=draw.choice(["none", "full"]),
+        recompute=draw.choice(ways),
     )
     return Compiled(schedule), costs
 
@@ -94,17 +105,17 @@ def test_it_times_as_a_plain_walk_does(name: str) -> None:
         compiled, costs = make(name, draw)
         free, starts = time_plainly(compiled.schedule, costs)
         timing = simulate(compiled.schedule, costs)
-        timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
+        timed = compiled.run(list_all_costs(costs), list_hops(costs), keep_starts=True)
         assert timed.ends == pytest.approx(free, rel=1e-12)
         assert timed.starts == pytest.approx(starts, rel=1e-12)
         assert (timing.makespan, timing.busy) == (max(free), timed.busy)
         assert sorted(timed.starts) == sorted(sum(timing.starts, ()))
-        assert compiled.find_makespan(list_costs(costs), list_hops(costs)) == timed.makespan
-        assert unlist_costs(list_costs(costs), list_hops(costs)).by_kind == costs.by_kind
+        assert compiled.find_makespan(list_all_costs(costs), list_hops(costs)) == timed.makespan
+        assert unlist_costs(list_all_costs(costs), list_hops(costs)).by_kind == costs.by_kind
         other = draw_costs(draw, compiled.num_stages)
         several = [costs, other, costs]
         makespans, ends, last = Levels(compiled).run(
-            np.array(list(map(list_costs, several))),
+            np.array(list(map(list_all_costs, several))),
             np.array([list_hops(one) for one in several]).reshape(3, -1),
         )
         assert makespans[0] == makespans[2] == pytest.approx(timed.makespan, rel=1e-12)
@@ -133,18 +144,25 @@ def test_memory_is_the_schedules_own_count(name: str) -> None:
         per_rank = compiled.num_stages // compiled.num_ranks
         peaks = [m + per_rank + 0.5 for m in measure_memory(compiled.schedule, memory)]
         assert find_peaks(compiled, held) == pytest.approx(peaks)
-        timed = compiled.run(list_costs(costs), list_hops(costs), keep_starts=True)
+        timed = compiled.run(list_all_costs(costs), list_hops(costs), keep_starts=True)
         traced = trace_memory(compiled, timed, held)
         assert [max(size for _, size in line) for line in traced] == pytest.approx(peaks)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
+ROLES: list[tuple[str, Recompute]] = [
+    (name, recompute)
+    for name in ("gpipe", "1f1b", "varuna")
+    for recompute in RECOMPUTES
+    if recompute != "auto" and (name, recompute) != ("varuna", "offload")
+]
+
+
+@pytest.mark.parametrize(("name", "recompute"), ROLES)
 def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Recompute) -> None:
     for stages in range(1, 6):
         for count in range(1, 9):
             work = find_schedule_model(name, stages, count, recompute)
-            made = model_schedule(work.compiled).roles
+            made = model_schedule(work.compiled, recompute).roles
             for role, other in zip(work.roles, made, strict=True):
                 assert replace(role, held=()) == replace(other, held=())
                 assert set(role.held) == set(other.held)

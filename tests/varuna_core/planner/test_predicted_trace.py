@@ -11,6 +11,7 @@ from tests.varuna_core.planner.predicted_trace import write_trace
 from tests.varuna_core.planner.profiles import make_chain
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.search.partition import find_partition
+from varuna_core.schedule.actions import COPIES
 from varuna_core.schedule.compiled import KINDS
 from vjob.reports.load.trace_reader import read_events, read_traces
 
@@ -33,7 +34,7 @@ def test_reports_read_a_predicted_step(tmp_path: Path) -> None:
         busy = step.timed[0].busy
         assert tuple(work) == pytest.approx(busy, abs=1e-6)
         events = read_events(traces, traces.detailed_steps)
-        actions = events[events["kind"].isin(KINDS)]
+        actions = events[events["kind"].isin([*KINDS, *COPIES])]
         assert len(actions) == len(chain.compiled.actions)
         begins = actions.sort_values(["rank", "begin_s"])["ready_s"]
         starts = sorted(

@@ -18,7 +18,10 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.gpus import GPUS, find_gpu, list_gpus
 from varuna_core.planner.profile.profile import (
     FIGURES,
+    HALVES,
+    OPTIONAL,
     TIMES,
+    Half,
     LinkTime,
     Network,
     Spread,
@@ -65,6 +68,23 @@ def test_a_file_of_version_1_is_read() -> None:
     fields["vjob_profile"] = 3
     with pytest.raises(PlanningError, match="version 3, this vjob reads 1, 2: profile again"):
         parse_profile(json.dumps(fields))
+
+
+def test_a_file_without_figures_of_ways_of_recompute_is_read() -> None:
+    profile = make_profile(random.Random(1), 4)
+    assert profile.knows("selective") and profile.knows("offload")
+    fields = json.loads(render_profile(profile))
+    for gpu in fields["gpus"].values():
+        del gpu["copies_beside"]
+        for cell in gpu["cells"]:
+            for name in OPTIONAL:
+                cell.pop(name, None)
+    old = parse_profile(json.dumps(fields))
+    assert not old.knows("selective") and not old.knows("offload") and old.knows("full")
+    assert parse_profile(render_profile(old)) == old
+    assert old.find_cell("big", 3).selective_s == ()  # between two sizes
+    both = old.extend(replace(profile, gpus={"big": profile.gpus["big"]}))
+    assert not both.knows("offload"), "the other kind of GPU has none"
 
 
 def test_a_file_of_this_version_says_what_an_action_costs() -> None:
@@ -203,6 +223,28 @@ def test_a_sum_over_nodes_is_slower_than_within_one() -> None:
     assert both == pytest.approx(0.1 + 2 * 3 / 4 / 100)
     measured = Network(links={}, all_reduces={("a", 8, 4): build_link(0, 5, "measured")})
     assert measured.find_all_reduce([("a", 4)] * 2, 1e9) == (pytest.approx(0.2), "measured")
+    assert measured.find_half("reduce", [("a", 4)] * 2, 1e9) == pytest.approx(0.1)
+
+
+def test_a_half_of_a_sum_is_as_measured_or_half_of_it() -> None:
+    halves: dict[tuple[Half, str, int, int], LinkTime] = {
+        ("reduce", "a", 8, 4): build_link(0, 4, "measured"),
+        ("all_gather", "a", 8, 4): build_link(0, 20, "measured"),
+    }
+    sums = {("a", 8, 4): build_link(0, 5, "measured")}
+    network = Network(links={}, all_reduces=sums, halves=halves)
+    nodes = [("a", 4)] * 2
+    found = [float(network.find_half(half, nodes, 1e9)) for half in HALVES]
+    assert found == pytest.approx([0.25, 0.1, 0.1, 0.05])
+    assert network.find_half("reduce", nodes, 1e9, sharing=2) == pytest.approx(0.5)
+    profile = replace(make_profile(random.Random(1), 4), network=network)
+    assert parse_profile(render_profile(profile)) == profile == profile.extend(profile)
+    fields = json.loads(render_profile(profile))
+    fields["halves"][0]["half"] = "shuffle"
+    with pytest.raises(PlanningError, match="a half 'shuffle' of a sum: expected one of reduce"):
+        parse_profile(json.dumps(fields))
+    del fields["halves"]
+    assert parse_profile(json.dumps(fields)).network.halves == {}
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.varuna_core.planner.profiles import make_profile
+from tests.varuna_core.planner.profiles import make_placed, make_profile
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, list_all_orders
+from varuna_core.planner.model.schedule_model import find_least_model, find_schedule_model
+from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.profile.errors import MissingData, PlanningError
+from varuna_core.planner.profile.profile import OPTIONAL, Profile
 from varuna_core.planner.result.plan import build_plan, render_certificate, render_table
 from varuna_core.planner.search.partition import is_allowed
 from varuna_core.planner.search.search import Search
-from varuna_core.planner.search.space import Wishes
+from varuna_core.planner.search.space import Wishes, list_options
+from varuna_core.schedule.recompute import Recompute
 
 CLUSTER = Cluster(
     kinds=(
@@ -84,6 +90,53 @@ def test_no_placement_takes_less_than_its_closer_floor() -> None:
                 for chain in question._make_chains(option, tuple(row)):
                     best = find_by_brute_force([chain], chain.size)
                     assert least <= best * (1 + 1e-9)
+
+
+def test_no_chain_takes_less_than_the_bound_of_all_ways() -> None:
+    draw = random.Random(5)
+    ways: tuple[Recompute, ...] = ("none", "auto", "selective", "offload")
+    for _ in range(60):
+        size, stages, count = draw.randint(4, 6), draw.randint(1, 4), draw.randint(1, 6)
+        tables = Tables(make_profile(draw, size, draw.uniform(5e9, 2e10)), TrainingModel(batch=12))
+        shape = Shape(tensor=1, replicas=2, micro_batch=1, zero=draw.choice([0, 1, 2]))
+        placed = make_placed(draw, stages, 2)
+        least = Chain(tables, shape, placed, find_least_model("1f1b", stages, count))
+        for way in ways:
+            work = find_schedule_model("1f1b", stages, count, way)
+            chain = Chain(tables, shape, placed, work)
+            assert least.bound <= chain.bound * (1 + 1e-12)
+
+
+def forget_ways(profile: Profile) -> Profile:
+    """As one that was made before they were measured."""
+    nothing: dict[str, Any] = dict.fromkeys(OPTIONAL, ())
+    gpus = {
+        kind: replace(gpu, cells={key: replace(cell, **nothing) for key, cell in gpu.cells.items()})
+        for kind, gpu in profile.gpus.items()
+    }
+    return replace(profile, gpus=gpus)
+
+
+def test_ways_that_a_profile_does_not_know_are_not_proposed_and_asked_for_refused() -> None:
+    profile, training = make_profile(random.Random(3), 5), TrainingModel(batch=8)
+    old = forget_ways(profile)
+
+    def list_ways(profile: Profile, wishes: Wishes) -> set[str]:
+        return {one.recompute for one in list_options(profile, training, CLUSTER, wishes)}
+
+    assert list_ways(profile, Wishes()) == {"none", "full", "auto", "selective", "offload"}
+    assert list_ways(old, Wishes()) == {"none", "full", "auto"}
+    assert list_ways(profile, Wishes(recompute="offload")) == {"offload"}
+    for way in ("selective", "offload"):
+        with pytest.raises(MissingData, match=f"what recompute {way} costs.*profile again"):
+            list_ways(old, Wishes(recompute=way))
+    assert list_ways(profile, Wishes(zero=3)) == {"none", "full", "selective"}
+    with pytest.raises(PlanningError, match="recompute offload goes with zero 0 to 2"):
+        list_ways(profile, Wishes(zero=3, recompute="offload"))
+    with pytest.raises(PlanningError, match="recompute offload contradicts it"):
+        list_ways(profile, Wishes(schedule="varuna", recompute="offload"))
+    found = list_options(profile, training, CLUSTER, Wishes(recompute="selective"))
+    assert {one.schedule for one in found} == {"1f1b", "gpipe", "varuna"}
 
 
 def search(wishes: Wishes, limit_s: float = 60.0, cluster: Cluster = CLUSTER) -> Search:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -19,10 +21,13 @@ from tests.varuna_core.planner.brute_force import (
     find_best_by_nodes,
     keep_front,
 )
+from tests.varuna_core.planner.profiles import make_profile
+from varuna_core.planner.model.training import RECOMPUTES
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import find_front
 from varuna_core.planner.search import space
 from varuna_core.planner.search.search import Search, Searched
+from varuna_core.planner.search.space import Wishes
 
 EXPLORING = bool(os.environ.get("VJOB_EXPLORE"))
 MANY, SOME, FEW = (2000, 2000, 2000) if EXPLORING else (150, 60, 10)
@@ -61,6 +66,28 @@ def check(named: str, one: Instance, best: float) -> bool:
 def test_the_fastest_plan_is_brute_forces() -> None:
     fitting = sum(check(named, one, find_best(one)) for named, one in draw_instances("all", MANY))
     assert MANY / 2 < fitting < MANY
+
+
+def test_ways_that_need_less_memory_are_chosen_where_brute_force_does() -> None:
+    """Where memory is scarce, micro-batches are many, and the ways may all be the best."""
+    chosen: Counter[str] = Counter()
+    for named, one in draw_instances("memory", SOME):
+        draw = random.Random(named)
+        profile = make_profile(draw, draw.randint(3, 6), draw.uniform(5e9, 1.2e10))
+        gpus = {kind: replace(gpu, copies_beside=True) for kind, gpu in profile.gpus.items()}
+        one = replace(
+            one,
+            profile=replace(profile, gpus=gpus),
+            training=replace(one.training, batch=draw.choice([6, 8]), recomputes=RECOMPUTES),
+            wishes=Wishes(tensor=1, micro_batch=1, zero=0),
+        )
+        best = find_best(one)
+        check(named, one, best)
+        if best < float("inf"):
+            searched = search(one)
+            assert searched is not None
+            chosen[searched.best.option.recompute] += 1
+    assert set(chosen) == set(RECOMPUTES), chosen
 
 
 def test_the_fastest_plan_of_blocks_is_brute_forces(monkeypatch: pytest.MonkeyPatch) -> None:

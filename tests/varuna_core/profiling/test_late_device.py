@@ -38,14 +38,18 @@ class LateDevice:
     """Its clock and the host's; work begins when it is launched and what came before is done."""
 
     def __init__(self) -> None:
-        self.host = self.done = 0.0
+        self.host = self.done = self.copied = 0.0
 
     def launch(self, costs: tuple[float, float]) -> None:
         self.host += costs[0]
         self.done = max(self.done, self.host) + costs[1]
 
+    def copy(self, seconds: float) -> None:
+        """Beside what is launched from here on."""
+        self.copied = max(self.done, self.host) + seconds
+
     def synchronize(self) -> None:
-        self.host = max(self.host, self.done)
+        self.host = max(self.host, self.done, self.copied)
 
     def occupy(self, seconds: float) -> None:
         self.done = max(self.done, self.host) + seconds
@@ -128,3 +132,16 @@ def test_a_step_on_a_late_device_is_predicted(monkeypatch: pytest.MonkeyPatch, n
     profile = build_profile(figures, empty)
     assert parse_profile(render_profile(profile)) == profile
     assert predict(profile) == pytest.approx(run_step(costs), rel=0.015)
+
+
+def test_a_copy_is_waited_for_to_know_how_long_it_takes() -> None:
+    device = LateDevice()
+    clock = Clock(device)
+    clock.start()
+    for action, own in (("0F0", 5.0), ("0O0", 0.0), ("0L0", 0.0), ("0B0", 7.0)):
+        device.launch((1.0, own))
+        if not own:
+            device.copy(4.0)
+        clock(action, 0, 0, 0)
+    # The host launches F while the device is idle, and B when the copies are done.
+    assert clock.read() == pytest.approx([1.0 + 5.0, 4.0, 1.0 + 4.0, 1.0 + 7.0])

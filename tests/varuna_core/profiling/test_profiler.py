@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import tempfile
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -10,18 +13,30 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode as get_current_dispatch_mode
 
 from tests.models import foreign
 from tests.models import small as models
-from tests.models.profiled import MIDDLE, NUM_BLOCKS, SCRATCH, WIDTH, Ladder, Stack, make_batch
+from tests.models.profiled import (
+    MIDDLE,
+    NUM_BLOCKS,
+    SCRATCH,
+    WIDTH,
+    Ladder,
+    Stack,
+    is_real,
+    make_batch,
+)
 from varuna_core import Profiler
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import HOST_TIMES, TIMES, GpuProfile, Profile
 from varuna_core.planner.profile.profile_file import read_profile
+from varuna_core.profiling import bench
 from varuna_core.profiling.bench import ROUND, Figures, is_out_of_memory, measure_peak
 from varuna_core.profiling.measure import Measuring, choose_samples, find_classes, find_spread
 from varuna_core.profiling.profile_file import build_cell
 from varuna_core.profiling.profiler import remake_optimizer
+from varuna_core.runtime.engine.graph_offload import FileCopies, Files
 from varuna_core.runtime.split.split import split_model
 
 CPU = torch.device("cpu")
@@ -63,6 +78,77 @@ def test_every_time_is_there(tmp_path: Path) -> None:
     for cell in profile.gpus["cpu"].cells.values():
         assert not any(cell.action_host_s), "there is no host apart from the device"
         assert not any(any(getattr(cell, name)) for name in HOST_TIMES)
+
+
+def test_ways_of_recompute_are_measured(tmp_path: Path) -> None:
+    size = 3
+    profile = run_profile(Ladder(), tmp_path, [size])
+    assert profile.knows("selective") and profile.knows("offload")
+    assert not profile.gpus["cpu"].copies_beside, "the host waits for its files"
+    cell = profile.gpus["cpu"].cells[size, 1]
+    # What each linear layer has made.
+    assert cell.kept_bytes == tuple(size * width * FLOAT for width in (WIDTH, MIDDLE, 1))
+    assert min(*cell.offload_s, *cell.load_s) > 0
+    assert len(cell.selective_s) == 3
+    compiled = run_profile(Ladder(), tmp_path / "compiled", [size], selective=False)
+    assert not compiled.knows("selective") and compiled.knows("offload")
+
+
+def test_a_large_graph_is_not_copied_to_know_how_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = []
+
+    def copy_out(self: Files, memories: Sequence[torch.Tensor]) -> FileCopies:
+        copied.append(sum(map(len, memories)))
+        return FileCopies(tempfile.TemporaryFile(buffering=0), memories)
+
+    monkeypatch.setattr(Files, "copy_out", copy_out)
+    monkeypatch.setattr(bench, "MOST_COPIED", 3 * WIDTH * FLOAT)
+    cells = run_profile(Stack(), tmp_path, [1, 2, 4], samples=NUM_BLOCKS).gpus["cpu"].cells
+    # What a block after the first has saved beside its input: the output of its relu.
+    assert set(copied) <= {0, WIDTH * FLOAT, 2 * WIDTH * FLOAT}
+    two, four = cells[2, 1], cells[4, 1]
+    for name in ("offload_s", "load_s"):
+        pairs = zip(getattr(two, name), getattr(four, name), strict=True)
+        assert all(large == pytest.approx(2 * small) for small, large in list(pairs)[1:-1]), name
+
+
+def test_what_cannot_be_measured_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Files, "copy_out", refuse)
+    profile = run_profile(Ladder(), tmp_path)
+    assert not profile.knows("offload") and profile.knows("selective")
+    assert sum("offload is not measured: [Errno 28]" in line for line in caplog.messages) == 4
+
+    class Watching(Ladder):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if get_current_dispatch_mode() is not None and is_real(x):
+                raise ValueError("who watches?")
+            return super().forward(x)
+
+    profile = run_profile(Watching(), tmp_path / "watched")
+    assert not profile.knows("selective")
+    assert "segment 0: recompute selective is not measured: who watches?" in caplog.messages
+
+
+def test_a_model_that_makes_other_products_again_recomputes_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where it looks whether gradients are on, a stage keeps no products: it says so once."""
+
+    class Looking(Ladder):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            loss = super().forward(x)
+            return loss + (x @ x.T).sum() * 0 if torch.is_grad_enabled() else loss
+
+    cell = run_profile(Looking(), tmp_path).gpus["cpu"].cells[2, 1]
+    assert cell.kept_bytes[2] == 0 < cell.kept_bytes[0]
+    assert sum("makes other matrix products" in line for line in caplog.messages) == 1
 
 
 def assert_every_time(gpu: GpuProfile) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.ranks.profiler_rank import SIZES
 from tests.ranks.start import collect, start_ranks
+from varuna_core.planner.profile.profile import HALVES
 from varuna_core.planner.profile.profile_file import read_profile
 from varuna_core.profiling.links import SIZES as MESSAGES
 from varuna_core.profiling.links import choose_groups, choose_pairs, make_link
@@ -55,6 +56,11 @@ def test_messages_and_sums_are_timed_over_their_size(folder: Path) -> None:
     network = read_profile(folder / "gpt.profile.json").network
     assert set(network.links) == {("cpu", "cpu", "intra")}
     assert set(network.all_reduces) == {("cpu", 2, 2)}
+    assert set(network.halves) == {(half, "cpu", 2, 2) for half in HALVES}
+    for link in network.halves.values():
+        sizes = [size for size, _ in link.points]
+        assert sizes == list(MESSAGES[len(MESSAGES) // 2 :: 2]) and sizes[-1] == LARGEST
+        assert link.points[-1][1] > 2 * link.points[0][1] > 0
     for link in (*network.links.values(), *network.all_reduces.values()):
         assert [size for size, _ in link.points] == list(MESSAGES)
         assert link.source == "measured" and link.points[0][1] > 0

@@ -175,6 +175,11 @@ class Chain:
             for s in range(last + 1)
         ]
 
+    @cached_property
+    def num_kinds(self) -> int:
+        """Kinds of action that have costs: a stage that copies nothing has two less."""
+        return max(len(stage.kinds) for stage in self.stages)
+
     @property
     def compiled(self) -> Compiled:
         return self.schedule.compiled
@@ -213,9 +218,10 @@ class Chain:
         """Costs of the stages of one partition."""
         pairs = list(itertools.pairwise(bounds))
         stages = range(self.num_stages)
-        costs = tuple(
-            float(self.stages[s].kinds[kind][pairs[s]]) for kind in range(6) for s in stages
-        )
+        costs = [0.0] * (self.num_kinds * self.num_stages)
+        for s in stages:
+            for kind, table in enumerate(self.stages[s].kinds):
+                costs[kind * self.num_stages + s] = float(table[pairs[s]])
         hops, holds = (
             tuple(
                 0.0 if self.blocking else float(self.hops[s][way][bounds[s + 1]])
@@ -226,7 +232,7 @@ class Chain:
         )
         buckets = self.tables.find_buckets(self.shape)
         return StepCosts(
-            columns=(ActionCosts(costs=costs, hops=hops, holds=holds),),
+            columns=(ActionCosts(costs=tuple(costs), hops=hops, holds=holds),),
             reduce_s=tuple(float(self.sums[s].reduce[pairs[s]]) for s in stages),
             num_buckets=tuple(int(buckets[pair]) for pair in pairs),
             ties=self._find_ties(bounds),
@@ -274,7 +280,7 @@ class Chain:
                 StageMemory(
                     fixed=float(fixed[pair]),
                     graph=float(self.stages[s].graph[pair]),
-                    inputs=float(self.stages[s].inputs[pair[0]]),
+                    inputs=float(self.stages[s].inputs[pair]),
                     work=float(self.stages[s].times.work_bytes[pair]),
                 )
             )
@@ -379,7 +385,7 @@ class Chain:
             factors = kept if factors is None else kept * factors
         begins, ends = cuts[:, :-1], cuts[:, 1:]
         stages = range(self.num_stages)
-        costs = np.empty((len(cuts), 6 * self.num_stages))
+        costs = np.zeros((len(cuts), self.num_kinds * self.num_stages))
         for s in stages:
             a, e = begins[:, s], ends[:, s]
             for kind, table in enumerate(self.stages[s].kinds):

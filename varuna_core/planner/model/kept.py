@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from varuna_core.schedule.actions import Action, Schedule, ScheduleError
+from varuna_core.planner.model.schedule_model import make_alone
+from varuna_core.schedule.actions import ScheduleError
 from varuna_core.schedule.recompute import Memory, apply_recompute
 
 Array = Any
@@ -83,15 +84,9 @@ def find_kept(
 
 def _choose(ahead: int, m: int, graph: float, inputs: float, room: float) -> frozenset[int] | None:
     """As the runtime rewrites such a stage's list."""
-    actions = [Action("F", 0, number) for number in range(ahead)]
-    for number in range(m):
-        actions.append(Action("B", 0, number))
-        if number + ahead < m:
-            actions.append(Action("F", 0, number + ahead))
-    plain = Schedule(name="", ranks=(tuple(actions),), placement=(0,), num_microbatches=m)
     memory = Memory(graphs=(graph,), inputs=(inputs,), limits=(room,))
     try:
-        (rewritten,) = apply_recompute(plain, "auto", memory).ranks
+        (rewritten,) = apply_recompute(make_alone(ahead, m), "auto", memory).ranks
     except ScheduleError:
         return None
     return frozenset(action.microbatch for action in rewritten if action.kind == "R")

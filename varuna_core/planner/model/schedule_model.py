@@ -6,20 +6,23 @@ plans are refused before a partition is to be timed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
 
-from varuna_core.schedule.actions import BACKWARDS, FORWARDS, Action, Schedule
-from varuna_core.schedule.compiled import KINDS, Compiled, Counts, list_stages
-from varuna_core.schedule.recompute import Recompute
+from varuna_core.schedule.actions import BACKWARDS, COPIES, FORWARDS, Action, Kind, Schedule
+from varuna_core.schedule.compiled import KINDS, Compiled, Counts, count_held, list_stages
+from varuna_core.schedule.recompute import Recompute, apply_recompute
 from varuna_core.schedule.registry import SCHEDULES, ScheduleKind, build_schedule
 
 Array = Any
 """A numpy array: its stubs make every element Any anyway."""
+Copies = tuple[tuple[Kind, tuple[Kind, ...], int], ...]
+"""O and L, each with the work beside it, and how often that is so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,11 @@ class Role:
     """All forwards of all stages come before any backward."""
     keeps_what_fits: bool = False
     """What it recomputes depends on its memory: `uses` and `held` say what it does at least."""
+    keeps_products: bool = False
+    """Its recomputes take what products have made."""
+    copies: Copies = ()
+    is_least: bool = False
+    """No way of recompute takes or holds less: of bounds for all of them."""
 
 
 class Levels:
@@ -140,10 +148,11 @@ class ScheduleModel:
         self,
         roles: tuple[Role, ...],
         make: Callable[[Recompute], Schedule],
+        recompute: Recompute,
         placement: tuple[int, ...] | None = None,
     ) -> None:
         """`placement` has each stage's rank; None with one stage a rank."""
-        self.roles, self._make = roles, make
+        self.roles, self._make, self.recompute = roles, make, recompute
         self.placement = placement or tuple(range(len(roles)))
 
     @property
@@ -194,34 +203,67 @@ def find_schedule_model(
     kind = SCHEDULES[schedule]
     if kind.count_ahead is None:
         assert recompute != "auto", "its memory would change its order"
-        return model_schedule(Compiled(make(recompute)))
+        return model_schedule(Compiled(make(recompute)), recompute)
     roles = tuple(
         _build_role(kind, kind.count_ahead, ranks - 1 - stage, num_microbatches, recompute)
         for stage in range(ranks)
     )
-    return ScheduleModel(roles, make)
+    return ScheduleModel(roles, make, recompute)
 
 
-def model_schedule(compiled: Compiled) -> ScheduleModel:
+@lru_cache(maxsize=1024)
+def find_least_model(schedule: str, ranks: int, num_microbatches: int) -> ScheduleModel:
+    """For bounds of a schedule with any way of recompute; its actions are those of none."""
+    plain = find_schedule_model(schedule, ranks, num_microbatches, "none")
+    roles = tuple(replace(role, held=((1, 0),), is_least=True) for role in plain.roles)
+    return ScheduleModel(roles, lambda wanted: plain.plain, "none")
+
+
+def model_schedule(compiled: Compiled, recompute: Recompute) -> ScheduleModel:
     """The model of a schedule that was made."""
-    roles = tuple(find_role(compiled, stage) for stage in range(compiled.num_stages))
-    schedule = compiled.schedule
-    return ScheduleModel(roles, lambda wanted: schedule, schedule.placement)
+    stages, schedule = range(compiled.num_stages), compiled.schedule
+    roles = tuple(find_role(compiled, stage, recompute) for stage in stages)
+    return ScheduleModel(roles, lambda wanted: schedule, recompute, schedule.placement)
 
 
-def find_role(compiled: Compiled, stage: int) -> Role:
+def find_role(compiled: Compiled, stage: int, recompute: Recompute) -> Role:
     """The role of a stage of a schedule that was made."""
     schedule = compiled.schedule
     rank = schedule.placement[stage]
     own = 2 * list_stages(schedule, rank).index(stage)
     kind = SCHEDULES.get(schedule.name)
+    is_copied = recompute == "offload"
     return Role(
         uses=tuple(compiled.uses[i * compiled.num_stages + stage] for i in range(len(KINDS))),
         held=tuple(sorted({counts[own : own + 2] for counts in compiled.held[rank]})),
         ahead=_count_ahead([one for one in schedule.ranks[rank] if one.stage == stage]),
         num_microbatches=schedule.num_microbatches,
         gradients_last=kind is not None and kind.gradients_last,
+        keeps_products=recompute == "selective",
+        copies=list_copies(schedule.ranks[rank], stage) if is_copied else (),
     )
+
+
+def list_copies(actions: Sequence[Action], stage: int) -> Copies:
+    """What a rank does while graphs of a stage are copied: out until its next copy, which takes the
+    memory, and back until the backward."""
+    found = Counter(
+        (copy.kind, tuple(_list_beside(actions, place)))
+        for place, copy in enumerate(actions)
+        if copy.stage == stage and copy.kind in COPIES
+    )
+    return tuple((*copy, count) for copy, count in sorted(found.items()))
+
+
+def _list_beside(actions: Sequence[Action], place: int) -> Iterator[Kind]:
+    copy = actions[place]
+    for at in range(place + 1, len(actions)):
+        action = actions[at]
+        is_own = (action.stage, action.microbatch) == (copy.stage, copy.microbatch)
+        if action.kind in COPIES if copy.kind == "O" else is_own and action.kind in BACKWARDS:
+            return
+        if action.kind not in COPIES:
+            yield action.kind
 
 
 def _build_role(
@@ -233,8 +275,10 @@ def _build_role(
 ) -> Role:
     """The role of a stage with so many stages behind it."""
     ahead = min(count_ahead(behind, m), m)
+    if recompute == "offload":
+        return _offload(ahead, m, kind.gradients_last)
     # A graph that is used at once is kept: to recompute it would save nothing.
-    again = (recompute == "full" or kind.recomputes) and ahead > 1
+    again = (recompute in ("full", "selective") or kind.recomputes) and ahead > 1
     held = ((1, ahead - 1), (0, ahead)) if again else ((ahead, 0),)
     return Role(
         uses=(0, m, m, m, 0, 0) if again else (m, 0, 0, m, 0, 0),
@@ -243,4 +287,30 @@ def _build_role(
         num_microbatches=m,
         gradients_last=kind.gradients_last,
         keeps_what_fits=recompute == "auto",
+        keeps_products=recompute == "selective",
+    )
+
+
+@lru_cache(maxsize=4096)
+def _offload(ahead: int, m: int, gradients_last: bool) -> Role:
+    (actions,) = (schedule := apply_recompute(make_alone(ahead, m), "offload")).ranks
+    return Role(
+        uses=(m, 0, 0, m, 0, 0),
+        held=count_held(schedule)[0],
+        ahead=ahead,
+        num_microbatches=m,
+        gradients_last=gradients_last,
+        copies=list_copies(actions, 0),
+    )
+
+
+def make_alone(ahead: int, num_microbatches: int) -> Schedule:
+    """Of a stage that runs so many forwards before its first backward, then one of each in turn."""
+    actions = [Action("F", 0, number) for number in range(ahead)]
+    for number in range(num_microbatches):
+        actions.append(Action("B", 0, number))
+        if number + ahead < num_microbatches:
+            actions.append(Action("F", 0, number + ahead))
+    return Schedule(
+        name="", ranks=(tuple(actions),), placement=(0,), num_microbatches=num_microbatches
     )

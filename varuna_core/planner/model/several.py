@@ -45,9 +45,9 @@ class SeveralStages(Chain):
             schedule.num_microbatches,
             stages_per_rank=self.num_stages // schedule.num_ranks,
             costs=costs,
-            recompute="full" if any(role.uses[2] for role in self.schedule.roles) else "none",
+            recompute=self.schedule.recompute,
         )
-        work = model_schedule(Compiled(made))
+        work = model_schedule(Compiled(made), self.schedule.recompute)
         return SeveralStages(self.tables, self.shape, self.placed, work)
 
     def list_memory(self, bounds: Bounds) -> list[StageMemory]:
@@ -79,7 +79,7 @@ class SeveralStages(Chain):
             )
             figures = []
             for one, (begins, ends) in zip(stages, pairs, strict=True):
-                figures += [one.graph[begins, ends], one.inputs[begins]]
+                figures += [one.graph[begins, ends], one.inputs[begins, ends]]
             live = (np.array(held, dtype=float) @ np.array(figures)).max(axis=0)
             shares = np.maximum(shares, (always + work + live) / stages[0].times.memory_bytes)
         return shares

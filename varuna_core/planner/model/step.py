@@ -18,7 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.schedule.compiled import Compiled, Timed, list_stages
+from varuna_core.schedule.actions import COPIES
+from varuna_core.schedule.compiled import KINDS, Compiled, Timed, list_stages
+from varuna_core.schedule.held import follow_held
 
 BUCKET_BYTES = 25 * 2**20
 """As varuna_core/runtime/optim/grads.py fills them."""
@@ -29,7 +31,7 @@ class ActionCosts:
     """Costs of the actions of some replicas."""
 
     costs: tuple[float, ...]
-    """By kind, then by stage: `compiled.list_costs`."""
+    """By kind, then by stage: `compiled.list_costs` or `list_all_costs`."""
     hops: tuple[float, ...]
     """Two a boundary, activations and gradients: until a message is there."""
     holds: tuple[float, ...] | None = None
@@ -115,7 +117,8 @@ def simulate_step(
 ) -> StepTime:
     """One step; PlanningError if the costs are not of this many stages."""
     stages = compiled.num_stages
-    if not costs.columns or any(len(c.costs) != 6 * stages for c in costs.columns):
+    sizes = {len(KINDS) * stages, len((*KINDS, *COPIES)) * stages}
+    if not costs.columns or any(len(c.costs) not in sizes for c in costs.columns):
         raise PlanningError(f"costs of other stages than the {stages} of {compiled.schedule}")
     timed = []
     for number, column in enumerate(costs.columns):
@@ -211,7 +214,7 @@ def _list_stage_times(
 ) -> tuple[StageTime, ...]:
     times: list[StageTime] = []
     for stage in range(compiled.num_stages):
-        uses = range(stage, 6 * compiled.num_stages, compiled.num_stages)
+        uses = range(stage, len(costs.columns[0].costs), compiled.num_stages)
         work = max(
             sum(compiled.uses[use] * column.costs[use] for use in uses) for column in costs.columns
         )
@@ -262,22 +265,35 @@ def find_peaks(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float
     return tuple(peaks)
 
 
+def find_away(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float, ...]:
+    """The most bytes of graphs that each rank has in the host's memory at any time of a step."""
+    away = []
+    for rank, actions in enumerate(compiled.schedule.ranks):
+        stages = list_stages(compiled.schedule, rank)
+        sizes = {s: memory[s].graph - memory[s].inputs for s in stages}
+        away.append(
+            max(
+                sum(count * sizes[s] for s, count in held.offloaded.items())
+                for _, held in follow_held(actions, stages)
+            )
+        )
+    return tuple(away)
+
+
 def trace_memory(
     compiled: Compiled, timed: Timed, memory: Sequence[StageMemory]
 ) -> list[list[tuple[float, float]]]:
     """For each rank (time, bytes held) at each action's begin; needs `keep_starts`."""
     if len(timed.starts) != len(compiled.actions):
         raise PlanningError("the step was simulated without keep_starts")
-    fixed = [
-        sum(memory[stage].fixed for stage in list_stages(compiled.schedule, rank))
-        for rank in range(compiled.num_ranks)
-    ]
-    held = list(fixed)
-    lines: list[list[tuple[float, float]]] = [[] for _ in fixed]
-    for start, (rank, kind, stage, _) in zip(timed.starts, compiled.actions, strict=True):
-        one = memory[stage]
-        held[rank] += {"F": one.graph, "f": one.inputs, "R": one.graph - one.inputs}.get(kind, 0.0)
-        lines[rank].append((start, held[rank] + one.work))
-        if kind in ("B", "W"):
-            held[rank] -= one.graph
+    own = [list_stages(compiled.schedule, rank) for rank in range(compiled.num_ranks)]
+    held = [follow_held(*pair) for pair in zip(compiled.schedule.ranks, own, strict=True)]
+    lines: list[list[tuple[float, float]]] = [[] for _ in own]
+    for start, (rank, _, stage, _) in zip(timed.starts, compiled.actions, strict=True):
+        _, counts = next(held[rank])
+        size = memory[stage].work
+        for other in own[rank]:
+            one = memory[other]
+            size += one.fixed + counts.graphs[other] * one.graph + counts.inputs[other] * one.inputs
+        lines[rank].append((start, size))
     return lines

@@ -9,7 +9,7 @@ action, what it holds, how far it runs ahead.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,15 @@ from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
     FIGURE_OF,
     HOST_TIMES,
+    OPTIONAL,
     QUANTILES,
     TIMES,
     Cell,
+    Half,
     Profile,
     Spread,
 )
+from varuna_core.schedule.actions import Kind
 from varuna_core.schedule.compiled import KINDS
 from varuna_core.schedule.recompute import USABLE
 
@@ -92,6 +95,10 @@ class TimeTables:
     host: dict[str, Array]
     """The host's part of each of them, by the same names; empty where none is known."""
     host_action: dict[str, float]
+    optional: dict[str, Array]
+    """Figures of ways of recompute, as the profile calls them: those that are known."""
+    copies_beside: bool
+    """Graphs are copied beside the work."""
     sources: frozenset[str]
     spread: Spread | None
     """Of several kinds of GPU the widest."""
@@ -149,8 +156,12 @@ class Tables:
             name: spread(np.max([getattr(cell, own) for cell in cells], axis=0)) + host_action[name]
             for name, own in zip(TIMES, HOST_TIMES, strict=True)
         }
+        known = [name for name in OPTIONAL if all(getattr(cell, name) for cell in cells)]
+        # What such a recompute costs by itself is what any does.
+        own = {"selective_s": action["recompute_s"], "selective_host_s": host_action["recompute_s"]}
         optimizers = [self.profile.find_optimizer(kind, tensor) for kind in kinds]
-        memory = min(self.profile.find_gpu(kind).memory_bytes for kind in kinds)
+        gpus = [self.profile.find_gpu(kind) for kind in kinds]
+        memory = min(gpu.memory_bytes for gpu in gpus)
         return TimeTables(
             forward=take("forward_s"),
             backward=take("backward_s"),
@@ -164,6 +175,8 @@ class Tables:
             memory_bytes=memory * self.training.memory_share,
             host=host if any(values.any() for values in host.values()) else {},
             host_action=host_action,
+            optional={name: take(name) + own.get(name, 0.0) for name in known},
+            copies_beside=all(gpu.copies_beside for gpu in gpus),
             sources=frozenset(cell.source for cell in cells),
             spread=_find_widest([cell.spread for cell in cells]),
         )
@@ -212,19 +225,28 @@ class Tables:
             count = self.find_parameters(shape.tensor)
             network, training = self.profile.network, self.training
 
-            def sum_up(bytes_each: float) -> Array:
-                return network.find_all_reduce(site.group, count * bytes_each, site.sharing)[0]
+            def find_half(half: Half, bytes_each: float) -> Array:
+                return network.find_half(half, site.group, count * bytes_each, site.sharing)
 
-            reduce = sum_up(training.reduced_bytes)
-            nothing = np.zeros_like(reduce)
-            # A sum is half a reduction to the owners, half its way back.
-            back = sum_up(training.weight_bytes) / 2 if shape.shares else nothing
-            self._sums[key] = Sums(
-                reduce=(reduce, reduce / 2, nothing, nothing)[shape.shares],
-                exchange=nothing if shape.shares == 3 else back,
-                scatter=reduce / 2 if shape.shares > 1 else nothing,
-                gather=back if shape.shares == 3 else nothing,
-            )
+            nothing = np.zeros_like(count)
+            if not shape.shares:
+                whole = network.find_all_reduce(
+                    site.group, count * training.reduced_bytes, site.sharing
+                )
+                found = Sums(reduce=whole[0], exchange=nothing, scatter=nothing, gather=nothing)
+            else:
+                is_whole = shape.shares < 3 and training.deals_whole
+                owned = find_half(
+                    "reduce" if is_whole else "reduce_scatter", training.reduced_bytes
+                )
+                back = find_half("broadcast" if is_whole else "all_gather", training.weight_bytes)
+                found = Sums(
+                    reduce=owned if shape.shares == 1 else nothing,
+                    exchange=nothing if shape.shares == 3 else back,
+                    scatter=nothing if shape.shares == 1 else owned,
+                    gather=back if shape.shares == 3 else nothing,
+                )
+            self._sums[key] = found
         return self._sums[key]
 
     def find_fixed(self, shape: Shape) -> Array:
@@ -285,10 +307,12 @@ class StageTable:
 
     times: TimeTables
     kinds: tuple[Array, ...]
-    """Costs of F f R B I W; with the message where a rank waits for its sends."""
+    """Costs of F f R B I W, and of O L where there are any; with the message where a rank waits
+    for its sends."""
     optimizer: Array
     inputs: Array
-    """Bytes of one micro-batch's inputs, by begin."""
+    """Bytes that one micro-batch keeps without its graph: its inputs, and products for a
+    recompute."""
     graph: Array
     """Bytes that one micro-batch keeps until its backward: what it sent on among them."""
     allowed: Array
@@ -309,7 +333,9 @@ class StageTable:
     """Runs that such a stage may hold, and one that keeps all may not."""
 
 
-def add_host(times: TimeTables, uses: Sequence[int | Array]) -> tuple[Array, ...]:
+def add_host(
+    times: TimeTables, uses: Sequence[int | Array], keeps_products: bool = False
+) -> tuple[Array, ...]:
     """Costs of F f R B I W, by begin and end, of a stage that uses them so often in a step.
 
     The host launches ahead of the device: what it takes longer in one action it makes up for in
@@ -318,9 +344,13 @@ def add_host(times: TimeTables, uses: Sequence[int | Array]) -> tuple[Array, ...
     """
     names = [FIGURE_OF[kind] for kind in KINDS]
     costs = [times.by_name[name] for name in names]
+    if keeps_products:
+        costs[KINDS.index("R")] = times.optional["selective_s"]
     if not times.host:
         return tuple(costs)
     launches = [times.host[name] for name in names]
+    if keeps_products:
+        launches[KINDS.index("R")] = times.optional["selective_host_s"]
     device, host = (
         sum(n * values for n, values in zip(uses, rows, strict=True)) for rows in (costs, launches)
     )
@@ -366,6 +396,9 @@ def _make(
     inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
     graph = times.graph_bytes + inputs[None, :]
     fixed = tables.find_fixed(shape)
+    held = np.broadcast_to(inputs[:, None], graph.shape)
+    if role.keeps_products:
+        held = held + times.optional["kept_bytes"]
     uses: list[int | Array] = list(role.uses)
     kept = None
     if role.keeps_what_fits:
@@ -374,10 +407,11 @@ def _make(
         kept = find_kept(role.ahead, role.num_microbatches, graph, inputs, room, tables.kept)
         uses[2], fits = kept.counts, kept.fits
     else:
-        live = np.max([g * graph + i * inputs[:, None] for g, i in role.held], axis=0)
+        live = np.max([g * graph + i * held for g, i in role.held], axis=0)
         fits = fixed + live + times.work_bytes <= times.memory_bytes
     all_held = fixed + role.ahead * graph + times.work_bytes
-    forward, _, again, both, gradient, weights = add_host(times, uses)
+    costs = _find_costs(times, uses, role)
+    forward, _, again, both, gradient, weights = costs
     if shape.shares > 1:  # counted in full: how much of it kernels hide no profile says
         sums = tables.find_sums(site, shape)
         forward, again, gradient = (t + sums.gather for t in (forward, again, gradient))
@@ -386,6 +420,10 @@ def _make(
         forward = forward + out[2][None, :]
         gradient, both = (values + back[3][:, None] for values in (gradient, both))
     costs = (forward, forward, again, both, gradient, weights)
+    if role.copies:
+        copied = np.maximum(0.0, times.graph_bytes - inputs[:, None])
+        copies, counts = _find_copies(times, copied, role, dict(zip(KINDS, costs, strict=True)))
+        costs, uses = (*costs, *copies), [*uses, *counts]
 
     begins, ends = np.indices(fits.shape)
     allowed = (ends >= begins + least) & fits
@@ -408,7 +446,7 @@ def _make(
         times=times,
         kinds=costs,
         optimizer=times.optimizer / shape.owners,
-        inputs=inputs,
+        inputs=held,
         graph=graph,
         allowed=allowed,
         work=mark(work),
@@ -421,3 +459,35 @@ def _make(
         kept=kept,
         is_beyond=allowed & (all_held > times.memory_bytes),
     )
+
+
+def _find_costs(times: TimeTables, uses: Sequence[int | Array], role: Role) -> tuple[Array, ...]:
+    if role.is_least:
+        return tuple(times.by_name[FIGURE_OF[kind]] for kind in KINDS)
+    costs = add_host(times, uses, role.keeps_products)
+    if not (role.keeps_products and times.host):
+        return costs
+    # While it recomputes, the host may gain on the device: but other actions are no quicker by it.
+    without = [0 if kind == "R" else n for kind, n in zip(KINDS, uses, strict=True)]
+    return tuple(map(np.maximum, costs, add_host(times, without, role.keeps_products)))
+
+
+def _find_copies(
+    times: TimeTables, copied: Array, role: Role, work: Mapping[Kind, Array]
+) -> tuple[list[Array], list[int]]:
+    """Costs of O and L, the means of what the work beside them does not hide, and how often the
+    stage has them."""
+    found, counts = [], []
+    # A segment's own figures are without what came in, which a longer run copies too.
+    alone = spread(copied.diagonal(1))
+    more = np.maximum(1.0, copied / np.where(alone > 0, alone, np.inf))
+    for kind, name in (("O", "offload_s"), ("L", "load_s")):
+        took = more * times.optional[name]
+        own = [(beside, count) for copy, beside, count in role.copies if copy == kind]
+        left = np.zeros_like(took)
+        for beside, count in own:
+            hidden = sum(work[one] for one in beside) if times.copies_beside else 0.0
+            left += count * np.maximum(0.0, took - hidden)
+        counts.append(sum(count for _, count in own))
+        found.append(left / counts[-1])
+    return found, counts

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.schedule.recompute import Recompute
+
+RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "auto", "selective", "offload")
+"""From the simplest on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,14 +28,16 @@ class TrainingModel:
     """False: a rank that sends waits until the message has arrived."""
     overlap_reduction: bool = True
     """Buckets are summed as they fill; False: after the pipeline."""
+    deals_whole: bool = True
+    """ZeRO 1 and 2 deal out whole parameters, not slices of each."""
     split_messages: bool = False
     """Each of the ranks that share layers sends its part of an activation, instead of all of it."""
     framework_bytes: float = 1.5 * 2**30
     """Of a GPU's memory: context, kernels, communication buffers."""
     memory_share: float = 0.95
     """Of a GPU's memory that may be used: the allocator's holes need the rest."""
-    keeps_what_fits: bool = True
-    """It has `recompute: auto`."""
+    recomputes: tuple[Recompute, ...] = RECOMPUTES
+    """The ways of recompute that a search may choose."""
     may_have_several_stages: bool = True
     """Ranks may have several stages each without a conf that asks for it."""
     data_s: float = 0.0
@@ -72,8 +78,9 @@ MEGATRON = TrainingModel(
     reduced_bytes=2,
     overlap_sends=False,
     overlap_reduction=False,
+    deals_whole=False,
     split_messages=True,
-    keeps_what_fits=False,
+    recomputes=("none", "full"),
     may_have_several_stages=False,
 )
 """Megatron-LM of 2023 in fp16 with its local data parallel: sums and sends wait."""

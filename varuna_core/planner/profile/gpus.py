@@ -16,6 +16,8 @@ from varuna_core.planner.profile.errors import PlanningError
 EFFICIENCY = 0.45
 """Of the peak, in the large products of a transformer; published trainings reach 0.3 to 0.6."""
 LINK_EFFICIENCY = 0.75
+HOST_GB_S = {"NVLink 2": 16, "NVLink 3": 32, "NVLink 4": 64}
+"""To the host and back, one way: the PCI Express of the products that have such a link."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,11 @@ class GpuProduct:
         """Operations a second that a training reaches, with numbers of so many bytes."""
         peak = self.half_tflops if element_bytes == 2 else self.single_tflops
         return peak * 1e12 * EFFICIENCY
+
+    @property
+    def host_gb_s(self) -> float:
+        """Bandwidth to the host's memory, one way."""
+        return HOST_GB_S.get(self.link, self.link_gb_s)
 
     @property
     def memory_bytes(self) -> float:

@@ -17,9 +17,10 @@ What shares a link is one larger message: k flows of b bytes take as long as k x
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -83,6 +84,11 @@ LinkKey = tuple[str, str, Where]
 """From a GPU of this kind to one of that kind."""
 
 
+Half = Literal["reduce", "broadcast", "reduce_scatter", "all_gather"]
+"""Of a sum: to its owners, and back to all; of whole parameters, or of each a slice."""
+HALVES: tuple[Half, ...] = ("reduce", "broadcast", "reduce_scatter", "all_gather")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Network:
     """All links that were measured or estimated."""
@@ -90,6 +96,8 @@ class Network:
     links: dict[LinkKey, LinkTime]
     all_reduces: dict[tuple[str, int, int], LinkTime]
     """Measured sums over groups: (kind, ranks, ranks of them on a node) to time over bytes."""
+    halves: dict[tuple[Half, str, int, int], LinkTime] = field(default_factory=dict)
+    """The same of their halves, each rank owning as much: over the bytes of all of it."""
 
     def find(self, sender: str, receiver: str, where: Where) -> LinkTime:
         """One direction; the other way's where only that was measured."""
@@ -115,9 +123,7 @@ class Network:
         num_bytes = np.asarray(num_bytes, dtype=float)
         if size <= 1:
             return np.zeros_like(num_bytes), "measured"
-        kinds = {kind for kind, _ in nodes}
-        counts = {count for _, count in nodes}
-        if len(kinds) == len(counts) == 1:
+        if len(set(nodes)) == 1:
             kind, count = nodes[0]
             measured = self.all_reduces.get((kind, size, count))
             if measured is not None:
@@ -139,6 +145,17 @@ class Network:
                 outer = np.maximum(outer, took)
         return inner + outer, "estimate"
 
+    def find_half(
+        self, half: Half, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
+    ) -> Array:
+        """Of a half as `find_all_reduce` of both; where it was not measured half of that."""
+        if len(set(nodes)) == 1:
+            kind, count = nodes[0]
+            measured = self.halves.get((half, kind, count * len(nodes), count))
+            if measured is not None:
+                return measured.find_times(np.asarray(num_bytes, dtype=float) * sharing)
+        return self.find_all_reduce(nodes, num_bytes, sharing)[0] / 2
+
 
 FIGURES = (
     "forward_s",
@@ -149,6 +166,11 @@ FIGURES = (
     "output_bytes",
     "graph_bytes",
     "work_bytes",
+    "selective_s",
+    "kept_bytes",
+    "offload_s",
+    "load_s",
+    "selective_host_s",
     "forward_host_s",
     "backward_host_s",
     "input_grad_host_s",
@@ -157,6 +179,12 @@ FIGURES = (
 )
 TIMES, HOST_TIMES = FIGURES[:5], FIGURES[-5:]
 """Those of actions, in seconds: of the device, and of the host that launches its work."""
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "selective": ("selective_s", "kept_bytes"),
+    "offload": ("offload_s", "load_s"),
+}
+"""Figures of ways of recompute, which older profiles do not have."""
+OPTIONAL = ("selective_host_s", *itertools.chain(*NEEDS.values()))
 FIGURE_OF = {
     "F": "forward_s",
     "f": "forward_s",
@@ -205,6 +233,16 @@ class Cell:
     """What autograd keeps of one micro-batch until its backward."""
     work_bytes: tuple[float, ...]
     """The most that is held beyond that while the segment runs."""
+    selective_s: tuple[float, ...] = ()
+    """Of `recompute: selective`: a recompute, and what keeping products adds to the forward. This
+    and those that follow are empty where they are not known."""
+    kept_bytes: tuple[float, ...] = ()
+    """What the forward keeps for it of one micro-batch, besides what came in."""
+    offload_s: tuple[float, ...] = ()
+    """To copy the graph out, but for what came in."""
+    load_s: tuple[float, ...] = ()
+    """And back."""
+    selective_host_s: tuple[float, ...] = ()
     forward_host_s: tuple[float, ...] = ()
     """Zeros if not given: the device's time is the host's, or the host's is not known."""
     backward_host_s: tuple[float, ...] = ()
@@ -224,7 +262,7 @@ class Cell:
         if not self.backward_s and len(self.input_grad_s) == len(self.weight_grad_s):
             both = tuple(map(sum, zip(self.input_grad_s, self.weight_grad_s, strict=True)))
             object.__setattr__(self, "backward_s", both)
-        for name in HOST_TIMES:
+        for name in (*HOST_TIMES, *["selective_host_s"] * bool(self.selective_s)):
             if not getattr(self, name):
                 object.__setattr__(self, name, (0.0,) * size)
         for name in ("action_s", "action_host_s"):
@@ -233,6 +271,8 @@ class Cell:
                 raise PlanningError(f"{name}: {values}, expected {len(TIMES)} of 0 or more")
         for name in FIGURES:
             values = getattr(self, name)
+            if name in OPTIONAL and not values:
+                continue
             if len(values) != size or not all(0 <= value < float("inf") for value in values):
                 raise PlanningError(f"{name}: {values}, expected {size} figures of 0 or more")
         if size and not any(self.forward_s) and not self.action_s[0]:
@@ -270,6 +310,8 @@ class GpuProfile:
     optimizer_s: Mapping[int, tuple[float, ...]]
     """By tensor degree, a figure a segment."""
     optimizer_source: Source = "measured"
+    copies_beside: bool = False
+    """Graphs are copied to the host and back beside its work."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +355,11 @@ class Profile:
         low, high = sizes[max(0, above - 1)], sizes[max(1, above)]
         label: Source = "interpolated" if low < micro_batch < high else "estimate"
         return _mix(cells[low, tensor], cells[high, tensor], low, high, micro_batch, label)
+
+    def knows(self, recompute: str) -> bool:
+        """Whether all cells have what such a way of recompute needs."""
+        cells = [cell for gpu in self.gpus.values() for cell in gpu.cells.values()]
+        return all(getattr(cell, name) for cell in cells for name in NEEDS.get(recompute, ()))
 
     def list_degrees(self, kind: str) -> set[int]:
         return {degree for _, degree in self.find_gpu(kind).cells} & set(self.model.parameters)
@@ -376,6 +423,7 @@ class Profile:
             network=Network(
                 links={**self.network.links, **other.network.links},
                 all_reduces={**self.network.all_reduces, **other.network.all_reduces},
+                halves={**self.network.halves, **other.network.halves},
             ),
             details=_join_details(self.details, other.details),
         )

@@ -11,11 +11,14 @@
  "links": [{"from": "A100", "to": "A10", "where": "inter", "source": "measured",
             "points": [[1024, 2e-05], ...]}],
  "all_reduces": [{"gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}],
+ "halves": [{"half": "reduce", "gpu": "A10", "ranks": 8, "on_a_node": 4, "points": [...]}],
  "details": [{"gpu": "A10", "tensor": 1, ...}]}
 
 Version 1 had neither `backward_s`, which is then the sum of both gradients, nor `action_s`: what an
 action costs by itself was in every segment's figures. `spread` is there where it was measured, and
 `forward_host_s` and such, in cells and in `action_s`, where the host's time is not the device's.
+Older files of version 2 have no figures of `recompute` selective and offload, nor `copies_beside`,
+nor `halves`.
 """
 
 from __future__ import annotations
@@ -28,10 +31,13 @@ from typing import Any
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import (
     FIGURES,
+    HALVES,
     HOST_TIMES,
+    OPTIONAL,
     TIMES,
     Cell,
     GpuProfile,
+    Half,
     LinkKey,
     LinkTime,
     Model,
@@ -79,6 +85,17 @@ def render_profile(profile: Profile) -> str:
             }
             for (kind, ranks, on_a_node), link in sorted(network.all_reduces.items())
         ],
+        "halves": [
+            {
+                "half": half,
+                "gpu": kind,
+                "ranks": ranks,
+                "on_a_node": on_a_node,
+                "source": link.source,
+                "points": link.points,
+            }
+            for (half, kind, ranks, on_a_node), link in sorted(network.halves.items())
+        ],
         "details": list(profile.details),
     }
     return json.dumps(fields, indent=1) + "\n"
@@ -89,6 +106,7 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
         "memory_bytes": gpu.memory_bytes,
         "optimizer_s": {str(k): list(v) for k, v in sorted(gpu.optimizer_s.items())},
         "optimizer_source": gpu.optimizer_source,
+        "copies_beside": gpu.copies_beside,
         "cells": [
             {
                 "micro_batch": size,
@@ -104,9 +122,11 @@ def _render_gpu(gpu: GpuProfile) -> dict[str, Any]:
 
 
 def _list_names(cell: Cell) -> list[str]:
-    """Without the host's times where none are known."""
-    is_known = any(any(getattr(cell, name)) for name in HOST_TIMES)
-    return [name for name in FIGURES if is_known or name not in HOST_TIMES]
+    """Without the host's times where none are known, and what else is not."""
+    hosts = (*HOST_TIMES, "selective_host_s")
+    is_known = any(any(getattr(cell, name)) for name in hosts)
+    named = [name for name in FIGURES if is_known or name not in hosts]
+    return [name for name in named if name not in OPTIONAL or getattr(cell, name)]
 
 
 def _render_actions(cell: Cell) -> dict[str, float]:
@@ -193,11 +213,18 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
         (str(one["gpu"]), int(one["ranks"]), int(one["on_a_node"])): _parse_link(one)
         for one in fields.get("all_reduces", [])
     }
+    halves: dict[tuple[Half, str, int, int], LinkTime] = {}
+    for one in fields.get("halves", []):
+        half = one["half"]
+        if half not in HALVES:
+            raise PlanningError(f"a half {half!r} of a sum: expected one of {', '.join(HALVES)}")
+        key = half, str(one["gpu"]), int(one["ranks"]), int(one["on_a_node"])
+        halves[key] = _parse_link(one)
     return Profile(
         model=model,
         software={str(k): str(v) for k, v in fields["software"].items()},
         gpus=gpus,
-        network=Network(links=links, all_reduces=all_reduces),
+        network=Network(links=links, all_reduces=all_reduces, halves=halves),
         details=tuple(map(_parse_detail, fields.get("details", []))),
     )
 
@@ -211,7 +238,7 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
     cells = {}
     for given in fields["cells"]:
         names = [name for name in FIGURES if not (is_old and name == "backward_s")]
-        names = [name for name in names if name in given or name not in HOST_TIMES]
+        names = [name for name in names if name in given or name not in (*HOST_TIMES, *OPTIONAL)]
         figures = {name: tuple(map(float, given[name])) for name in names}
         _check_size("cells", figures["forward_s"], model)
         if not is_old:
@@ -236,6 +263,7 @@ def _parse_gpu(fields: Mapping[str, Any], model: Model, is_old: bool) -> GpuProf
         cells=cells,
         optimizer_s=optimizer,
         optimizer_source=_parse_source({"source": fields.get("optimizer_source", "measured")}),
+        copies_beside=bool(fields.get("copies_beside", False)),
     )
 
 

@@ -8,6 +8,8 @@ segment L + 1  norm, head, loss 2 s h V flops a sample; logits held in fp32
 
 Counting as Korthikanti et al. (arXiv 2205.05198) do: a block keeps s h (10 + 24/t + 5 a s / (h t))
 bytes of one sample in half precision; with fused attention (`flash`) the last term is not kept.
+Products are s h (4 + 16/t) of them; to compute the rest again takes a pass over all these bytes,
+and without fused attention the scores. Copies to the host go at PCI Express' rate beside the work.
 In fp32 (`element_bytes` 4) the flops are those of the plain cores, and bytes twice as many.
 """
 
@@ -114,15 +116,21 @@ def build_cell(
     shared = 2 * 2 * (t - 1) / t * act / (gpu.link_gb_s * 1e9 * LINK_EFFICIENCY) if t > 1 else 0.0
     block = b * model.block_flops / t / flops_s + shared + LAUNCH_S
     half = b * model.block_flops / t / flops_s + LAUNCH_S
-    head = b * model.head_flops / t / flops_s + 3 * 4.0 * b * s * model.vocabulary / t / memory_s
+    passes = 3 * 4.0 * b * s * model.vocabulary / t / memory_s
+    head = b * model.head_flops / t / flops_s + passes
     embed = 4 * act / memory_s + LAUNCH_S
     scores = 0.0 if model.flash else 5.0 * model.heads * s / (h * t)
     graph = s * b * h * (10 + 24 / t + scores) * element_bytes / 2
+    kept = s * b * h * (4 + 16 / t) * element_bytes / 2
+    again = 0.0 if model.flash else 2.0 * b * s**2 * h / t / flops_s
+    between = again + (graph + kept) / memory_s + shared + LAUNCH_S
     logits = 4.0 * s * b * model.vocabulary / t
+    host_s = gpu.host_gb_s * 1e9 * LINK_EFFICIENCY
 
     def spread(first: float, middle: float, last: float) -> tuple[float, ...]:
         return (first, *(middle,) * model.layers, last)
 
+    copies = spread(act / host_s, (graph - act) / host_s, (logits + act) / host_s)
     return Cell(
         forward_s=spread(embed, block, head),
         input_grad_s=spread(0.0, half + shared, head),
@@ -131,6 +139,10 @@ def build_cell(
         output_bytes=spread(act, act, 0.0),
         graph_bytes=spread(act, graph, logits + 2 * act),
         work_bytes=spread(act, 4 * act, logits),
+        selective_s=spread(embed, between, passes + LAUNCH_S),
+        kept_bytes=spread(0.0, kept, logits * element_bytes / 4),
+        offload_s=copies,
+        load_s=copies,
         source="estimate",
     )
 
@@ -165,6 +177,7 @@ def estimate_profile(
             },
             optimizer_s={t: tuple(estimate_optimizer(held.parameters[t], gpu)) for t in degrees},
             optimizer_source="estimate",
+            copies_beside=True,
         )
         for kind, gpu in products.items()
     }

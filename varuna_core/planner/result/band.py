@@ -93,6 +93,9 @@ def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
     kinds, stages = np.divmod([op[1] for op in ops], chain.num_stages)
     for kind, stage in {(int(k), int(s)) for k, s in zip(kinds, stages, strict=True)}:
         own = (kinds == kind) & (stages == stage)
+        if kind >= len(KINDS):  # a copy: how much it varies nobody measures
+            factors[own] = 1.0
+            continue
         quantiles = spreads[stage].actions[TIMES.index(FIGURE_OF[KINDS[kind]])]
         factors[own] = np.interp(factors[own], QUANTILES, quantiles)
     # One draw for all: the stage with the widest spread says how far.

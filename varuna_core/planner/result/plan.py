@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
-from varuna_core.planner.model.step import StepTime, find_peaks, simulate_step
+from varuna_core.planner.model.step import StepTime, find_away, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.result.band import Band, build_chain, find_band
 from varuna_core.planner.search.search import Candidate, Proof, Searched
@@ -28,6 +28,8 @@ class LayoutPlan:
     """The most that a GPU of each stage holds, with its other stages."""
     limit_bytes: tuple[float, ...]
     """What it may hold."""
+    host_bytes: tuple[float, ...]
+    """Of its graphs, the most that are in the host's memory at once."""
     sources: tuple[str, ...]
     """What the figures are, as one word each: measured, interpolated, estimate."""
     price_per_hour: float | None
@@ -78,13 +80,15 @@ def build_plan(
     step_costs = chain.build_costs(candidate.bounds)
     compiled = chain.compile(candidate.bounds)
     column = step_costs.columns[0]
-    peaks = find_peaks(compiled, chain.list_memory(candidate.bounds))
+    memory = chain.list_memory(candidate.bounds)
+    peaks, away = find_peaks(compiled, memory), find_away(compiled, memory)
     sources = {source for stage in chain.stages for source in stage.times.sources}
     return LayoutPlan(
         candidate=candidate,
         step=simulate_step(compiled, step_costs),
         costs=candidate.costs or unlist_costs(column.costs, column.hops),
         memory_bytes=tuple(peaks[place] for place in chain.places),
+        host_bytes=tuple(away[place] for place in chain.places),
         limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
         sources=tuple(sorted(sources)),
         price_per_hour=sum(known) if len(known) == len(prices) else None,

@@ -28,6 +28,7 @@ LEAST_SHARE, MOST_SHARE = 0.25, 4.0
 
 STANDS_FOR = (
     ("recompute_s", "forward_s"),
+    ("selective_s", "recompute_s"),
     ("input_grad_s", "backward_s"),
     ("weight_grad_s", "backward_s"),
     ("backward_s", "input_grad_s"),
@@ -191,6 +192,7 @@ def _scale(gpu: GpuProfile, found: dict[str, Array], tensor: int) -> GpuProfile:
         changed: dict[str, Any] = {
             name: tuple(float(v) for v in np.array(getattr(cell, name)) * factors)
             for name, factors in found.items()
+            if getattr(cell, name)
         }
         return replace(cell, **changed)
 

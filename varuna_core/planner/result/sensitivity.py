@@ -99,7 +99,7 @@ def scale_times(
                 took * factor if is_meant(segment) else took
                 for segment, took in enumerate(getattr(cell, name))
             )
-            for name in TIMES
+            for name in (*TIMES, "selective_s")
         }
         return replace(cell, **changed)
 
@@ -121,7 +121,11 @@ def _scale_links(profile: Profile, where: str, factor: float) -> Profile:
         key: scale_link(link, factor) if (key[1] > key[2]) == (where == "inter") else link
         for key, link in profile.network.all_reduces.items()
     }
-    network = replace(profile.network, links=links, all_reduces=sums)
+    halves = {
+        key: scale_link(link, factor) if (key[2] > key[3]) == (where == "inter") else link
+        for key, link in profile.network.halves.items()
+    }
+    network = replace(profile.network, links=links, all_reduces=sums, halves=halves)
     return replace(profile, network=network)
 
 

@@ -32,8 +32,9 @@ import numpy as np
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, StageSite
-from varuna_core.planner.model.tables import Array, Shape, Tables
+from varuna_core.planner.model.tables import Array, Shape, Tables, TimeTables
 from varuna_core.planner.search.space import Option
+from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import SCHEDULES
 
 ROUNDING = 1e-12
@@ -221,7 +222,7 @@ class _Windows:
     held: Array
     """By kind of place and limit: the longest run that takes no longer."""
     bonus: Array
-    """By limit: how many more the last stage holds, which need not recompute."""
+    """By limit: how many more the last stages hold, which need not recompute or copy."""
     once: float
     """Work of one micro-batch, each segment where it is fastest."""
     single: Array
@@ -270,7 +271,7 @@ class Floors:
         self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
     ) -> Array:
         """By row of counts whether a stage that takes no longer than `limit` may hold more than it
-        can keep; else `recompute: auto` is as none."""
+        can keep; else ways that need less memory are no faster than none."""
         shape, m = option.shape, option.num_microbatches
         fixed, stages = self.tables.find_fixed(shape), counts.sum(axis=1)
         least = np.full(len(columns), np.inf)
@@ -392,7 +393,7 @@ class Floors:
         shape = option.shape
         held = shape.zero, shape.owners
         graphs = self._count_graphs(option)
-        key = shape.tensor, shape.micro_batch, held, _recomputes(option), graphs, columns
+        key = shape.tensor, shape.micro_batch, held, _name_way(option), graphs, columns
         found = self._windows.get(key)
         if found is None:
             found = self._windows[key] = self._make_windows(option, columns)
@@ -410,7 +411,7 @@ class Floors:
         for kinds in columns:
             times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
             both = _add_up(times.by_name)
-            work = both + times.recompute if _recomputes(option) else both
+            work = _find_work(option, times)
             # gpipe holds the graphs of all micro-batches; others of one at least.
             holds = fixed + most * times.graph_bytes + times.work_bytes
             fits = holds <= times.memory_bytes
@@ -430,7 +431,7 @@ class Floors:
         return _Windows(
             limits=limits,
             held=held,
-            bonus=np.maximum.accumulate((more - held).max(axis=0)),
+            bonus=np.maximum.accumulate((more - held).max(axis=0)) * _count_spared(option),
             once=float(np.min(once, axis=0).sum()),
             single=np.array([row[1:-1].min(initial=np.inf) for row in once]),
             ends=float(np.min(once, axis=0)[[0, -1]].sum()),
@@ -506,9 +507,35 @@ def _find_share(figures: Mapping[str, Array]) -> float:
     return float((forward[both > 0] / both[both > 0]).max(initial=0.0))
 
 
-def _recomputes(option: Option) -> bool:
-    """A single micro-batch's graph is used at once, and kept."""
-    return option.recompute == "full" and option.num_microbatches > 1
+def _name_way(option: Option) -> Recompute:
+    """The way of recompute, as far as it adds to a stage's work."""
+    is_used = option.num_microbatches > _count_spared(option)
+    if option.recompute == "offload":
+        is_used &= _is_order_known(option)
+    return option.recompute if is_used else "none"
+
+
+def _count_spared(option: Option) -> int:
+    """Stages at the end that keep their graphs: these wait for nobody, or are two at most."""
+    return 2 if option.recompute == "offload" else 1
+
+
+def _find_work(option: Option, times: TimeTables) -> Array:
+    """Of a micro-batch at least, on a stage that is not spared."""
+    both, way = _add_up(times.by_name), _name_way(option)
+    if way == "full":
+        return both + times.recompute
+    if way == "selective":
+        return both + times.optional["selective_s"]
+    if way != "offload":
+        return both
+    out, back = times.optional["offload_s"], times.optional["load_s"]
+    if not times.copies_beside:
+        return both + out + back
+    # Beside each copy there is a forward or a backward, and no more. If these took longer, they
+    # would hide more of both copies, but not more than the longer one of them.
+    shorter = np.minimum(times.forward, times.backward)
+    return np.maximum(both, shorter + np.maximum(out, back))
 
 
 def _group(values: Array, cells: int) -> list[tuple[float, float]]:

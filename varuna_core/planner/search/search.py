@@ -18,13 +18,17 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
-from varuna_core.planner.model.schedule_model import ScheduleModel, find_schedule_model
+from varuna_core.planner.model.schedule_model import (
+    ScheduleModel,
+    find_least_model,
+    find_schedule_model,
+)
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
@@ -38,7 +42,15 @@ from varuna_core.planner.search.partition import (
     improve,
     is_allowed,
 )
-from varuna_core.planner.search.space import NAMES, Option, Placements, Tier, Wishes, list_options
+from varuna_core.planner.search.space import (
+    FOR_MEMORY,
+    NAMES,
+    Option,
+    Placements,
+    Tier,
+    Wishes,
+    list_options,
+)
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import place_stages
 
@@ -143,10 +155,11 @@ def measure_simplicity(candidate: Candidate) -> tuple[int, ...]:
 
 
 class _Counts(NamedTuple):
-    """The rows of an option that are left, from `at` on in the order of their floors."""
+    """The rows of options that are left, from `at` on in the order of their floors."""
 
     counts: Array
-    floor: Array
+    floors: Array
+    """By option, then by row."""
     order: Array
     at: int
 
@@ -221,8 +234,8 @@ class Search:
         is_last = tier == self.placements.tiers[-1]
         until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
         floors = self._list_floors(tier)
-        later = [one for one in floors if one[0].recompute == "auto"]
-        self._dive([one for one in floors if one[0].recompute != "auto"])
+        later = [one for one in floors if self._is_for_memory(one[0])]
+        self._dive([one for one in floors if not self._is_for_memory(one[0])])
         for option, columns, counts, floor in later:
             needs = self.floors.may_recompute(option, columns, counts, self.best_s * BEYOND)
             floor[~needs] = np.inf
@@ -310,62 +323,115 @@ class Search:
         partitions are ruled out, with eight times the effort each time that it comes back.
         """
         turns = itertools.count()
-        heap: list[tuple[float, int, _Counts | Chain | _Sharp, Option]] = []
+        heap: list[tuple[float, int, _Counts | Chain | _Sharp, tuple[Option, ...]]] = []
 
-        def push_counts(option: Option, counts: Array, floor: Array, order: Array, at: int) -> None:
-            if at < len(order):
-                rows = _Counts(counts, floor, order, at)
-                heapq.heappush(heap, (float(floor[order[at]]), next(turns), rows, option))
+        def push_counts(rows: _Counts, options: tuple[Option, ...]) -> None:
+            if rows.at < len(rows.order):
+                bound = float(rows.floors[:, rows.order[rows.at]].min())
+                heapq.heappush(heap, (bound, next(turns), rows, options))
 
-        limit = self.best_s * (1 - CLOSE)
-        for option, columns, counts, floor in floors:
-            low = floor < limit
-            if low.any():
-                counts, floor = counts[low], floor[low]
-                if tier != "orders":  # there a look is sooner taken
-                    sharp = self.floors.sharpen(option, columns, counts, self.best_s)
-                    floor = np.maximum(floor, sharp)
-                push_counts(option, counts, floor, np.argsort(floor, kind="stable"), 0)
+        def push(chain: Chain, options: tuple[Option, ...], bound: float = 0.0) -> None:
+            if chain.bound < self.best_s * (1 - CLOSE):
+                heapq.heappush(heap, (max(bound, chain.bound), next(turns), chain, options))
+
+        for group in self._group(floors):
+            options, counts = tuple(one[0] for one in group), group[0][2]
+            own = np.array([self._find_open(tier, one) for one in group])
+            rows = np.flatnonzero(np.isfinite(own).any(axis=0))
+            order = np.argsort(own[:, rows].min(axis=0), kind="stable")
+            push_counts(_Counts(counts[rows], own[:, rows], order, 0), options)
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):
-            bound, _, one, option = heapq.heappop(heap)
+            bound, _, one, options = heapq.heappop(heap)
             if self.clock() > until:
                 self.open = min(self.open, bound)
                 break
             if isinstance(one, _Sharp):
+                (option,) = options
                 if one.nodes == MOST_NODES:
                     self._time(option, one.chain)
                 proved = max(bound, self._prove(option, one.chain, one.nodes, until))
                 if proved < self.best_s * (1 - 2 * CLOSE):
                     again = _Sharp(one.chain, 8 * one.nodes)
-                    heapq.heappush(heap, (proved, next(turns), again, option))
-                continue
-            if isinstance(one, Chain):
+                    heapq.heappush(heap, (proved, next(turns), again, options))
+            elif isinstance(one, Chain) and len(options) > 1:
+                for option in options:
+                    chain = self._make_chain(option, one.placed, self.best_s)
+                    if chain is not None:
+                        push(chain, (option,), bound)
+            elif isinstance(one, Chain):
                 sharp = bound
                 if np.isfinite(self.best_s):  # else nothing is ruled out yet
                     sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
                 if sharp < self.best_s * (1 - CLOSE):
-                    heapq.heappush(heap, (sharp, next(turns), _Sharp(one, MOST_NODES), option))
-                continue
-            counts, floor, order, at = one
-            push_counts(option, counts, floor, order, at + 1)
-            for chain in self._make_chains(option, tuple(int(n) for n in counts[order[at]])):
-                if chain.bound < self.best_s * (1 - CLOSE):
-                    heapq.heappush(heap, (chain.bound, next(turns), chain, option))
+                    again = _Sharp(one, MOST_NODES)
+                    heapq.heappush(heap, (sharp, next(turns), again, options))
+            else:
+                row = one.order[one.at]
+                push_counts(one._replace(at=one.at + 1), options)
+                near = one.floors[:, row] < self.best_s * (1 - CLOSE)
+                left = tuple(itertools.compress(options, near))
+                for chain in self._make_first(left, tuple(int(n) for n in one.counts[row])):
+                    push(chain, left)
+
+    def _group(self, floors: Sequence[_Floor]) -> Iterator[list[_Floor]]:
+        """Options that differ in the way of recompute are looked at together, as far as they have
+        a bound in common; each of the others by itself."""
+        groups: dict[Any, list[_Floor]] = {}
+        for number, one in enumerate(floors):
+            option = one[0]
+            is_shared = option.recompute in ("none", *FOR_MEMORY) and self.wishes.recompute is None
+            shared = option.shape, option.schedule
+            groups.setdefault(shared if is_shared else number, []).append(one)
+        yield from groups.values()
+
+    def _find_open(self, tier: Tier, one: _Floor) -> Array:
+        """Floors of an option; inf where it has no better plan."""
+        option, columns, counts, floor = one
+        low = floor < self.best_s * (1 - CLOSE)
+        if low.any() and self._is_for_memory(option):
+            low &= self.floors.may_recompute(option, columns, counts, self.best_s)
+        found = np.where(low, floor, np.inf)
+        if low.any() and tier != "orders":  # there a look is sooner taken
+            sharp = self.floors.sharpen(option, columns, counts[low], self.best_s)
+            found[low] = np.maximum(found[low], sharp)
+        return found
+
+    def _make_first(self, options: tuple[Option, ...], counts: tuple[int, ...]) -> Iterator[Chain]:
+        """The chains of one option; of several those whose bounds are below those of all."""
+        if len(options) < 2:
+            for option in options:
+                yield from self._make_chains(option, counts)
+            return
+        shape, schedule = options[0].shape, options[0].schedule
+        work = find_least_model(schedule, sum(counts), options[0].num_microbatches)
+        for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
+            self.num_placements += 1
+            yield Chain(self.tables, shape, placed, work, self.wishes.least)
 
     def _make_chains(
         self, option: Option, counts: tuple[int, ...], limit: float | None = None
     ) -> Iterator[Chain]:
         """Those that may take no longer than `limit`, which is the best plan's time."""
-        shape = option.shape
         limit = self.best_s if limit is None else limit
-        work = find_schedule_model(
-            option.schedule, sum(counts), option.num_microbatches, option.recompute
-        )
+        shape = option.shape
         for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
             self.num_placements += 1
-            chain = Chain(self.tables, shape, placed, work, self.wishes.least)
-            if option.recompute != "auto" or chain.may_recompute(limit):  # else it is as with none
+            chain = self._make_chain(option, placed, limit)
+            if chain is not None:
                 yield chain
+
+    def _make_chain(self, option: Option, placed: PlacedPipeline, limit: float) -> Chain | None:
+        work = find_schedule_model(
+            option.schedule, len(placed.sites), option.num_microbatches, option.recompute
+        )
+        chain = Chain(self.tables, option.shape, placed, work, self.wishes.least)
+        if self._is_for_memory(option) and not chain.may_recompute(limit):
+            return None
+        return chain
+
+    def _is_for_memory(self, option: Option) -> bool:
+        """Where memory suffices for `recompute: none` it is no faster."""
+        return option.recompute in FOR_MEMORY and self.wishes.recompute is None
 
     def _time(self, option: Option, chain: Chain) -> None:
         if self.wishes.partition is None:

@@ -25,8 +25,8 @@ from varuna_core.planner.model.cluster import (
 )
 from varuna_core.planner.model.cluster import place as place_stages
 from varuna_core.planner.model.tables import Array, Shape
-from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.model.training import RECOMPUTES, TrainingModel
+from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import SCHEDULES, has_one_stage_a_rank
@@ -37,7 +37,10 @@ SEARCHED = ("1f1b", "gpipe", "varuna")
 
 PLAIN = ("1f1b", "gpipe")
 """Schedules from the simplest on: of 1f1b the least is held at once. Others are less simple."""
-RECOMPUTES: tuple[Recompute, ...] = ("none", "full", "auto")
+AGAIN: tuple[Recompute, ...] = ("full", "selective")
+"""What schedules take that always recompute."""
+FOR_MEMORY: tuple[Recompute, ...] = ("auto", "selective", "offload")
+"""Never faster than none: searched where memory does not suffice for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +82,10 @@ class Option:
         shape = self.shape
         words = f"{self.schedule}, {shape.replicas} replicas, tensor {shape.tensor}"
         words += f", micro-batch {shape.micro_batch}"
-        words += {"none": "", "full": ", recompute", "auto": ", recompute auto"}[self.recompute]
+        how = self.recompute
+        words += {"none": "", "full": ", recompute", "offload": ", offload"}.get(
+            how, f", recompute {how}"
+        )
         return words + (f", zero {shape.zero}" if shape.zero else "")
 
 
@@ -102,11 +108,10 @@ def list_options(
     known = (*SEARCHED, *others)
     if wishes.schedule and wishes.schedule not in known:
         raise PlanningError(f"schedule {wishes.schedule!r} is not planned; {', '.join(known)} are")
-    ways = [way for way in RECOMPUTES if way != "auto" or training.keeps_what_fits]
-    if wishes.recompute in ("none", "full"):
+    ways = [way for way in training.recomputes if profile.knows(way)]
+    if wishes.recompute is not None:
         ways = [wishes.recompute]
-    elif wishes.recompute == "auto":
-        raise PlanningError("recompute auto is not planned: say none or full, or leave it out")
+        _check_recompute(profile, wishes, wishes.recompute)
     zeros = [0, 1] if wishes.zero is None else [wishes.zero]
     if wishes.zero == 3:
         if wishes.schedule and SCHEDULES[wishes.schedule].splits_backward:
@@ -124,14 +129,16 @@ def list_options(
         if not number:
             continue
         for schedule, way, zero in itertools.product(schedules, ways, zeros):
-            if way == "auto" and (zero == 3 or not _may_keep_what_fits(schedule, wishes)):
-                continue  # with zero 3 the runtime keeps all
-            always = SCHEDULES[schedule].recomputes
-            if always != (way == "full") and always:
-                if wishes.recompute != "none" or wishes.schedule is None:
+            is_asked = wishes.recompute is not None or way not in FOR_MEMORY
+            if not is_asked and not _is_for_memory(schedule, wishes):
+                continue
+            if zero == 3 and way in ("auto", "offload"):
+                continue  # the runtime keeps all with the one, and refuses the other
+            if SCHEDULES[schedule].recomputes and way not in AGAIN:
+                if wishes.recompute is None or wishes.schedule is None:
                     continue
                 raise PlanningError(
-                    f"schedule {schedule} recomputes: recompute none contradicts it"
+                    f"schedule {schedule} recomputes: recompute {way} contradicts it"
                 )
             if zero and count == 1 and wishes.zero is None:
                 continue
@@ -147,9 +154,21 @@ def list_options(
     return options
 
 
-def _may_keep_what_fits(schedule: str, wishes: Wishes) -> bool:
-    """`recompute: auto` is planned where memory does not change the order of actions, and of these
-    schedules 1f1b, which holds least, unless another is asked for."""
+def _check_recompute(profile: Profile, wishes: Wishes, way: Recompute) -> None:
+    if way == "auto":
+        raise PlanningError("recompute auto is not planned: say another, or leave it out")
+    if not profile.knows(way):
+        raise MissingData(
+            f"the profile does not say what recompute {way} costs, as it was made before that was "
+            "measured: profile again, or set another parallel.recompute"
+        )
+    if way == "offload" and wishes.zero == 3:
+        raise PlanningError("recompute offload goes with zero 0 to 2, and not with zero 3")
+
+
+def _is_for_memory(schedule: str, wishes: Wishes) -> bool:
+    """FOR_MEMORY is planned where memory does not change the order of actions, and of these
+    schedules for 1f1b, which holds least, unless another is asked for."""
     kind = SCHEDULES[schedule]
     if kind.recomputes or kind.count_ahead is None:
         return False

@@ -146,7 +146,7 @@ class Engine:
         self.meter, self.split_weight = meter, split_weight
         self.times = times
         self.graphs = graphs
-        self._keeping = {*self.stages} if keeps_products else set[int]()
+        self.keeping = {*self.stages} if keeps_products else set[int]()
         """Stages whose products are kept for a recompute."""
 
         self._recorded: CudaGraphs | None = None
@@ -322,7 +322,7 @@ class Engine:
         held = HeldMicroBatch(received=received, buffers=self._copy_buffers(connected))
         versions = [] if received is None else [t._version for t in received.tensors]
         keeping: AbstractContextManager[None] = nullcontext()
-        if connected.stage.index in self._keeping:
+        if connected.stage.index in self.keeping:
             self._foresee(connected.stage, micro)
             held.products = KeptProducts()
             keeping = held.products.keeping()
@@ -358,8 +358,8 @@ class Engine:
             output = self._call(connected, micro, held.received, on_segment)
         if products.is_alike:
             return output
-        if connected.stage.index in self._keeping:
-            self._keeping.remove(connected.stage.index)
+        if connected.stage.index in self.keeping:
+            self.keeping.remove(connected.stage.index)
             log.warning(
                 "stage %d: its forward makes other matrix products when it is run again: "
                 "recompute='selective' is 'full' there",
