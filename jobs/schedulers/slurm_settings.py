@@ -30,7 +30,7 @@ def examine_slurm() -> list[Diagnosis]:
                 name="slurm controller",
                 status="fail",
                 text="scontrol show config does not answer",
-                remedy="try `scontrol ping`; is SLURM_CONF right?",
+                remedy="try `scontrol ping`; is SLURM_CONF right? or set cluster.scheduler: local",
             )
         ]
     judges: tuple[Callable[[dict[str, str]], Diagnosis], ...] = (

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core import __version__
+from varuna_core.agent.checks.gpus import count_gpus
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.machine import start_time
@@ -176,6 +177,17 @@ def make_run_id(name: str, now: time.struct_time) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}"
 
 
+def expect_gpus(conf: JobConf) -> None:
+    """InputError where the conf wants GPUs of this machine, which has none: the preflight would
+    fail. Where nothing tells how many there are, it is left to that."""
+    visible = conf.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if any(group.num_gpus for group in conf.cluster.nodes) and count_gpus(visible)[0] == 0:
+        raise InputError(
+            "cluster.nodes has gpus, and this machine has no GPU that nvidia-smi or /dev/nvidia* "
+            "shows: leave out gpus and give ranks: N"
+        )
+
+
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     """`ssh` for a list of machines, `slurm` where sbatch is on PATH, else `local`."""
     asked = "ssh" if conf.cluster.machine_list else conf.cluster.scheduler
@@ -216,6 +228,8 @@ def submit_prepared(
     swept: Mapping[str, str] | None = None,
 ) -> tuple[RunFolder, RunRecord]:
     """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
+    if ready.plan.scheduler == "local":
+        expect_gpus(ready.conf)
     if fill is no_more:  # the pickle would not be written
         start.refuse_function(ready.conf)
     waits = resolve_after(after, ready.plan.scheduler)

@@ -6,6 +6,7 @@ know, such as whether a mount exists there, is left to the agent's preflight.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.logs.progress import PatternError, compile_pattern
+from vjob.containers.reference import BadReference, parse_reference
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf import references
 from vjob.jobs.conf.fates import check_effect
@@ -383,7 +385,8 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
     yield from _find_missing_data(conf, base)
     image = conf.container.image
     if image and image.startswith("/") and not os.path.exists(image):
-        message = "not found; an image of a registry is written docker://name:tag"
+        written = _spell_reference(image, base)
+        message = f"not found; an image of a registry is written {written}"
         yield "container.image", image, _explain(message, image)
     for index, mount in enumerate(conf.container.mounts):
         source = mount.partition(":")[0]
@@ -406,6 +409,16 @@ def _find_missing_data(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
     vocab = data.vocab
     if vocab and not Path(vocab).is_file() and not _may_be_elsewhere(vocab, conf.container, base):
         yield "data.vocab", vocab, _explain("is not a file", vocab)
+
+
+def _spell_reference(image: str, base: Path | None) -> str:
+    """How the reference is written that was taken for a path, as `nvcr.io/nvidia/pytorch:25.11`."""
+    name = os.path.relpath(image, base) if base is not None else image
+    registry, slash, _ = name.partition("/")
+    if slash and re.fullmatch(r"[\w-]+(\.[\w-]+)+(:\d+)?|localhost(:\d+)?", registry):
+        with contextlib.suppress(BadReference):
+            return parse_reference(name).enroot
+    return "docker://name:tag"
 
 
 def _explain(message: str, path: str = "") -> str:

@@ -28,6 +28,9 @@ _TAGS = re.compile(
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? ?:?"
     r")){1,5}\s*"
 )
+ENDED_BY = "attempt ended"
+_QUIET_EXIT = re.compile(r": rank (\d+) on \S+ exited (\d+)\s*$")
+"""Of a line of that kind: an exit code and no error."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _FLAGS = re.compile(r"\(\?([aimsx]+)\)")
 
@@ -63,6 +66,20 @@ def _compile(number: int) -> re.Pattern[str]:
 def find_row(name: str) -> Known | None:
     """The table's row of a `Line.kind`."""
     return _BY_NAME.get(name)
+
+
+def find_remedy(line: Line | None) -> str:
+    """What to do about a line; empty where nothing is known."""
+    row = find_row(line.kind) if line is not None else None
+    if line is None or row is None:
+        return ""
+    quiet = _QUIET_EXIT.search(line.text) if row.name == ENDED_BY else None
+    if quiet is None:
+        return row.remedy
+    return (
+        f"rank {quiet.group(1)} ended with {quiet.group(2)} and printed no error: look for "
+        "sys.exit or os._exit in the program"
+    )
 
 
 def strip_tags(text: str) -> str:

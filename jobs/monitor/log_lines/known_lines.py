@@ -76,12 +76,16 @@ QUOTES = (
     _known(
         "fallout",
         "another rank's error",
-        r"^(\w+\.)*(RankFailed|ChannelClosed)\b|: stopping the attempt: "
-        r"|^(group \S+ of )?attempt \d+: code [1-9]",
+        r"^(\w+\.)*(RankFailed|ChannelClosed)\b",
         "another rank failed first: the line quotes its error",
     ),
+    _known(
+        "fallout",
+        "attempt ended",
+        r": stopping the attempt: |^(group \S+ of )?attempt \d+: code [1-9]",
+    ),
 )
-"""Lines of ours that quote the error of another rank, whatever that is."""
+"""Lines of ours that quote an error that stands elsewhere, whatever that is."""
 
 GPU = (
     _known(
@@ -167,8 +171,9 @@ CUDA = (
         r"(CUDA|HIP|XPU|NPU) out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED|^(\w+\.)*OutOfMemoryError\b"
         r"|(?i:cuda failure).{0,20}out of memory",
-        "lower train.micro_batch_size, set parallel.recompute: full, take more stages or zero, or "
-        "give this stage fewer layers in parallel.partition",
+        "lower the batch size: your script's own (program.args), or train.micro_batch_size of a "
+        "built-in program, which can also take parallel.recompute: full, more stages or zero, or "
+        "fewer layers for this stage in parallel.partition",
         is_final=True,
     ),
     _known(

@@ -22,7 +22,7 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.errors import (
     classify_line,
-    find_row,
+    find_remedy,
     first_root,
     is_kind,
     merge_same,
@@ -69,12 +69,11 @@ def find_first_error(logs: Sequence[Log], again: Sequence[Log]) -> FirstError | 
     root = first_root(lines)
     if root is None:
         return None
-    row = find_row(root.kind)
     place = next(log for log in again if (log.path.name, log.label) == (root.file, root.node))
     others = merge_same(line for line in lines if is_kind(line, "root"))
     return FirstError(
         line=root,
-        remedy=row.remedy if row else "",
+        remedy=find_remedy(root),
         context=tuple(_read_context(place.read(final=True), root)),
         others=tuple(line for line in others if line.text != root.text)[:MOST_OTHERS],
     )

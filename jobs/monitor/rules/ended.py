@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
-from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
+from vjob.jobs.monitor.log_lines.errors import find_remedy, find_row, first_root, is_kind
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
@@ -30,7 +30,14 @@ from vjob.jobs.monitor.rules.base import (
     node_of_rank,
     rows_in,
 )
-from vjob.jobs.monitor.rules.pace import LATE_S, job_limit_s
+from vjob.jobs.monitor.rules.pace import (
+    FLOOR_S,
+    LATE_S,
+    find_phase,
+    find_silence_s,
+    is_long_for_pace,
+    job_limit_s,
+)
 from vjob.jobs.monitor.rules.stalled import SILENT_S
 from vjob.jobs.monitor.rules.waiting import build_info
 from vjob.jobs.schedulers.slurm_reasons import explain_launch
@@ -62,6 +69,8 @@ NEXT = {
 }
 
 
+OWN_CANCEL = "cancelled with vjob cancel"
+"""How the record begins that was cancelled by its owner here: no line of a log adds to it."""
 AGAIN = ("TIMEOUT", "CANCELLED", "PREEMPTED")
 """Words after which the same run, submitted again, goes on where it was."""
 NEXT_IN_CHAIN = "submit again after a run that ends well; --after-any starts after any end"
@@ -260,8 +269,28 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
     remedy = NEXT_IN_CHAIN if is_chain else NEXT.get(word, "")
     if word in AGAIN and not is_chain and snapshot.checkpoint_step is not None:
         remedy += f": it goes on from its checkpoint of step {snapshot.checkpoint_step}"
+    hung_s = _find_hang_s(snapshot) if word == "TIMEOUT" else None
+    if hung_s is not None:
+        remedy = (
+            f"no step in the last {format_duration(hung_s)}: it hung; before you raise "
+            "cluster.walltime_min, look at `vjob stacks JOB` the next time that it hangs"
+        )
     is_cancel = word == "CANCELLED"
+    if is_cancel and snapshot.message.startswith(OWN_CANCEL) and snapshot.checkpoint_step is None:
+        remedy = ""
     return Cause(reason=reason, line=line, node=node, remedy=remedy, is_cancel=is_cancel)
+
+
+def _find_hang_s(snapshot: Snapshot) -> float | None:
+    """How long before its end the last step was, where that is long for the job's pace."""
+    ends = [rank.exit.ended for rank in snapshot.ranks if rank.exit is not None]
+    ended = snapshot.outcome.ended if snapshot.outcome is not None else max(ends, default=None)
+    if ended is None or find_phase(snapshot) is not None:
+        return None
+    silence = find_silence_s(replace(snapshot, now=ended))
+    if silence is None or silence <= FLOOR_S or not is_long_for_pace(snapshot, silence):
+        return None
+    return silence
 
 
 def _by_root(snapshot: Snapshot) -> Cause | None:
@@ -354,13 +383,13 @@ def dead(snapshot: Snapshot) -> Verdict | None:
         cause = Cause(reason=reason, line=root, node=root.node, rank=root.rank)
     else:
         return None
-    row = find_row(cause.line.kind) if cause.line is not None else None
-    remedy = cause.remedy or (row.remedy if row is not None else "")
+    remedy = cause.remedy or find_remedy(cause.line)
+    is_own = cause.is_cancel and snapshot.message.startswith(OWN_CANCEL)
     return Verdict(
         health=Health.CANCELLED if cause.is_cancel else Health.DEAD,
         rule="dead",
         reason=cause.reason,
-        evidence=_evidence(snapshot, cause.line),
+        evidence=_evidence(snapshot, cause.line, is_known=is_own),
         facts=_facts(snapshot),
         advice=join([remedy, advise(snapshot, "logs JOB --errors", "report JOB")], "; "),
         node=cause.node,
@@ -389,14 +418,13 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
             reason=f"{stopped}; nothing tells how it ended",
             advice=advise(snapshot, "logs JOB"),
         )
-    row = find_row(root.kind) if root is not None else None
     said = f"{format_root(root)}; {stopped}" if root is not None else stopped
     return Verdict(
         health=Health.DEAD,
         rule="abandoned",
         reason=said,
         evidence=_evidence(snapshot, root),
-        advice=join([row.remedy if row else "", advise(snapshot, "logs JOB --errors")], "; "),
+        advice=join([find_remedy(root), advise(snapshot, "logs JOB --errors")], "; "),
         node=root.node if root is not None else "",
         rank=root.rank if root is not None else None,
     )
@@ -443,9 +471,11 @@ def _said_done(snapshot: Snapshot) -> bool:
     return False
 
 
-def _evidence(snapshot: Snapshot, first: Line | None) -> tuple[Line, ...]:
-    """The telling line, and the fallout beside it."""
-    lines: Sequence[Line] = snapshot.errors
+def _evidence(
+    snapshot: Snapshot, first: Line | None, *, is_known: bool = False
+) -> tuple[Line, ...]:
+    """The telling line, and the fallout beside it, but for a cause that is known without."""
+    lines: Sequence[Line] = () if is_known else snapshot.errors
     others = [line for line in lines if line is not first and is_kind(line, "fallout")]
     return (*((first,) if first is not None else ()), *others[:2])
 

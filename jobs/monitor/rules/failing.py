@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from varuna_core.records.files import format_free
 from varuna_core.records.formatting import format_duration
-from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind
+from vjob.jobs.monitor.log_lines.errors import find_remedy, first_root, is_kind
 from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Health, Line, Point, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     advise,
@@ -58,7 +58,7 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
         (root,) if root is not None else (),
         node=first.node,
         rank=first.rank,
-        remedy=_remedy(root),
+        remedy=find_remedy(root),
     )
 
 
@@ -75,7 +75,7 @@ def asked_to_end(snapshot: Snapshot) -> Verdict | None:
         (root,) if root is not None else (),
         node=str(node or ""),
         rank=rank if isinstance(rank, int) else None,
-        remedy=_remedy(root),
+        remedy=find_remedy(root),
     )
 
 
@@ -199,7 +199,7 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
         (root, *[line for line in lines if line is not root and is_kind(line, "fallout")][:2]),
         node=root.node,
         rank=root.rank,
-        remedy=_remedy(root),
+        remedy=find_remedy(root),
     )
 
 
@@ -235,7 +235,7 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
         "no gpu process",
         f"none of {len(gpus)} GPUs has a process, {age} after the ranks started",
         (root,) if root is not None else (),
-        remedy=_remedy(root) or "the ranks wait, or run without a GPU",
+        remedy=find_remedy(root) or "the ranks wait, or run without a GPU",
         verbs=("stacks JOB", "logs JOB"),
     )
 
@@ -271,11 +271,6 @@ def _is_used(gpu: Gpu) -> bool:
     return not gpu.num_foreign and (
         (gpu.utilization or 0.0) > IDLE or (gpu.memory_used_mb or 0.0) > IDLE_MB
     )
-
-
-def _remedy(line: Line | None) -> str:
-    row = find_row(line.kind) if line is not None else None
-    return row.remedy if row is not None else ""
 
 
 def _find_output(snapshot: Snapshot, line: Line) -> float | None:

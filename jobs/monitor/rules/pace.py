@@ -21,6 +21,9 @@ LEARN_GAPS = 3
 """So many gaps at least teach a limit."""
 FLOOR_S = 120.0
 """No silence is a stall before: NFS may show files a minute late, a beat takes some seconds."""
+MANY_STEPS = 20.0
+"""A silence of so many steps, and of a minute, is remarkable; whether it is a stall is not known
+before enough gaps are."""
 CAUSE_FLOOR_S = 20.0
 """The same where something else tells who is stuck, such as a rank that is stopped."""
 UNLEARNED_S = 1200.0
@@ -139,10 +142,27 @@ def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
     """
     points, first = _points_of(snapshot)
     limit = stall_limit_s(points, first_step=first, floor_s=floor_s)
-    if len(list_gaps(points, first)) < LEARN_GAPS and points and snapshot.went_at is not None:
+    if knows_few_gaps(snapshot) and points and snapshot.went_at is not None:
         told_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
         limit = max(limit, LONGEST * ((told_at or 0.0) - snapshot.went_at))
     return _lengthen(snapshot, limit)
+
+
+def knows_few_gaps(snapshot: Snapshot) -> bool:
+    """True as long as the job's own steps teach no limit."""
+    points, first = _points_of(snapshot)
+    return len(list_gaps(points, first)) < LEARN_GAPS
+
+
+def is_long_for_pace(snapshot: Snapshot, silence_s: float) -> bool:
+    """True of a silence of many steps, also where a line comes every hundred steps."""
+    pace_s = find_pace_s(snapshot)
+    if pace_s is None:
+        return False
+    points, first = _points_of(snapshot)
+    longest = max(list_gaps(points, first, skip=0), default=0.0)
+    limit = max(LATE_S, MANY_STEPS * pace_s, LONGEST * longest)
+    return silence_s > _lengthen(snapshot, limit)
 
 
 def job_cause_limit_s(snapshot: Snapshot) -> float:

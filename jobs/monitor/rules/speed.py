@@ -24,7 +24,9 @@ from vjob.jobs.monitor.rules.pace import (
     find_pace_s,
     find_quantile,
     find_silence_s,
+    is_long_for_pace,
     job_limit_s,
+    knows_few_gaps,
     list_step_times,
 )
 
@@ -181,11 +183,16 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
     pace = "" if pace_s is None else f", {pace_s:.3g} s a step"
     left = "" if left_s is None else f", {format_duration(left_s)} left"
+    is_early = knows_few_gaps(snapshot) and is_long_for_pace(snapshot, silence)
+    if is_early:
+        limit = format_duration(job_limit_s(snapshot))
+        left = f"; after so few steps it is too early to judge: STALLED after {limit} without one"
     return Verdict(
         health=Health.HEALTHY,
         rule="healthy",
         reason=f"{format_step(snapshot)} {format_duration(silence)} ago{pace}{left}",
         evidence=_last_line(snapshot),
+        advice=advise(snapshot, "stacks JOB") if is_early else "",
     )
 
 
@@ -214,7 +221,8 @@ def unknown(snapshot: Snapshot) -> Verdict | None:
     said = snapshot.scheduler.problem
     words = sorted({row.word or row.state for row in snapshot.scheduler.jobs})
     what = f"the scheduler calls it {format_names(words)}" if words else "no scheduler knows it"
-    why = f"the scheduler did not answer: {said}" if said else what
+    # A remark has what it printed.
+    why = f"{snapshot.scheduler.name or 'the scheduler'} does not answer" if said else what
     known = [f"{format_step(snapshot)} is known"] if snapshot.progress is not None else []
     if snapshot.outcome is not None:
         known.append(f"its last attempt ended: {snapshot.outcome.reason}")

@@ -43,6 +43,8 @@ IDLE, BUSY = 5.0, 90.0
 SPINS = 98.0
 TRACE_LATE_S = 6.0
 """A trace is written out every five seconds, and by a rank that goes on alone."""
+MUCH_OUTPUT = 1000
+"""Bytes of standard output: more than a greeting."""
 FEW = 0.25
 """At most this share of the ranks is the odd part."""
 
@@ -406,7 +408,7 @@ def starting(snapshot: Snapshot) -> Verdict | None:
         health=Health.STARTING,
         rule="starting",
         phase=phase,
-        reason=f"{what}{since}",
+        reason=f"{what}{since}{_find_unknown_output(snapshot, phase)}",
         facts=_start_facts(snapshot),
     )
 
@@ -459,12 +461,24 @@ def _late_warm_up(snapshot: Snapshot, age: float, since: str) -> Verdict | None:
             health=Health.HEALTHY,
             rule="starting",
             reason=f"it runs{since} and prints no step that vjob knows; the last output is "
-            f"{format_duration(quiet)} old",
+            f"{format_duration(quiet)} old{_find_unknown_output(snapshot, 'warm-up')}",
             facts=_start_facts(snapshot),
         )
     return _late_start(
         snapshot,
         f"the ranks started and did no step{since}, the logs are quiet {format_duration(quiet)}",
+    )
+
+
+def _find_unknown_output(snapshot: Snapshot, phase: str) -> str:
+    """A clause where the program prints much and no line is a step; built-in programs print their
+    settings, and their steps are known."""
+    num_bytes = sum(node.sizes.get("out", 0) for node in snapshot.nodes)
+    if phase != "warm-up" or snapshot.info or num_bytes < MUCH_OUTPUT:
+        return ""
+    return (
+        "; none of the lines that it printed is known as a step: if some are, set `progress` "
+        "(docs/steps.md)"
     )
 
 

@@ -63,7 +63,7 @@ def collect_stacks(
 ) -> Stacks:
     """Stacks of all ranks; `tell` is called with how many nodes of how many have answered."""
     expect_ours(view.run, "stacks are taken by a program that its folder names")
-    plan, attempt = find_running(view)
+    plan, attempt = find_running(view, "a look at stacks")
     hosts = list_hosts(plan, attempt)
     words = _build_agent_words(view.run, plan, attempt, native)
     questions = _build_questions(view, plan, words, hosts)
@@ -85,18 +85,18 @@ def collect_stacks(
     )
 
 
-def find_running(view: RunView) -> tuple[Plan, AttemptFolder]:
-    """The plan and the attempt that runs now."""
+def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:
+    """The plan and the attempt that runs now; messages say that `what` needs a job that runs."""
     attempts = view.run.attempts()
     plan = read_attempt_plan(view.run, attempts[-1].number if attempts else 0)
     if view.problem:
         raise VjobError(
-            f"{view.record.scheduler} does not answer, and stacks are taken by a step of the job: "
+            f"{view.record.scheduler} does not answer, and {what} needs a step of the job: "
             f"try again once it does ({view.problem})"
         )
     if not any(info.state in (JobState.RUNNING, JobState.COMPLETING) for info in view.infos):
         raise InputError(
-            f"{view.run.name} does not run now: {view.state}; only what runs has stacks"
+            f"{view.run.name} does not run now: {view.state}; {what} needs a job that runs"
         )
     if not attempts:
         raise InputError(f"{view.run.name} has not started its ranks yet")

@@ -29,7 +29,7 @@ from vjob.jobs.schedulers.slurm_commands import JobInfo
 def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
     """Run it with this terminal; the exit code of the shell."""
     expect_ours(view.run, "a shell is started by a program that its folder names")
-    plan, attempt = find_running(view)
+    plan, attempt = find_running(view, "a shell")
     index, host = choose_node(list_hosts(plan, attempt), node)
     agent = [plan.python, str(view.run.agent), "shell", "--run", str(view.run.path)]
     agent += ["--attempt", str(attempt.number), "--node", str(index), "--", *words]

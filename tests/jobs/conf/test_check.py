@@ -469,6 +469,15 @@ container: {image: x.sqsh, mounts: ["b:/b", "/no/where:/c", ".:/d"]}
     assert check_conf(conf, lines, base=tmp_path, require_paths=False) == []
 
 
+def test_a_reference_without_its_scheme_is_spelled_out(tmp_path: Path) -> None:
+    image = "nvcr.io/nvidia/pytorch:25.11-py3"
+    text = f'name: run\nprogram: {{script: /opt/x.py}}\ncontainer: {{image: "{image}"}}\n'
+    conf, lines = parse_conf_lines(text, "c", tmp_path, environ={})
+    (problem,) = check_conf(conf, lines, base=tmp_path)
+    assert problem.key == "container.image"
+    assert problem.message.endswith("is written docker://nvcr.io#nvidia/pytorch:25.11-py3")
+
+
 def test_a_path_outside_the_confs_folder_may_be_inside_the_image(tmp_path: Path) -> None:
     text = "name: run\nprogram: {script: /opt/train.py}\n"
     conf, lines = parse_conf_lines(text, "c", tmp_path, environ={})

@@ -249,6 +249,16 @@ def test_filters_of_the_users_own_do_not_hide_jobs(vjob: Vjob, slurm: FakeSlurm)
     assert "SQUEUE_PARTITION" not in (slurm.folder / "env").read_text()
 
 
+def test_gpus_of_a_machine_without_any_are_refused_at_submit(tmp_path: Path) -> None:
+    """The run failed at its preflight."""
+    vjob = Vjob(tmp_path, {"CUDA_VISIBLE_DEVICES": ""})
+    conf = ONE.replace("slurm, nodes: [{group: m}", "local, nodes: [{group: m, gpus: 1}")
+    said = vjob("submit", vjob.write(conf), code=2).stderr
+    assert "leave out gpus and give ranks: N" in said
+    assert not (tmp_path / "log").exists()
+    vjob("submit", vjob.write(conf), "--dry-run")
+
+
 def test_a_folder_of_the_users_own_is_not_replaced_by_a_link(vjob: Vjob) -> None:
     (vjob.folder / "log").mkdir()
     (vjob.folder / "log/one").symlink_to("/somewhere")

@@ -65,6 +65,8 @@ NEMO = (
          "Acc@1  12.50 ( 11.00)", 13, None, None, 2.2),
         ("Epoch: [3]  [ 20/125]  eta: 0:10:02  lr: 0.1  loss: 6.9 (6.95)  time: 0.5  data: 0.01",
          395, None, None, 6.9),
+        ("Train Epoch: 1 [1728/60000 (3%)]\tLoss: 0.035714", 61728, None, None, 0.035714),
+        ("Epoch 1 [30/60] Loss: 0.031", 90, None, None, 0.031),
         ("iteration 7 | loss: 2.5", 7, None, None, 2.5),
         ('{"step": 10, "loss": 2.3, "total_steps": 90, "step_time_s": 0.5}', 10, 90, 0.5, 2.3),
         ("step 7 {'loss': 2.5, 'lr': 0.1}", 7, None, None, 2.5),

@@ -13,6 +13,7 @@ only a step has:
     iter 10: loss 3.2000, time 130.22ms, mfu 5.00%                 nanoGPT
     Epoch 1 | iter 12 step 3 | loss train: 3.123, val: n/a | ...   litgpt
     Epoch: [0][ 10/100]  Time  0.120 ( 0.130)  Loss 6.9 (6.9)      torchvision, PyTorch's ImageNet
+    Train Epoch: 1 [640/60000 (1%)]  Loss: 2.01                    PyTorch's MNIST: counts samples
     {"step": 10, "loss": 2.3, "step_time_s": 0.5}                  JSON lines
     step 10/100 loss 2.3                                           your own
 
@@ -91,8 +92,8 @@ _RICH = re.compile(
     r"(\d{1,9})/(\d{1,9}) .{0,40}? (\d{1,30}(?:\.\d{0,30})?)(it/s)(.*)"
 )
 _IN_EPOCH = re.compile(
-    r"^\W{0,4}(?:Train: ?)?Epoch:? ?\[(\d{1,6})(?:/(\d{1,6}))?\] {0,4}"
-    r"\[ *(\d{1,9})/ *(\d{1,9})\](.*)"
+    r"^\W{0,4}(?:Train:? ?)?Epoch:? ?\[?(\d{1,6})(?:/(\d{1,6}))?\]? {0,4}"
+    r"\[ *(\d{1,9})/ *(\d{1,9})(?: \( {0,2}\d{1,3}%\))?\](.*)"
 )
 _EPOCH = re.compile(
     r"\bepochs?['\"]?[ :=#]*\[?(\d{1,6})(?: ?(?:/|of) ?(\d{1,6}))?(?![\d.%])", re.IGNORECASE

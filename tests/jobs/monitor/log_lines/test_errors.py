@@ -14,6 +14,7 @@ from vjob.jobs.monitor.log_lines.errors import (
     _scope,
     classify_line,
     find_literals,
+    find_remedy,
     find_row,
     first_root,
     merge_same,
@@ -154,6 +155,7 @@ OTHERS = {
         "1: [rank1]: varuna_core.failure.RankFailed: rank 1 (stage 0, replica 1) stops: rank 5 "
         "(stage 1, replica 1): OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
     ),
+    "attempt ended": "n061: stopping the attempt: rank 3 on n061 was ended by SIGKILL",
     "nothing to do": "0: nothing to do: train.steps is 1000, and so many are done",
     "nccl warning": "n061:2193:2201 [1] NCCL WARN Cuda graphs are not supported",
     "launcher summary": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
@@ -194,8 +196,8 @@ VARIANTS = (
     ("srun ends the step", "srun: error: n060: task 3: Killed"),
     ("launch failed", "srun: error: Unable to create step for job 12: Job step already completing"),
     ("segmentation fault", "srun: error: n061: task 7: Segmentation fault (core dumped)"),
-    ("another rank's error", "n061: stopping the attempt: rank 3 on n061 exited 1: ValueError: no"),
-    ("another rank's error", "attempt 0: code 1: rank 3 on n061 exited 1: No module named 'x'"),
+    ("attempt ended", "n061: stopping the attempt: rank 3 on n061 exited 1: ValueError: no"),
+    ("attempt ended", "attempt 0: code 1: rank 3 on n061 exited 1: No module named 'x'"),
     # torch
     ("cuda out of memory", "ncclUnhandledCudaError: Last error: Cuda failure 2 'out of memory'"),
     ("cuda out of memory", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate"),
@@ -272,6 +274,25 @@ def test_every_row_has_a_message() -> None:
     assert told == {*ROOTS, *OTHERS}
     assert all(find_row(name).kind == "root" for name in ROOTS)  # type: ignore[union-attr]
     assert all(find_row(name).kind != "root" for name in OTHERS)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [
+        ("n1: stopping the attempt: rank 1 on n1 exited 3", "rank 1 ended with 3 and printed no"),
+        ("attempt 0: code 3: rank 1 on n1 exited 3\n", "rank 1 ended with 3 and printed no"),
+        ("n1: stopping the attempt: rank 1 on n1 exited 1: ValueError: no", ""),
+        ("n1: stopping the attempt: rank 1 on n1 was ended by SIGKILL", ""),
+        ("n1: stopping the attempt: SIGTERM from the scheduler, seen first on n1", ""),
+        ("RankFailed: rank 1 stops: rank 5: OutOfMemoryError: no", "another rank failed first"),
+    ],
+)
+def test_only_a_rank_that_quotes_another_is_said_to_have_failed_later(
+    text: str, remedy: str
+) -> None:
+    """`sys.exit(3)`, a kill and the time limit were explained by "another rank failed first"."""
+    said = find_remedy(Line(text=text, kind=classify_line(text) or ""))
+    assert said.startswith(remedy) and bool(said) == bool(remedy)
 
 
 @pytest.mark.parametrize("text", NOTHING)

@@ -163,6 +163,32 @@ def test_the_schedulers_word_is_a_cause(state: str, said: str) -> None:
     assert said in verdict.reason
 
 
+def test_a_cancel_of_ours_needs_no_other_word() -> None:
+    """Status had "SIGTERM from the scheduler (cancel, ...)" twice, and "submit again"."""
+    said = "SIGTERM from the scheduler (cancel, time limit), seen first on n000"
+    lines = (
+        make_line(f"n000: stopping the attempt: {said}", node="n000"),
+        make_line(f"attempt 0: code 143: {said}"),
+    )
+    ended = over(healthy(), "CANCELLED", outcome=make_outcome(143, said), errors=lines)
+    message = "cancelled with vjob cancel"
+    own = judge(replace(ended, record_state="ended", record_verdict="CANCELLED", message=message))
+    assert own.health is Health.CANCELLED and own.reason.startswith(message)
+    assert own.evidence == () and "submit again" not in own.advice
+
+
+def test_a_job_that_hung_until_its_time_limit_needs_no_more_time() -> None:
+    points = make_points([0.3] * 5, end=NOW - 540)
+    outcome = make_outcome(143, "SIGTERM from the scheduler")
+    ended = over(with_points(healthy(ranks=()), points), "TIMEOUT", outcome=outcome)
+    assert judge(ended).advice.startswith("no step in the last 9 min: it hung")
+    late = over(with_points(healthy(ranks=()), make_points([0.3] * 5)), "TIMEOUT", outcome=outcome)
+    assert judge(late).advice.startswith("raise cluster.walltime_min")
+    points = make_points([3.0] * 9, every=100, end=NOW - 280)
+    rare = over(with_points(healthy(ranks=()), points), "TIMEOUT", outcome=outcome)
+    assert judge(rare).advice.startswith("raise cluster.walltime_min"), "a line every 300 s"
+
+
 def test_a_rank_that_failed_before_a_cancel_is_what_ended_it() -> None:
     said = "rank 3 on n000 was ended by SIGSEGV"
     outcome = make_outcome(139, said, 3, "n000", culprit_signal="SIGSEGV")

@@ -47,6 +47,15 @@ def test_a_scheduler_that_does_not_answer_is_a_remark() -> None:
     assert any("95 s old" in remark for remark in verdict.remarks)
 
 
+def test_the_words_of_a_scheduler_that_does_not_answer_are_in_no_reason() -> None:
+    """A table had squeue's four lines for each run; a warning above it has them once."""
+    scheduler = replace(healthy().scheduler, jobs=(), problem="squeue: a\nb\nc\nd")
+    snapshot = healthy(scheduler=scheduler, progress=None, ranks=(), nodes=(), attempt=None)
+    verdict = judge(snapshot)
+    assert verdict.reason.endswith("slurm does not answer") and "squeue" not in verdict.reason
+    assert any("squeue" in remark for remark in verdict.remarks)
+
+
 def test_clocks_gpus_and_nodes_have_remarks() -> None:
     snapshot = change_gpus(healthy(clock_skew_s=40.0), "n001", ecc_errors=2, num_foreign=1)
     remarks = " / ".join(judge(change_node(snapshot, "n003", clock_offset_s=-30.0)).remarks)

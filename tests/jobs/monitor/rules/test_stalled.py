@@ -61,6 +61,25 @@ def test_the_first_step_ends_the_start() -> None:
     assert judge(silent(snapshot, 1300)).health is Health.STALLED
 
 
+def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None:
+    """It was HEALTHY for 20 minutes, without a word."""
+    snapshot = with_points(healthy(ranks=(), went_at=NOW - 10), make_points([0.3] * 4))
+    usual, late = judge(silent(snapshot, 30)), judge(silent(snapshot, 480))
+    assert "too early" not in usual.reason and usual.advice == ""
+    assert late.health is Health.HEALTHY
+    assert late.reason.startswith("step 4 of 5000 8 min ago, 0.3 s a step; ")
+    assert late.reason.endswith("too early to judge: STALLED after 20 min without one")
+    assert late.advice == "vjob stacks 4711"
+
+
+def test_output_without_a_known_step_is_said_at_the_start() -> None:
+    start = change_node(starting(went_at=NOW - 60), "n000", phase="running")
+    assert "progress" not in judge(change_node(start, "n000", sizes={"out": 20})).reason
+    talks = change_node(start, "n000", sizes={"out": 5000})
+    assert "is known as a step: if some are, set `progress`" in judge(talks).reason
+    assert "progress" not in judge(replace(talks, info={"WORLD_SIZE": "4"})).reason
+
+
 def test_silence_longer_than_the_jobs_own_steps_allow_is_a_stall() -> None:
     assert judge(silent(healthy(), 100)).health is Health.HEALTHY
     verdict = judge(silent(healthy(), 130))

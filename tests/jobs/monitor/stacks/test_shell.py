@@ -29,7 +29,8 @@ def test_a_command_has_what_the_ranks_of_the_node_have(tmp_path: Path) -> None:
     assert "local0, local1" in vjob("shell", "last", "--node", "x9", code=2).stderr
     assert "no-such" in vjob("shell", "last", "--", "no-such", code=2).stderr
     vjob("cancel", "last", "--now")
-    assert "does not run now" in vjob("shell", "last", code=2).stderr
+    said = vjob("shell", "last", code=2).stderr
+    assert "does not run now: CANCELLED; a shell needs a job that runs" in said
 
 
 def test_a_node_goes_by_its_name_or_its_index() -> None:
