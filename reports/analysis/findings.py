@@ -1,6 +1,7 @@
 """The figures as sentences: a number, its evidence, and the conf key that changes it.
 
-The most expensive first, by the part of the time that each is about.
+First how a run ended that did not end well, then what is wrong, then all else; each of these the
+most expensive first, by the part of the time that each is about.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
 import pandas as pd
 
+from varuna_core.records.formatting import format_duration
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
 from varuna_core.records.record import read_pause_s
-from vjob.reports.analysis.headline import LAYER_LAUNCH_S, has_ended_well
+from vjob.reports.analysis.headline import LAYER_LAUNCH_S, has_ended_badly, has_ended_well
 from vjob.reports.analysis.measures import Analysis, StepAnalysis
 from vjob.reports.load.tables import Job
 
@@ -427,7 +430,60 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
     )
 
 
+SILENCE_S = 60.0
+"""Without a step before the end, beyond which a run is said to have stood still."""
+MUCH_SILENCE = 3
+"""Times the longest time between two lines or steps, beyond which no step was under way."""
+
+
+def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """How a run ended that did not end well, or that had nothing to do."""
+    state = analysis.headline.state
+    if has_ended_badly(job):
+        advice = ""
+        if job.sources.run is not None and not state.startswith("CANCELLED"):
+            advice = f"; `vjob status {job.sources.name}` says what to do"
+        yield Finding(
+            weight=4.0,
+            sentence=f"The run ended as {state.rstrip('.')}{advice}.",
+            evidence="its record" if job.state else "its events",
+            key="",
+        )
+    elif job.nothing_to_do and not analysis.goodput.knows_steps:
+        yield Finding(
+            weight=4.0,
+            sentence=f"The run had {job.nothing_to_do}.",
+            evidence="its log",
+            key="train.steps or train.checkpoint.folder",
+        )
+
+
+def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """A long time without a step before the end: ranks hung, or waited for something."""
+    attempts, times = analysis.accounting.attempts, analysis.times
+    if not attempts or not has_ended_badly(job):
+        return
+    label, ended = attempts[-1].label, attempts[-1].ended
+    own, spans = times[times["attempt"] == label], job.logs["spans"]
+    traced = (own["begin_s"] + own["took_s"]).dropna() + job.traces.zero_ns / 1e9
+    written = spans[spans["attempt"] == label]["last_s"].dropna()
+    seen = [float(column.max()) for column in (traced, written) if len(column)]
+    usual_s = float((own["took_s"] * own["count"]).max()) if len(own) else 0.0
+    if not seen or ended - max(seen) < max(SILENCE_S, MUCH_SILENCE * usual_s):
+        return
+    since = datetime.fromtimestamp(max(seen), timezone.utc)
+    yield Finding(
+        weight=3.0,
+        sentence=f"No step since {since:%H:%M} UTC, {format_duration(ended - max(seen))} before "
+        "the end.",
+        evidence="the last step of the traces and the last line about one",
+        key="",
+    )
+
+
 MAKERS = (
+    _on_end,
+    _on_silence,
     _on_pipeline,
     _on_balance,
     _on_communication,

@@ -175,6 +175,8 @@ class Job:
     """What of which file could not be read."""
     commit: str = ""
     """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
+    nothing_to_do: str = ""
+    """The log's line `nothing to do: ...`; empty where there is none."""
     state: str = ""
     """The run's state and why, as `vjob list` shows them: `CANCELLED: cancelled with vjob cancel`;
     empty where no record says it."""
@@ -258,6 +260,7 @@ def load_job(
         worlds=_read_worlds(sources),
         skipped=skipped,
         commit=_read_commit(sources),
+        nothing_to_do=tables.nothing_to_do,
         state=_read_state(sources),
     )
 
