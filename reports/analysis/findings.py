@@ -168,7 +168,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     measured = sum(bubble.measured for bubble in step.bubbles) / count
     ideal = sum(bubble.ideal for bubble in step.bubbles) / count
     even = sum(bubble.ideal_even for bubble in step.bubbles) / count
-    where = f"step {step.step}, the median of those with details"
+    where = f"step {step.step}, of those with details the nearest to the median"
     pipeline = step.pipelines[0]
     many = pipeline.schedule.num_microbatches
     yield Finding(
@@ -230,7 +230,7 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
     step = analysis.find_step("median")
-    if step is None or step.communication.empty:
+    if step is None or len(step.communication) < 2:  # a rank alone has nobody to wait for
         return
     took = _get_time(job, analysis, step)
     table = step.communication
@@ -242,8 +242,8 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
     yield Finding(
         weight=exposed / took,
         sentence=(
-            f"Communication holds up a rank for {in_units(exposed)} of a step "
-            f"({percent(exposed / took)}); work hides {percent(hidden / total)} of all. "
+            f"In step {step.step} communication holds up a rank for {in_units(exposed)}, "
+            f"{percent(exposed / took)} of this step; work hides {percent(hidden / total)} of all. "
             f"Rank {int(worst['rank'])} waits longest, {in_units(float(worst['exposed_s']))}."
         ),
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles",
@@ -606,15 +606,23 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
     stepping = analysis.accounting.stepping_s
     if not stepping or spent / stepping < MUCH_COMMUNICATION:
         return
+    has_network = len({trace.host for trace in job.traces.ranks if trace.has_header}) != 1
+    pace = "the network sets the pace"
+    if not has_network:
+        pace = "the ranks share one machine, so no network is the cause"
+    keys = ["cluster.nodes[].interface"] if has_network else []
+    if _is_pipeline(job):
+        keys += ["more micro-batches a step (train.global_batch_size)", "parallel.order"]
+    else:
+        keys += ["more samples a step"]
+    *others, last = keys
+    of_all = percent(analysis.accounting.shares["communication"])
     yield Finding(
         weight=spent / stepping,
-        sentence=f"Messages and sums hold up the ranks for {percent(spent / stepping)} of their "
-        "steps' time: the network sets the pace.",
+        sentence=f"Messages and sums hold up the ranks for {percent(spent / stepping)} of the time "
+        f"of all steps, {of_all} of the whole run: {pace}.",
         evidence="waits for messages under way, and sums beside no work, after all have joined",
-        key="cluster.nodes[].interface, more micro-batches a step (train.global_batch_size), or "
-        "parallel.order"
-        if _is_pipeline(job)
-        else "cluster.nodes[].interface, or more samples a step",
+        key=", ".join([*others, f"or {last}" if others else last]),
         cause="communication",
         lost_s=spent,
     )

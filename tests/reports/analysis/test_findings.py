@@ -18,7 +18,7 @@ from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis import findings
 from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.measures import analyse
-from vjob.reports.load.tables import load_job
+from vjob.reports.load.tables import choose_steps, load_job
 
 
 def test_attempts_that_all_ended_as_they_began_are_no_error(tmp_path: Path) -> None:
@@ -139,6 +139,58 @@ def test_time_after_the_last_step_of_a_cancelled_run_is_no_fault(tmp_path: Path)
     assert describe_class(accounting, "lost") == "cut off by the cancel after the last step"
     write_ended(tmp_path, "FAILED", "rank 1 exited 1", ended_s=20.0)
     assert "lost to faults" in describe_class(analyse(load_job(tmp_path)).accounting, "lost")
+
+
+def make_waiting(*hosts: str) -> tuple[Any, Any]:
+    """A rank on each host; communication is 22 % of the steps and 15 % of the run."""
+    ranks = [SimpleNamespace(host=host, has_header=True) for host in hosts]
+    plan = SimpleNamespace(program="gpt", pipeline=2)
+    job = SimpleNamespace(traces=SimpleNamespace(ranks=ranks), plan=plan)
+    accounting = SimpleNamespace(
+        seconds={"communication": 22.0}, shares={"communication": 0.15}, stepping_s=100.0
+    )
+    return job, SimpleNamespace(accounting=accounting)
+
+
+def test_waits_within_one_machine_are_no_networks() -> None:
+    (found,) = findings._on_exposed(*make_waiting("n0", "n0"))
+    assert found.sentence == (
+        "Messages and sums hold up the ranks for 22 % of the time of all steps, 15 % of the whole "
+        "run: the ranks share one machine, so no network is the cause."
+    )
+    assert "interface" not in found.key and found.key.endswith(", or parallel.order")
+    (found,) = findings._on_exposed(*make_waiting("n0", "n1"))
+    assert "the network sets the pace" in found.sentence
+    assert found.key.startswith("cluster.nodes[].interface, more micro-batches")
+
+
+def test_a_rank_alone_is_held_up_by_nobody() -> None:
+    """Of a morphed run whose last attempt had one rank."""
+    columns = {"rank": [0, 1], "exposed_s": [0.1, 0.2], "overlapped_s": [0.0, 0.0]}
+    table = pd.DataFrame(columns)
+    step = SimpleNamespace(attempt="0", step=8, communication=table)
+    times = pd.DataFrame({"attempt": ["0"], "step": [8], "took_s": [1.0]})
+    plan = SimpleNamespace(program="gpt", pipeline=2)
+    job: Any = SimpleNamespace(traces=SimpleNamespace(is_sample=False), plan=plan)
+    analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times)
+    (found,) = findings._on_communication(job, analysis)
+    assert found.sentence == (
+        "In step 8 communication holds up a rank for 150 ms, 15 % of this step; work hides 0 % of "
+        "all. Rank 1 waits longest, 200 ms."
+    )
+    step.communication = table[table["rank"] == 0]
+    assert not list(findings._on_communication(job, analysis))
+
+
+def test_the_median_step_is_the_nearest_to_the_median_of_all() -> None:
+    """Steps with details took longer than others, and the median of these was called the median."""
+    took = {step: 24.0 for step in range(1, 12)} | {1: 50.0, 5: 33.0, 9: 26.0, 11: 32.0}
+    index = pd.MultiIndex.from_tuples([("0", step) for step in took])
+    detailed = [("0", step) for step in (1, 5, 9, 11)]
+    chosen = choose_steps(detailed, pd.Series(list(took.values()), index=index))
+    assert {name: step for name, (_, step) in chosen.items()} == {
+        "first": 1, "median": 9, "slowest": 5, "last": 11,
+    }  # fmt: skip
 
 
 def make_swapping(swapped_mb: list[float], took_s: list[float]) -> tuple[Any, Any]:
