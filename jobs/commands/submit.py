@@ -110,7 +110,7 @@ def submit(
     vjob submit conf.yaml --sweep train.optimizer.lr=1e-4,3e-4 --at-most 4
     vjob submit --like last --set program.args[1]=0.1
     """
-    from vjob.jobs.planning.plan_file import describe_promise, read_plan_file
+    from vjob.jobs.planning.plan_file import describe_partition, describe_promise, read_plan_file
     from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.programs.start import refuse_function
     from vjob.jobs.submit import submit as submitting
@@ -171,7 +171,7 @@ def submit(
         return
     executor = make_executor(resolved)
     run, record = submitting.submit(resolved, after=before, executor=executor, snapshot=snapshot)
-    promise = describe_promise(run)
+    promise = describe_promise(run) or describe_partition(resolved.conf)
     more = {"plan": promise} if promise else {}
     if not as_json and like is None:
         from vjob.jobs.submit.trial.tried import take_hint

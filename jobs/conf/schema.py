@@ -251,8 +251,9 @@ class Parallel:
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
     partition: str | Auto = "auto"
-    """Layers per stage, `0-11-8-8-8-8-5-0`; auto: by `profile` if `vjob profile` left one,
-    else balanced at the start by counted work."""
+    """Layers per stage, `0-11-8-8-8-8-5-0`, with or without embedding and head: of 6 layers 2-4 or
+    3-5; auto: by `profile` if `vjob profile` left one, else balanced at the start by counted
+    work."""
     schedule: Literal["gpipe", "1f1b", "varuna", "zero_bubble", "interleaved", "zbv", "auto"] = (
         "auto"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.records.files import write_atomic
+from varuna_core.records.layout import format_blocks
 from varuna_core.records.plan import Prediction, parse_prediction, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.references import find_value
@@ -99,6 +100,18 @@ def describe_promise(run: RunFolder) -> str:
     took = plan.prediction.step_s
     words = "" if took is None else f"{took:.4g} s a step with "
     return f"{words}partition {plan.partition}: {plan.planned}"
+
+
+def describe_partition(conf: JobConf) -> str:
+    """What a partition stands for that counts embedding and head; empty where it counts layers."""
+    text = conf.parallel.partition
+    if conf.model is None or text == "auto":
+        return ""
+    blocks = format_blocks(text, conf.model.layers)
+    if blocks == text:
+        return ""
+    layers = conf.model.layers
+    return f"partition {text} counts embedding and head: {blocks} of the {layers} layers"
 
 
 def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:

@@ -55,7 +55,7 @@ class Chosen:
     conf: JobConf
     """With the layout in it."""
     why: str
-    """Where the layout is from, in a sentence."""
+    """Where the layout is from, in a sentence; empty for a script without a pipeline."""
     prediction: Prediction | None = None
     layouts: Mapping[str, tuple[int, int, str]] | None = None
     """For other nodes than all, of a run that may morph: records/plan.py."""
@@ -134,7 +134,7 @@ def choose_layout(read: ReadConf) -> Chosen:
     if is_open(conf):
         return _search(base, conf)
     reason = _find_reason(conf)
-    if reason:
+    if reason is not None:
         return _add_script_layouts(Chosen(conf=conf, why=reason), base, read.lines)
     file = find_profile(conf, base)
     if file is None and not has_unlike_gpus(conf):
@@ -182,18 +182,18 @@ def has_unlike_gpus(conf: JobConf) -> bool:
     return len({group.gpu_type for group in groups if group.num_gpus} - {None}) > 1
 
 
-def _find_reason(conf: JobConf) -> str:
-    """The reason why cuts are not planned; empty if they may be."""
+def _find_reason(conf: JobConf) -> str | None:
+    """The reason why cuts are not planned; None if they may be, empty where there are none."""
     parallel = conf.parallel
     if parallel.partition != "auto":
         return "the conf gives the partition"
     if conf.program.kind not in BUILT_IN:
-        return "the program cuts its model itself"
+        return "" if parallel.pipeline == 1 else "the program cuts its model itself"
     if conf.train.global_batch_size is None:
         return f"{BY_RUNTIME}: train.global_batch_size is not set"
     if parallel.order == "pipeline" and parallel.data != 1:
         return f"{BY_RUNTIME}: parallel.order pipeline is not modelled"
-    return ""
+    return None
 
 
 # The planner is imported in the two functions below: it needs numpy, which a submit with nothing to

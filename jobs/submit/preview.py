@@ -28,6 +28,7 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
     value = _describe_plan(ready)
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
+    value = _break_lines(value)
     parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     code = describe(ready.snapshot.build_record())
@@ -97,6 +98,15 @@ def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
     count = f"{len(sweep.runs)} run{'s' if len(sweep.runs) > 1 else ''}"
     head = [f"Sweep {sweep.name}: {count}{limit}", *align_columns(cells), "Of the first one:"]
     return _comment("\n".join(head)) + render_preview(sweep.runs[0].ready, after)
+
+
+def _break_lines(value: Any) -> Any:
+    """With a list of lines for each text of several: a container's scripts are such."""
+    if isinstance(value, dict):
+        return {key: _break_lines(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_break_lines(item) for item in value]
+    return value.splitlines() if isinstance(value, str) and "\n" in value.rstrip() else value
 
 
 def _comment(text: str) -> str:

@@ -88,6 +88,8 @@ class Accounting:
     attempts: tuple[Attempt, ...]
     is_split: bool
     """Whether traces tell what the steps were spent on."""
+    was_cancelled: bool = False
+    """Whether the last attempt was ended by a cancel."""
     start: Mapping[str, float] = field(default_factory=dict)
     """Parts of the start (START), of the ranks of which it is known when they began."""
 
@@ -156,7 +158,11 @@ def divide_start(
 
 
 def describe_class(found: Accounting, name: str) -> str:
-    """What a class means; of the start also its parts."""
+    """What a class means; of the start also its parts, of lost time the cancel."""
+    if name == "lost" and found.was_cancelled:
+        cut = "cut off by the cancel after the last step"
+        more = ", or lost to faults, changes of nodes, and steps done again"
+        return cut + (more if len(found.attempts) > 1 else "")
     if name != "start" or not found.start:
         return CLASSES[name]
     parts = "; ".join(f"{part} {format_duration(s)}" for part, s in found.start.items())

@@ -1,6 +1,7 @@
 """The figures as sentences: a number, its evidence, and the conf key that changes it.
 
-The most expensive first, by the part of the time that each is about.
+First how a run ended that did not end well, then what is wrong, then all else; each of these the
+most expensive first, by the part of the time that each is about.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 
 import pandas as pd
 
+from varuna_core.records.formatting import format_duration
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
 from varuna_core.records.record import read_pause_s
-from vjob.reports.analysis.headline import LAYER_LAUNCH_S, has_ended_well
+from vjob.reports.analysis.headline import LAYER_LAUNCH_S, has_ended_badly, has_ended_well
 from vjob.reports.analysis.measures import Analysis, StepAnalysis
 from vjob.reports.load.tables import Job
 
@@ -165,7 +168,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     measured = sum(bubble.measured for bubble in step.bubbles) / count
     ideal = sum(bubble.ideal for bubble in step.bubbles) / count
     even = sum(bubble.ideal_even for bubble in step.bubbles) / count
-    where = f"step {step.step}, the median of those with details"
+    where = f"step {step.step}, of those with details the nearest to the median"
     pipeline = step.pipelines[0]
     many = pipeline.schedule.num_microbatches
     yield Finding(
@@ -227,7 +230,7 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
     step = analysis.find_step("median")
-    if step is None or step.communication.empty:
+    if step is None or len(step.communication) < 2:  # a rank alone has nobody to wait for
         return
     took = _get_time(job, analysis, step)
     table = step.communication
@@ -239,8 +242,8 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
     yield Finding(
         weight=exposed / took,
         sentence=(
-            f"Communication holds up a rank for {in_units(exposed)} of a step "
-            f"({percent(exposed / took)}); work hides {percent(hidden / total)} of all. "
+            f"In step {step.step} communication holds up a rank for {in_units(exposed)}, "
+            f"{percent(exposed / took)} of this step; work hides {percent(hidden / total)} of all. "
             f"Rank {int(worst['rank'])} waits longest, {in_units(float(worst['exposed_s']))}."
         ),
         evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles",
@@ -427,7 +430,60 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
     )
 
 
+SILENCE_S = 60.0
+"""Without a step before the end, beyond which a run is said to have stood still."""
+MUCH_SILENCE = 3
+"""Times the longest time between two lines or steps, beyond which no step was under way."""
+
+
+def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """How a run ended that did not end well, or that had nothing to do."""
+    state = analysis.headline.state
+    if has_ended_badly(job):
+        advice = ""
+        if job.sources.run is not None and not state.startswith("CANCELLED"):
+            advice = f"; `vjob status {job.sources.name}` says what to do"
+        yield Finding(
+            weight=4.0,
+            sentence=f"The run ended as {state.rstrip('.')}{advice}.",
+            evidence="its record" if job.state else "its events",
+            key="",
+        )
+    elif job.nothing_to_do and not analysis.goodput.knows_steps:
+        yield Finding(
+            weight=4.0,
+            sentence=f"The run had {job.nothing_to_do}.",
+            evidence="its log",
+            key="train.steps or train.checkpoint.folder",
+        )
+
+
+def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """A long time without a step before the end: ranks hung, or waited for something."""
+    attempts, times = analysis.accounting.attempts, analysis.times
+    if not attempts or not has_ended_badly(job):
+        return
+    label, ended = attempts[-1].label, attempts[-1].ended
+    own, spans = times[times["attempt"] == label], job.logs["spans"]
+    traced = (own["begin_s"] + own["took_s"]).dropna() + job.traces.zero_ns / 1e9
+    written = spans[spans["attempt"] == label]["last_s"].dropna()
+    seen = [float(column.max()) for column in (traced, written) if len(column)]
+    usual_s = float((own["took_s"] * own["count"]).max()) if len(own) else 0.0
+    if not seen or ended - max(seen) < max(SILENCE_S, MUCH_SILENCE * usual_s):
+        return
+    since = datetime.fromtimestamp(max(seen), timezone.utc)
+    yield Finding(
+        weight=3.0,
+        sentence=f"No step since {since:%H:%M} UTC, {format_duration(ended - max(seen))} before "
+        "the end.",
+        evidence="the last step of the traces and the last line about one",
+        key="",
+    )
+
+
 MAKERS = (
+    _on_end,
+    _on_silence,
     _on_pipeline,
     _on_balance,
     _on_communication,
@@ -550,15 +606,23 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
     stepping = analysis.accounting.stepping_s
     if not stepping or spent / stepping < MUCH_COMMUNICATION:
         return
+    has_network = len({trace.host for trace in job.traces.ranks if trace.has_header}) != 1
+    pace = "the network sets the pace"
+    if not has_network:
+        pace = "the ranks share one machine, so no network is the cause"
+    keys = ["cluster.nodes[].interface"] if has_network else []
+    if _is_pipeline(job):
+        keys += ["more micro-batches a step (train.global_batch_size)", "parallel.order"]
+    else:
+        keys += ["more samples a step"]
+    *others, last = keys
+    of_all = percent(analysis.accounting.shares["communication"])
     yield Finding(
         weight=spent / stepping,
-        sentence=f"Messages and sums hold up the ranks for {percent(spent / stepping)} of their "
-        "steps' time: the network sets the pace.",
+        sentence=f"Messages and sums hold up the ranks for {percent(spent / stepping)} of the time "
+        f"of all steps, {of_all} of the whole run: {pace}.",
         evidence="waits for messages under way, and sums beside no work, after all have joined",
-        key="cluster.nodes[].interface, more micro-batches a step (train.global_batch_size), or "
-        "parallel.order"
-        if _is_pipeline(job)
-        else "cluster.nodes[].interface, or more samples a step",
+        key=", ".join([*others, f"or {last}" if others else last]),
         cause="communication",
         lost_s=spent,
     )

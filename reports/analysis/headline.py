@@ -144,6 +144,18 @@ def has_ended_well(job: Job) -> bool:
     return _describe_state(job).startswith(("COMPLETED", "ended well"))
 
 
+BADLY = {
+    *("FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL"),
+    *("DEADLINE", "REFUSED", "failed"),
+}
+"""Words of states in which a run is over and did not end well."""
+
+
+def has_ended_badly(job: Job) -> bool:
+    """False too where it goes on, or nothing says how it ended."""
+    return _describe_state(job).partition(":")[0] in BADLY
+
+
 def _describe_state(job: Job) -> str:
     """The run's own record is followed; without one, as of a folder of logs, its events are."""
     if job.state:

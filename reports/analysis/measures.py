@@ -198,7 +198,11 @@ def _account(
         if isinstance(rank, int) and isinstance(started, (int, float))
     }
     opened = {(trace.attempt, trace.rank): trace.origin / 1e9 for trace in traces}
-    return replace(found, start=divide_start(found, begun, opened))
+    return replace(
+        found,
+        start=divide_start(found, begun, opened),
+        was_cancelled=job.state.startswith("CANCELLED"),
+    )
 
 
 def _find_latest(*numbers: float | None) -> float | None:

@@ -175,6 +175,8 @@ class Job:
     """What of which file could not be read."""
     commit: str = ""
     """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
+    nothing_to_do: str = ""
+    """The log's line `nothing to do: ...`; empty where there is none."""
     state: str = ""
     """The run's state and why, as `vjob list` shows them: `CANCELLED: cancelled with vjob cancel`;
     empty where no record says it."""
@@ -258,6 +260,7 @@ def load_job(
         worlds=_read_worlds(sources),
         skipped=skipped,
         commit=_read_commit(sources),
+        nothing_to_do=tables.nothing_to_do,
         state=_read_state(sources),
     )
 
@@ -342,12 +345,16 @@ def list_whole_steps(traces: Traces) -> list[tuple[str, int]]:
 
 
 def choose_steps(detailed: list[tuple[str, int]], took: pd.Series) -> dict[str, tuple[str, int]]:
-    """The steps to look at closely, of those that have details."""
+    """The steps to look at closely, of those that have details; the median is the one nearest to
+    that of all steps, as those with details may be the slower ones."""
     if not detailed:
         return {}
     # The first step warms up: it is no measure of the others.
     later = sorted(detailed[1:] or detailed, key=lambda pair: (float(took[pair]), pair))
-    chosen = {"first": detailed[0], "median": later[(len(later) - 1) // 2]}
+    all_later = took.drop(detailed[0]) if len(took) > 1 else took
+    usual = float(all_later.quantile(0.5, interpolation="lower"))
+    median = min(later, key=lambda pair: abs(float(took[pair]) - usual))
+    chosen = {"first": detailed[0], "median": median}
     return {**chosen, "slowest": later[-1], "last": detailed[-1]}
 
 

@@ -66,6 +66,8 @@ COLUMNS = tuple(
     for name in Iteration.__dataclass_fields__
     if name not in (*RARE, "losses", "others", "is_bar", "is_named", "epoch", "num_epochs")
 )
+_IDLE = re.compile(rb"^(?:\d+: )?(nothing to do: train\.steps is [^\r\n]{1,200})", re.MULTILINE)
+"""A line of varuna_core/programs/lines.py."""
 _MOST_IN_VAIN = 2000
 """Lines with other trainers' words that tell no step, so many more than ten times those that do:
 then the rest of a log is not searched for them."""
@@ -102,6 +104,8 @@ class LogTables:
     """(timer, step): least and most of all ranks, ms."""
     skipped: dict[str, int] = field(default_factory=dict)
     """Lines that look like ours and do not parse, by file."""
+    nothing_to_do: str = ""
+    """The line of a program that found all its steps done."""
     left_out: dict[str, int] = field(default_factory=dict)
     """Bytes that a log lacks by its own word, by file."""
 
@@ -186,6 +190,8 @@ class LogReader:
             self._offset = offset
             self._read_block(block)
             self._find_phases(block)
+            if (idle := _IDLE.search(block)) is not None:
+                self.tables.nothing_to_do = idle[1].decode("utf-8", "replace")
             if not self._is_megatron:
                 self._read_others(offset, block)
         self._flush()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 ESTIMATED = "estimated, -75 to +80 %"
 """The error of data sheets in published runs: benchmarks/results/estimates.md."""
+FIRST_STEPS = ": first steps, so at most"
+"""A try's steps warm up: later ones take less, often by far."""
 MEMORY_MODEL = "estimated, nothing was measured"
 LIMIT_S = 10.0
 """Of the planner's search."""
@@ -149,15 +151,13 @@ def find_step_s(
     points = progress.points if progress is not None else ()
     times = [point.step_s for point in points if point.step_s is not None]
     if trial.is_whole and times:
-        later = times[1:] or times
-        words = ", with the warm-up in it" if later is times else ""
-        return statistics.median(later), MEASURED + words
+        return statistics.median(times[1:] or times), MEASURED + FIRST_STEPS
     if plan is not None:
         return plan.step_s, certainty
     if trial.is_whole:
         return None, "too few steps were timed"
     if times and not trial.is_small:
-        return statistics.median(times[1:] or times), f"{MEASURED} {trial.caveat}"
+        return statistics.median(times[1:] or times), f"{MEASURED} {trial.caveat}{FIRST_STEPS}"
     return None, f"not the whole run was tried, and {certainty.splitlines()[0]}"
 
 

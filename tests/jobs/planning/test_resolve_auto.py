@@ -23,7 +23,7 @@ from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import Parallel
 from vjob.jobs.errors import ConfError, InputError
 from vjob.jobs.planning.inputs import read_open_conf
-from vjob.jobs.planning.plan_file import PlanFile
+from vjob.jobs.planning.plan_file import PlanFile, describe_partition
 from vjob.jobs.planning.question import list_recomputes
 from vjob.jobs.planning.resolve_auto import Chosen, choose_layout, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
@@ -75,6 +75,26 @@ def test_what_is_set_counts_over_a_plans_file(conf: Path) -> None:
 def test_without_a_profile_an_open_layout_is_estimated_and_said_so(conf: Path) -> None:
     chosen = choose(conf, OPEN)
     assert chosen.conf.parallel.pipeline != "auto" and "an estimate" in chosen.why
+
+
+def test_a_script_without_a_pipeline_is_told_nothing_of_cuts(tmp_path: Path) -> None:
+    """`planned: the program cuts its model itself` means nothing to one who runs DDP."""
+    path = tmp_path / "conf.yaml"
+    (tmp_path / "train.py").write_text("")
+    cluster = "cluster: {nodes: [{group: a, count: 1, ranks: 2}]}\n"
+    path.write_text(f"name: a\nprogram: {{script: train.py}}\n{cluster}")
+    assert choose(path, []).why == ""
+    assert choose(path, ["parallel.pipeline=2"]).why == "the program cuts its model itself"
+
+
+def test_a_partition_that_counts_embedding_and_head_is_explained(conf: Path) -> None:
+    """3-5 was accepted for 6 layers, and the run printed 2-4."""
+    layers = ["model.layers=6", "parallel.pipeline=2"]
+    both = choose(conf, [*layers, "parallel.partition=3-5"]).conf
+    assert describe_partition(both) == (
+        "partition 3-5 counts embedding and head: 2-4 of the 6 layers"
+    )
+    assert describe_partition(choose(conf, [*layers, "parallel.partition=2-4"]).conf) == ""
 
 
 def test_what_cannot_be_left_open(conf: Path, tmp_path: Path) -> None:

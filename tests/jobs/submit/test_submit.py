@@ -182,6 +182,17 @@ def test_a_dry_run_needs_no_slurm(vjob: Vjob) -> None:
     assert "sbatch is not on PATH" in vjob("submit", "conf.yaml", code=2).stderr
 
 
+def test_a_dry_run_shows_the_shell_scripts_of_a_container_line_by_line(vjob: Vjob) -> None:
+    """One was printed as a line of 7,341 characters."""
+    vjob.env["PATH"] = "/nowhere"
+    container = "container: {runtime: podman, image: docker.io/library/debian}\n"
+    shown = vjob("submit", vjob.write(ONE + container), "--dry-run").stdout
+    assert max(map(len, shown.splitlines())) < 400
+    text = shown.partition("plan.json\n")[2].replace("\n# ", "\n").removeprefix("# ")
+    (prepare, *_) = json.loads(text)["containers"][0]["prepare"]
+    assert prepare[:2] == ["bash", "-c"] and "set -euo pipefail" in prepare[2]
+
+
 def test_a_dry_run_warns_of_a_variable_that_a_submit_refuses_to_miss(vjob: Vjob) -> None:
     name = vjob.write(ONE + "pass_env: [HF_TOKEN]\n")
     done = vjob("submit", name, "--dry-run")

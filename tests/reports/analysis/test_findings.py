@@ -10,12 +10,15 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.reports.traces import write_simulated
+from tests.reports.traces import ORIGIN, write_simulated
+from varuna_core.records.record import RunRecord, write_record
+from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis import findings
+from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.measures import analyse
-from vjob.reports.load.tables import load_job
+from vjob.reports.load.tables import choose_steps, load_job
 
 
 def test_attempts_that_all_ended_as_they_began_are_no_error(tmp_path: Path) -> None:
@@ -65,6 +68,129 @@ def test_a_hot_gpu_is_not_priced_by_the_slow_ranks_of_other_nodes() -> None:
     slow.host = "hot"
     (found,) = findings._on_heat(job, analysis)
     assert found.weight == pytest.approx(0.75)
+
+
+def write_ended(folder: Path, verdict: str, message: str, *, ended_s: float = 0.0) -> None:
+    """The record of a run that is over; its only attempt, where it ended so long after ORIGIN."""
+    record = RunRecord(
+        run=folder.name, name="x", state="ended", scheduler="local", layout="one", num_jobs=1,
+        jobs=(), submitted=ORIGIN / 1e9 - 1, user="u", host="n0", conf="x.yaml", version="1",
+        pid=1, pid_start=None, verdict=verdict, message=message,
+    )  # fmt: skip
+    write_record(RunFolder(folder), record)
+    (folder / "plan.json").write_text("{}")
+    begun = ORIGIN / 1e9
+    events = [
+        {"kind": "started", "time": begun, "attempt": 0},
+        {"kind": "ended", "time": begun + ended_s, "attempt": 0, "code": 1, "reason": message},
+    ]
+    if ended_s:
+        (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+
+
+def find_sentences(folder: Path) -> list[str]:
+    job = load_job(folder)
+    return [found.sentence for found in findings.find_all(job, analyse(job))]
+
+
+def test_how_a_run_ended_badly_comes_first_and_since_when_it_stood_still(tmp_path: Path) -> None:
+    """A run that hung until its limit began with its goodput and its loss."""
+    schedule = build_schedule("1f1b", 2, 4)
+    write_simulated(tmp_path / "attempt-0", schedule, build_even_costs(2))
+    (tmp_path / "attempt-0/n0.out").write_text("step 10 loss 2.5\n")
+    write_ended(tmp_path, "TIMEOUT", "the time limit was reached", ended_s=600.0)
+    first, second, *_ = find_sentences(tmp_path)
+    assert first == (
+        "The run ended as TIMEOUT: the time limit was reached; "
+        f"`vjob status {tmp_path.name}` says what to do."
+    )
+    assert second == "No step since 22:13 UTC, 10 min before the end."
+    write_ended(tmp_path, "FAILED", "rank 1 exited 1: ValueError: no such word", ended_s=20.0)
+    first, *others = find_sentences(tmp_path)
+    assert "rank 1 exited 1: ValueError: no such word" in first
+    assert not [text for text in others if text.startswith("No step since")]
+    write_ended(tmp_path, "COMPLETED", "all 2 ranks exited 0", ended_s=600.0)
+    assert not [text for text in find_sentences(tmp_path) if text.startswith(("The run", "No st"))]
+
+
+def test_a_run_that_failed_before_its_ranks_began_says_so_first(tmp_path: Path) -> None:
+    write_ended(tmp_path, "FAILED", "preflight: n0 has no git", ended_s=2.0)
+    assert find_sentences(tmp_path)[0].startswith("The run ended as FAILED: preflight: n0 has no")
+
+
+def test_a_run_with_nothing_to_do_says_so_first(tmp_path: Path) -> None:
+    (tmp_path / "attempt-0").mkdir()
+    line = "0: nothing to do: train.steps is 200, and so many are done\n"
+    (tmp_path / "attempt-0/n0.out").write_text(line)
+    write_ended(tmp_path, "COMPLETED", "all 2 ranks exited 0")
+    first, *_ = find_sentences(tmp_path)
+    assert first == "The run had nothing to do: train.steps is 200, and so many are done."
+
+
+def test_time_after_the_last_step_of_a_cancelled_run_is_no_fault(tmp_path: Path) -> None:
+    schedule = build_schedule("1f1b", 2, 4)
+    write_simulated(tmp_path / "attempt-0", schedule, build_even_costs(2))
+    write_ended(tmp_path, "CANCELLED", "cancelled with vjob cancel", ended_s=20.0)
+    assert find_sentences(tmp_path)[0] == (
+        "The run ended as CANCELLED: cancelled with vjob cancel."
+    )
+    accounting = analyse(load_job(tmp_path)).accounting
+    assert accounting.seconds["lost"] > 30
+    assert describe_class(accounting, "lost") == "cut off by the cancel after the last step"
+    write_ended(tmp_path, "FAILED", "rank 1 exited 1", ended_s=20.0)
+    assert "lost to faults" in describe_class(analyse(load_job(tmp_path)).accounting, "lost")
+
+
+def make_waiting(*hosts: str) -> tuple[Any, Any]:
+    """A rank on each host; communication is 22 % of the steps and 15 % of the run."""
+    ranks = [SimpleNamespace(host=host, has_header=True) for host in hosts]
+    plan = SimpleNamespace(program="gpt", pipeline=2)
+    job = SimpleNamespace(traces=SimpleNamespace(ranks=ranks), plan=plan)
+    accounting = SimpleNamespace(
+        seconds={"communication": 22.0}, shares={"communication": 0.15}, stepping_s=100.0
+    )
+    return job, SimpleNamespace(accounting=accounting)
+
+
+def test_waits_within_one_machine_are_no_networks() -> None:
+    (found,) = findings._on_exposed(*make_waiting("n0", "n0"))
+    assert found.sentence == (
+        "Messages and sums hold up the ranks for 22 % of the time of all steps, 15 % of the whole "
+        "run: the ranks share one machine, so no network is the cause."
+    )
+    assert "interface" not in found.key and found.key.endswith(", or parallel.order")
+    (found,) = findings._on_exposed(*make_waiting("n0", "n1"))
+    assert "the network sets the pace" in found.sentence
+    assert found.key.startswith("cluster.nodes[].interface, more micro-batches")
+
+
+def test_a_rank_alone_is_held_up_by_nobody() -> None:
+    """Of a morphed run whose last attempt had one rank."""
+    columns = {"rank": [0, 1], "exposed_s": [0.1, 0.2], "overlapped_s": [0.0, 0.0]}
+    table = pd.DataFrame(columns)
+    step = SimpleNamespace(attempt="0", step=8, communication=table)
+    times = pd.DataFrame({"attempt": ["0"], "step": [8], "took_s": [1.0]})
+    plan = SimpleNamespace(program="gpt", pipeline=2)
+    job: Any = SimpleNamespace(traces=SimpleNamespace(is_sample=False), plan=plan)
+    analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times)
+    (found,) = findings._on_communication(job, analysis)
+    assert found.sentence == (
+        "In step 8 communication holds up a rank for 150 ms, 15 % of this step; work hides 0 % of "
+        "all. Rank 1 waits longest, 200 ms."
+    )
+    step.communication = table[table["rank"] == 0]
+    assert not list(findings._on_communication(job, analysis))
+
+
+def test_the_median_step_is_the_nearest_to_the_median_of_all() -> None:
+    """Steps with details took longer than others, and the median of these was called the median."""
+    took = {step: 24.0 for step in range(1, 12)} | {1: 50.0, 5: 33.0, 9: 26.0, 11: 32.0}
+    index = pd.MultiIndex.from_tuples([("0", step) for step in took])
+    detailed = [("0", step) for step in (1, 5, 9, 11)]
+    chosen = choose_steps(detailed, pd.Series(list(took.values()), index=index))
+    assert {name: step for name, (_, step) in chosen.items()} == {
+        "first": 1, "median": 9, "slowest": 5, "last": 11,
+    }  # fmt: skip
 
 
 def make_swapping(swapped_mb: list[float], took_s: list[float]) -> tuple[Any, Any]:

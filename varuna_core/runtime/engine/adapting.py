@@ -164,4 +164,4 @@ class Adapting:
         found = self.plans.adapt(costs, memory)
         self.known.note_use(found is not None)
         if found is not None and not self.links.place and not self.links.replica:
-            log.warning("%s", found)
+            log.info("%s", found)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from vjob.jobs.conf.schema import Checkpoint, JobConf, Program, Train
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Stacks, Thread, group_stacks
 from vjob.jobs.schedulers.slurm import explain_refusal
-from vjob.jobs.submit.trial.outlook import format_bytes, split_refusal
+from vjob.jobs.submit.trial.outlook import find_step_s, format_bytes, split_refusal
 from vjob.jobs.submit.trial.result import Finding, Result, Row, render
 from vjob.jobs.submit.trial.saving import count_checkpoints
 from vjob.jobs.submit.trial.watching import judge_stacks
@@ -19,6 +22,17 @@ def test_a_refusal_is_a_cause_and_a_remedy() -> None:
     cause, remedy = split_refusal(explain_refusal(REFUSED))
     assert cause.endswith("Invalid partition name specified") and "sbatch refused" in cause
     assert "cluster.nodes[].queue" in remedy
+
+
+def test_the_time_of_the_first_steps_is_called_an_upper_bound() -> None:
+    """Two warm-up steps took 127 ms, those of the run 24 ms, and both were called measured."""
+    points = [SimpleNamespace(step_s=seconds) for seconds in (0.2, 0.127)]
+    seen: Any = SimpleNamespace(snapshot=SimpleNamespace(progress=SimpleNamespace(points=points)))
+    trial: Any = SimpleNamespace(is_whole=True)
+    assert find_step_s(trial, seen, None, "") == (0.127, "measured: first steps, so at most")
+    part: Any = SimpleNamespace(is_whole=False, is_small=False, caveat="on one node")
+    _, sure = find_step_s(part, seen, None, "estimated")
+    assert sure == "measured on one node: first steps, so at most"
 
 
 def stacks(*calls: tuple[str, ...]) -> Stacks:

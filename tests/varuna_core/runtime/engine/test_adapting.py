@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -154,9 +155,14 @@ def follow(
     return changed
 
 
-def test_a_change_is_followed_within_ten_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_is_followed_within_ten_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     plans, told = make_plans(), Told(build_even_costs(4), slow_link())
-    assert follow(monkeypatch, plans, told, 41) == [2 + 2 * WINDOW]
+    with caplog.at_level(logging.INFO):
+        assert follow(monkeypatch, plans, told, 41) == [2 + 2 * WINDOW]
+    (line,) = caplog.records
+    assert "from now on" in line.getMessage() and line.levelno == logging.INFO, "no warning"
     assert told.asked == 9 and 2 * WINDOW <= 10
     best = make_plans()
     best.costs = slow_link()
