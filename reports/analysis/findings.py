@@ -466,6 +466,7 @@ def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
     label, ended = attempts[-1].label, attempts[-1].ended
     own, spans = times[times["attempt"] == label], job.logs["spans"]
     traced = (own["begin_s"] + own["took_s"]).dropna() + job.traces.zero_ns / 1e9
+    traced = traced.iloc[:0] if job.traces.is_sample else traced  # a profiler had a few steps
     written = spans[spans["attempt"] == label]["last_s"].dropna()
     seen = [float(column.max()) for column in (traced, written) if len(column)]
     usual_s = float((own["took_s"] * own["count"]).max()) if len(own) else 0.0

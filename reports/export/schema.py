@@ -257,7 +257,7 @@ TABLES = {
         ),
     ),
     "findings": Table(
-        "A row a finding of the report, the most expensive first.",
+        "A row a finding, in the order of the report.",
         (
             Column("sentence", "text", "the finding"),
             Column("evidence", "text", "where its number comes from"),

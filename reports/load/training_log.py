@@ -66,6 +66,7 @@ COLUMNS = tuple(
     for name in Iteration.__dataclass_fields__
     if name not in (*RARE, "losses", "others", "is_bar", "is_named", "epoch", "num_epochs")
 )
+_IDLE_MARK = b"nothing to do: "
 _IDLE = re.compile(rb"^(?:\d+: )?(nothing to do: train\.steps is [^\r\n]{1,200})", re.MULTILINE)
 """A line of varuna_core/programs/lines.py."""
 _MOST_IN_VAIN = 2000
@@ -190,7 +191,7 @@ class LogReader:
             self._offset = offset
             self._read_block(block)
             self._find_phases(block)
-            if (idle := _IDLE.search(block)) is not None:
+            if _IDLE_MARK in block and (idle := _IDLE.search(block)) is not None:
                 self.tables.nothing_to_do = idle[1].decode("utf-8", "replace")
             if not self._is_megatron:
                 self._read_others(offset, block)

@@ -91,6 +91,19 @@ def test_a_job_id_is_known_from_any_folder(vjob: Vjob, tmp_path: Path) -> None:
     assert vjob.status("77")["run"] == run.name
 
 
+def test_a_submit_says_that_its_partition_counts_embedding_and_head(
+    vjob: Vjob, slurm: FakeSlurm
+) -> None:
+    slurm.say("sbatch", "echo 77")
+    conf = ONE.replace(f"{{script: {PROGRAMS}/report_rank.py}}", "pretrain_gpt").replace(
+        "{group: m}", "{group: m, ranks: 2}"
+    )
+    conf += "model: {layers: 6, hidden: 64, heads: 4, vocab: 512}\ndata: {synthetic: true}\n"
+    conf += "parallel: {pipeline: 2, partition: 3-5}\n"
+    said = vjob("submit", vjob.write(conf)).stdout
+    assert "plan    partition 3-5 counts embedding and head: 2-4 of the 6 layers" in said
+
+
 def test_an_answer_that_was_lost_is_no_refusal_and_the_job_is_adopted(
     vjob: Vjob, slurm: FakeSlurm
 ) -> None:
