@@ -61,10 +61,10 @@ packages:
 	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $$packages >/dev/null; fi; fi
 
-# Three processes on two cores: one of them waits for the lab most of the time. A test that fails is
+# Four processes on two cores: one of them waits for the lab most of the time. A test that fails is
 # run once more, alone: a second failure fails the run. Both runs are shown.
 test: packages $(VENV)/.installed-dev check
-	@$(BIN)/python -m pytest -n 3 -m 'not long' --durations 15; code=$$?; \
+	@$(BIN)/python -m pytest -n 4 -m 'not long' --durations 15; code=$$?; \
 	  [ $$code = 1 ] || exit $$code; \
 	  echo 'The failed tests once more, one after the other:'; \
 	  $(BIN)/python -m pytest -m 'not long' --last-failed --last-failed-no-failures none --maxfail 5

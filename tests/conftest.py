@@ -99,7 +99,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Schedule `pytest -n 3`: a file stays whole, and tests that share a resource of the machine
+    """Schedule `pytest -n 4`: a file stays whole, and tests that share a resource of the machine
     run in one process."""
     from xdist.scheduler import LoadScopeScheduling
 

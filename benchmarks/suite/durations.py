@@ -4,7 +4,7 @@
     python -m benchmarks.suite.durations LOG [--write]
 
 Ends with 1 where one has no reason here: then it is to be made shorter, or its reason written down.
-A time is of a machine whose cores three processes share; a test that trains many cases in one start
+A time is of a machine whose cores several processes share; a test that trains many cases in one start
 of its ranks has the time of them all, and the tests after it look at what came out.
 """
 
@@ -87,7 +87,7 @@ def render(log: str) -> str:
         "# Tests that take over a minute",
         "",
         f"Made by `python -m benchmarks.suite.durations LOG --write` from what a run of the tests "
-        f"printed on {os.cpu_count()} cores: {ends[0] if ends else 'it did not end'}. Three "
+        f"printed on {os.cpu_count()} cores: {ends[0] if ends else 'it did not end'}. Four "
         "processes share the cores, so a time is more than the test would take alone.",
         "",
     ]
