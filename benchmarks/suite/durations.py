@@ -4,8 +4,8 @@
     python -m benchmarks.suite.durations LOG [--write]
 
 Ends with 1 where one has no reason here: then it is to be made shorter, or its reason written down.
-A time is of a machine whose cores several processes share; a test that trains many cases in one start
-of its ranks has the time of them all, and the tests after it look at what came out.
+A time is of a machine whose cores several processes share; a test that trains many cases in one
+start of its ranks has the time of them all, and the tests after it look at what came out.
 """
 
 from __future__ import annotations
