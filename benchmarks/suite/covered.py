@@ -57,9 +57,11 @@ def measure(folder: Path) -> tuple[str, dict[str, tuple[int, int]]]:
     if done.returncode not in (0, 1):
         raise SystemExit(f"the tests did not run: {end}")
     report = [sys.executable, "-m", "coverage", "json", "-q", "--data-file", str(data), "-o", "-"]
-    told = subprocess.run(report, cwd=folder, env=env, capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        report, cwd=folder, env=env, capture_output=True, text=True, check=True
+    )
     found = dict.fromkeys(ROOMS, (0, 0))
-    for name, one in json.loads(told.stdout)["files"].items():
+    for name, one in json.loads(printed.stdout)["files"].items():
         (room,) = [room for room in ROOMS if name.removeprefix("vjob/").startswith(f"{room}/")]
         lines, ran = found[room]
         summary = one["summary"]

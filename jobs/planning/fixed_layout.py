@@ -21,7 +21,7 @@ from varuna_core.planner.result.plan import LayoutPlan, build_plan
 from varuna_core.planner.search.partition import CLOSE, find_partition
 from varuna_core.planner.search.search import Candidate
 from varuna_core.planner.search.several import NAMES, count_each, find_at, find_guide
-from varuna_core.planner.search.space import FOR_MEMORY, Option, list_options
+from varuna_core.planner.search.space import Option, list_options
 from varuna_core.records.plan import name_nodes
 from vjob.jobs.conf.layout import build_groups, require_number
 from vjob.jobs.conf.schema import JobConf
@@ -53,7 +53,7 @@ def plan_fixed_layout(question: Question, conf: JobConf) -> LayoutPlan:
         if option.shape.replicas != replicas:
             continue
         if wishes.schedule in NAMES:
-            if option.recompute in FOR_MEMORY and wishes.recompute is None:
+            if wishes.is_for_memory(option.recompute):
                 continue
             found = _find_several(tables, nodes, stages, option, wishes.schedule, best)
         else:

@@ -11,7 +11,7 @@ from varuna_core.records.exits import NODE_LOST, Outcome, judge_exits, read_exit
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, find_remedy, read_attempt_plan, read_plan
-from varuna_core.records.record import is_cancel_asked
+from varuna_core.records.record import BY_VJOB_CANCEL, is_cancel_asked
 from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
@@ -73,7 +73,7 @@ def explain_end(run: RunFolder, verdict: str, outcome: Outcome | None) -> str:
     by_scheduler = {
         JobState.TIMEOUT.value: "the time limit was reached",
         JobState.PREEMPTED.value: "preempted",
-        JobState.CANCELLED.value: "cancelled with vjob cancel" if was_asked else "cancelled",
+        JobState.CANCELLED.value: BY_VJOB_CANCEL if was_asked else "cancelled",
     }
     attempts = run.attempts()
     if not attempts:

@@ -28,8 +28,8 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     parts += [(name, _comment(redact_string(text))) for name, text in ready.files.items()]
     value = _describe_plan(ready)
     value["remedies"] = f"<{len(ready.plan.remedies)} known messages>"
-    value = _break_lines(value)
-    parts.append((ready.run.plan.name, _comment(json.dumps(value, indent=1))))
+    lines = json.dumps(_break_lines(value), indent=1)
+    parts.append((ready.run.plan.name, _comment(lines)))
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     code = describe(ready.snapshot.build_record())
     head += f"# Its code: {clean(code)}\n" if code else ""
@@ -101,7 +101,7 @@ def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
 
 
 def _break_lines(value: Any) -> Any:
-    """With a list of lines for each text of several: a container's scripts are such."""
+    """Texts of several lines, such as a container's scripts, as lists of lines."""
     if isinstance(value, dict):
         return {key: _break_lines(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -175,8 +175,8 @@ def _measure_pair(
     crew.agree(error)  # both have taken all messages: a leave may overtake the last one
     if end is not None:
         end.leave(BYE)
-    told = crew.gather((there, back))
-    return told[pair.a][0], told[pair.b][1]
+    every = crew.gather((there, back))
+    return every[pair.a][0], every[pair.b][1]
 
 
 class _End:
@@ -258,10 +258,10 @@ def _measure_sum(
     crew.agree(error)
     if crew.rank in ranks:
         dist.destroy_process_group(group)
-    told = crew.gather(times)
-    first = told[ranks[0]]
+    every = crew.gather(times)
+    first = every[ranks[0]]
     return [
-        {size: max(told[rank][number][size] for rank in ranks) for size in first[number]}
+        {size: max(every[rank][number][size] for rank in ranks) for size in first[number]}
         for number in range(len(first))
     ]
 

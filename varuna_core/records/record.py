@@ -158,6 +158,8 @@ def _parse(value: dict[str, Any]) -> RunRecord:
 
 
 CANCEL_ASKED, CANCEL_FAILED = "cancel-asked", "cancel-failed"
+BY_VJOB_CANCEL = "cancelled with vjob cancel"
+"""How the message of a record begins whose run its owner cancelled."""
 
 
 def append_event(path: Path, kind: str, **facts: Any) -> None:

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from varuna_core.records.logs.literals import find_literals
 from varuna_core.records.logs.progress import MARKS, split_tag
 from varuna_core.records.logs.training_log import PHASE_MARKS
-from vjob.jobs.monitor.log_lines.known_lines import ROWS, Kind, Known
+from vjob.jobs.monitor.log_lines.known_lines import ATTEMPT_ENDED, ROWS, Kind, Known
 from vjob.jobs.monitor.log_lines.tails import show
 from vjob.jobs.monitor.model.snapshot import Line
 
@@ -28,9 +28,8 @@ _TAGS = re.compile(
     r"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)? ?:?"
     r")){1,5}\s*"
 )
-ENDED_BY = "attempt ended"
 _QUIET_EXIT = re.compile(r": rank (\d+) on \S+ exited (\d+)\s*$")
-"""Of a line of that kind: an exit code and no error."""
+"""Of such a line: an exit code and no error."""
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _FLAGS = re.compile(r"\(\?([aimsx]+)\)")
 
@@ -73,7 +72,7 @@ def find_remedy(line: Line | None) -> str:
     row = find_row(line.kind) if line is not None else None
     if line is None or row is None:
         return ""
-    quiet = _QUIET_EXIT.search(line.text) if row.name == ENDED_BY else None
+    quiet = _QUIET_EXIT.search(line.text) if row.name == ATTEMPT_ENDED else None
     if quiet is None:
         return row.remedy
     return (

@@ -13,6 +13,8 @@ from typing import Literal
 
 from vjob.containers.catalogue import CATALOGUE
 
+ATTEMPT_ENDED = "attempt ended"
+"""Name of the lines that say how an attempt ended, with an error or a bare exit code."""
 Kind = Literal["root", "fallout", "warning", "never"]
 
 
@@ -81,7 +83,7 @@ QUOTES = (
     ),
     _known(
         "fallout",
-        "attempt ended",
+        ATTEMPT_ENDED,
         r": stopping the attempt: |^(group \S+ of )?attempt \d+: code [1-9]",
     ),
 )

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
+from varuna_core.records.record import BY_VJOB_CANCEL
 from vjob.jobs.monitor.log_lines.errors import find_remedy, find_row, first_root, is_kind
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
@@ -69,8 +70,6 @@ NEXT = {
 }
 
 
-OWN_CANCEL = "cancelled with vjob cancel"
-"""How the record begins that was cancelled by its owner here: no line of a log adds to it."""
 AGAIN = ("TIMEOUT", "CANCELLED", "PREEMPTED")
 """Words after which the same run, submitted again, goes on where it was."""
 NEXT_IN_CHAIN = "submit again after a run that ends well; --after-any starts after any end"
@@ -276,9 +275,14 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
             "cluster.walltime_min, look at `vjob stacks JOB` the next time that it hangs"
         )
     is_cancel = word == "CANCELLED"
-    if is_cancel and snapshot.message.startswith(OWN_CANCEL) and snapshot.checkpoint_step is None:
+    if is_cancel and _is_own_cancel(snapshot) and snapshot.checkpoint_step is None:
         remedy = ""
     return Cause(reason=reason, line=line, node=node, remedy=remedy, is_cancel=is_cancel)
+
+
+def _is_own_cancel(snapshot: Snapshot) -> bool:
+    """The record says who cancelled it: no line of a log adds to that."""
+    return snapshot.message.startswith(BY_VJOB_CANCEL)
 
 
 def _find_hang_s(snapshot: Snapshot) -> float | None:
@@ -384,12 +388,13 @@ def dead(snapshot: Snapshot) -> Verdict | None:
     else:
         return None
     remedy = cause.remedy or find_remedy(cause.line)
-    is_own = cause.is_cancel and snapshot.message.startswith(OWN_CANCEL)
     return Verdict(
         health=Health.CANCELLED if cause.is_cancel else Health.DEAD,
         rule="dead",
         reason=cause.reason,
-        evidence=_evidence(snapshot, cause.line, is_known=is_own),
+        evidence=_evidence(
+            snapshot, cause.line, is_known=cause.is_cancel and _is_own_cancel(snapshot)
+        ),
         facts=_facts(snapshot),
         advice=join([remedy, advise(snapshot, "logs JOB --errors", "report JOB")], "; "),
         node=cause.node,

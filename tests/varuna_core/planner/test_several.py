@@ -228,7 +228,7 @@ def test_a_schedule_that_is_asked_for_is_planned(schedule: str) -> None:
     assert sorted(held) == list(range(stages))
 
 
-def test_a_run_makes_the_order_of_its_plan_from_the_costs_that_it_is_told() -> None:
+def test_a_run_makes_the_order_of_its_plan_from_the_costs_that_the_plan_gives() -> None:
     """Where the host is slow the stages of that order cost otherwise than those it was made for."""
     differ = 0
     for seed in range(12):
@@ -241,8 +241,8 @@ def test_a_run_makes_the_order_of_its_plan_from_the_costs_that_it_is_told() -> N
         assert best.order is not None
         made = best.order.compiled.schedule
         ranks, count = made.num_ranks, made.num_microbatches
-        told = Costs(**plan.build_prediction().costs)
-        run = build_schedule("zbv", ranks, count, stages_per_rank=2, costs=told)
+        given = Costs(**plan.build_prediction().costs)
+        run = build_schedule("zbv", ranks, count, stages_per_rank=2, costs=given)
         assert run.ranks == made.ranks
         shape, placed = best.option.shape, best.placed
         chain = SeveralStages(question.tables, shape, placed, best.order)

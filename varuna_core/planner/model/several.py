@@ -29,7 +29,7 @@ class SeveralStages(Chain):
     """Several stages a rank; every stage has a segment or more."""
 
     def find_costs(self, bounds: Bounds) -> Costs:
-        """Those of these stages, as a run is told them."""
+        """Those of these stages, as a plan gives them to its run."""
         (column,) = self.build_costs(bounds).columns
         return Costs(**unlist_costs(column.costs, column.hops).as_json())
 

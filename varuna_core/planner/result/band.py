@@ -33,8 +33,10 @@ DRAWS = 200
 MOST_FACTORS = 4_000_000
 """Of a long schedule fewer steps are drawn, but FEWEST."""
 FEWEST = 40
-TOGETHER, MOST_ACTIONS = (4, 20), 100_000
-"""Steps in which replicas share links, fewer of long ones."""
+FEWEST_TOGETHER, MOST_TOGETHER = 4, 20
+"""Drawn steps of all replicas together, where they share links: fewer of long ones."""
+MOST_ACTIONS = 100_000
+"""Of all these steps, but for FEWEST_TOGETHER."""
 SEED = 1
 
 
@@ -111,12 +113,11 @@ def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
     compiled = chain.compile(bounds)
     in_turn = column.lag_s
     in_turn += compiled.run(column.costs, column.hops, holds=column.holds).makespan
-    fewest, most = TOGETHER
-    count = min(most, MOST_ACTIONS // (len(compiled.ops) * max(chain.sharing)))
+    count = min(MOST_TOGETHER, MOST_ACTIONS // (len(compiled.ops) * max(chain.sharing)))
     draw = random.Random(SEED)
     return [
         run_together(compiled, column, chain.sharing, draw) - in_turn
-        for _ in range(max(fewest, count))
+        for _ in range(max(FEWEST_TOGETHER, count))
     ]
 
 

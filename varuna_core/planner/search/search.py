@@ -67,7 +67,7 @@ class Candidate:
     """Of several stages a rank the actions in the order for the costs of these cuts; None where
     the schedule's own name and sizes say it."""
     costs: Costs | None = field(default=None, compare=False, repr=False)
-    """Those that the order is for: a run that is told others may make another one."""
+    """Those that the order is for: with other costs a run may make another one."""
 
     @property
     def stages_per_rank(self) -> int:
@@ -431,7 +431,7 @@ class Search:
 
     def _is_for_memory(self, option: Option) -> bool:
         """Where memory suffices for `recompute: none` it is no faster."""
-        return option.recompute in FOR_MEMORY and self.wishes.recompute is None
+        return self.wishes.is_for_memory(option.recompute)
 
     def _time(self, option: Option, chain: Chain) -> None:
         if self.wishes.partition is None:

@@ -29,7 +29,7 @@ from varuna_core.planner.search.search import (
     Searched,
     measure_simplicity,
 )
-from varuna_core.planner.search.space import FOR_MEMORY, Option, Wishes
+from varuna_core.planner.search.space import Option, Wishes
 from varuna_core.schedule.registry import SCHEDULES, has_one_stage_a_rank
 
 NAMES = tuple(name for name in SCHEDULES if not has_one_stage_a_rank(name))
@@ -236,7 +236,7 @@ def _list_starts(question: Search, wishes: Wishes, names: tuple[str, ...]) -> It
     for option, _, counts, floors in question.listed:
         if option.schedule != GUIDE or option.shape.zero == 3:
             continue
-        if option.recompute in FOR_MEMORY and wishes.recompute is None:
+        if wishes.is_for_memory(option.recompute):
             continue
         ranks, m = counts.sum(axis=1), option.num_microbatches
         for name in names:

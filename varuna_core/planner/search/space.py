@@ -59,6 +59,10 @@ class Wishes:
     partition: tuple[int, ...] | None = None
     """Segments of each stage, the embedding and the head counted."""
 
+    def is_for_memory(self, recompute: Recompute) -> bool:
+        """Whether only scarce memory asks for this way, and not the user."""
+        return recompute in FOR_MEMORY and self.recompute is None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
@@ -129,8 +133,7 @@ def list_options(
         if not number:
             continue
         for schedule, way, zero in itertools.product(schedules, ways, zeros):
-            is_asked = wishes.recompute is not None or way not in FOR_MEMORY
-            if not is_asked and not _is_for_memory(schedule, wishes):
+            if wishes.is_for_memory(way) and not _saves_memory(schedule, wishes):
                 continue
             if zero == 3 and way in ("auto", "offload"):
                 continue  # the runtime keeps all with the one, and refuses the other
@@ -166,7 +169,7 @@ def _check_recompute(profile: Profile, wishes: Wishes, way: Recompute) -> None:
         raise PlanningError("recompute offload goes with zero 0 to 2, and not with zero 3")
 
 
-def _is_for_memory(schedule: str, wishes: Wishes) -> bool:
+def _saves_memory(schedule: str, wishes: Wishes) -> bool:
     """FOR_MEMORY is planned where memory does not change the order of actions, and of these
     schedules for 1f1b, which holds least, unless another is asked for."""
     kind = SCHEDULES[schedule]
