@@ -200,7 +200,10 @@ def find_driver() -> str:
 
 
 def find_commit() -> str:
-    return ask("git", "describe", "--always", "--dirty", "--exclude=*").strip() or "unknown"
+    """With `-dirty` where other files are changed than pages of results, which a part writes."""
+    commit = ask("git", "rev-parse", "--short", "HEAD").strip()
+    changed = ask("git", "diff", "--name-only", "HEAD", "--", ".", f":!{RESULTS.relative_to(ROOT)}")
+    return f"{commit}-dirty" if commit and changed.strip() else commit or "unknown"
 
 
 def ask(*words: str) -> str:

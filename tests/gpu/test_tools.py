@@ -29,8 +29,10 @@ from tests.varuna_core.runtime.optim.test_optimizers import make_parameters
 from tests.varuna_core.runtime.saving.test_saving import LAYOUTS, assert_goes_on, start
 from varuna_core import Profiler
 from varuna_core.checkpoint.format.entries import make_entry
+from varuna_core.checkpoint.format.manifest import WEIGHT
 from varuna_core.checkpoint.store.writer import Staging
 from varuna_core.profiling.ranks import name_kind
+from varuna_core.runtime.engine.cuda_graphs import CudaRecorder
 from varuna_core.runtime.engine.weight_grads import add_product
 from varuna_core.runtime.optim import fixed_sums
 from varuna_core.runtime.optim.grads import can_add_wide
@@ -283,13 +285,35 @@ def test_a_forward_that_cuda_does_not_record_runs_without_or_ends_in_words(devic
 
 
 @pytest.mark.usefixtures("only_gpu")
-def test_gpus_write_to_a_copy_on_a_ram_disk_by_themselves() -> None:
+def test_an_older_recording_that_python_collects_breaks_off_none() -> None:
+    device = choose_device()
+    cycle: list[Any] = [CudaRecorder(device).record(lambda: torch.zeros(1, device=device))]
+    cycle.append(cycle)
+    del cycle
+
+    def work() -> torch.Tensor:
+        for _ in range(2**16):  # the collector has cause to run
+            held: list[Any] = []
+            held.append(held)
+        return torch.full((4,), 2.0, device=device) * 3
+
+    made, run_again = CudaRecorder(device).record(work)
+    made.zero_()
+    run_again()
+    assert made.tolist() == [6.0] * 4
+
+
+@pytest.mark.usefixtures("only_gpu")
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+def test_gpus_write_to_a_copy_on_a_ram_disk_by_themselves(later: bool) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         staging = Staging(Path(folder))
-        weight = torch.arange(1e6, device=choose_device())
-        staging.take({0: [make_entry("weight", "w", weight)]})
+        held = [torch.arange(1e6, device=choose_device()), torch.tensor(3.0)]
+        held += [torch.full((5, 7), 0.5, dtype=torch.bfloat16, device=choose_device())]
+        staging.take({0: [make_entry(WEIGHT, str(n), t) for n, t in enumerate(held)]}, later=later)
         assert staging._buffer.is_pinned()
-        assert torch.equal(staging.finish()[0][0].load(), weight.cpu())
+        copies = [entry.load() for entry in staging.finish()[0]]
+        assert all(torch.equal(copy, one.cpu()) for copy, one in zip(copies, held, strict=True))
 
 
 @pytest.mark.usefixtures("only_gpu")

@@ -318,8 +318,10 @@ def assert_half_trained(
         if case.precision == "fp16":
             assert ours["scales"] == plain["scales"]
         torch.testing.assert_close(ours["losses"][0], plain["losses"][0])
+        # On a GPU the loss of a micro-batch may round to bf16's next number.
+        rtol = 2e-3 if hand.device == CPU else 4e-3
         torch.testing.assert_close(
-            torch.stack(ours["losses"]), torch.stack(plain["losses"]), rtol=2e-3, atol=0
+            torch.stack(ours["losses"]), torch.stack(plain["losses"]), rtol=rtol, atol=0
         )
         torch.testing.assert_close(
             torch.stack(ours["norms"]),

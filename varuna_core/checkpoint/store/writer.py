@@ -55,24 +55,45 @@ NUM_SAMPLES = 64
 
 
 class _Pending(NamedTuple):
-    """A tensor that is still to be copied, and what shows that it was changed before it was."""
+    """A tensor that is still to be copied, and torch's count of its changes in place."""
 
     name: str
     tensor: Tensor
     at: int
     entry: Entry
     version: int
-    sample: Tensor | None
 
-    def has_changed(self, copy: Tensor) -> bool:
-        """Once it is copied. torch counts changes in place but those through `.data`."""
-        if self.tensor._version != self.version:
-            return True
-        if self.sample is None:
-            return False
-        found = _sample(copy)
-        assert found is not None
-        return not torch.equal(found.view(torch.uint8), self.sample.cpu().view(torch.uint8))
+
+class _Samples(NamedTuple):
+    """Some elements of weights of one type on one device, all in one tensor."""
+
+    places: Sequence[int]
+    """Of these weights among the pending tensors."""
+
+    values: Tensor
+
+    @staticmethod
+    def draw(pending: Sequence[_Pending]) -> list[_Samples]:
+        """A kernel for each group: one for each weight would take the host too long."""
+        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, one in enumerate(pending):
+            tensor = one.tensor
+            if one.entry.kind == WEIGHT and tensor.is_contiguous() and tensor.numel():
+                groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+        return [
+            _Samples(places, torch.cat([_pick(pending[place].tensor) for place in places]))
+            for places in groups.values()
+        ]
+
+    def find_changed(self, copies: Sequence[Tensor]) -> int | None:
+        """The place of a weight whose copy has other elements."""
+        found = [_pick(copies[place]) for place in self.places]
+        before = self.values.cpu()
+        if _is_same(torch.cat(found), before):
+            return None
+        each = torch.split(before, [len(one) for one in found])
+        pairs = zip(self.places, found, each, strict=True)
+        return next(place for place, now, then in pairs if not _is_same(now.clone(), then))
 
 
 class Staging:
@@ -89,6 +110,9 @@ class Staging:
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._segments: Mapping[int, Sequence[Entry]] = {}
         self._pending: list[_Pending] = []
+        self._samples: Sequence[_Samples] = ()
+        """What shows changes that torch does not count: those through `.data`."""
+
         self._ready: dict[torch.device, Any] = {}
         """Of each GPU: when what is still to be copied there has its values."""
 
@@ -110,15 +134,13 @@ class Staging:
                 tensor = entry.load().detach()
                 waits = later and entry.kind != BUFFER
                 if waits:
-                    sample = _sample(tensor) if entry.kind == WEIGHT else None
-                    self._pending.append(
-                        _Pending(entry.name, tensor, at, entry, tensor._version, sample)
-                    )
+                    self._pending.append(_Pending(entry.name, tensor, at, entry, tensor._version))
                 else:
                     self._view(at, entry).copy_(tensor, non_blocking=True)
                 if tensor.is_cuda:
                     (rest if waits else now).add(tensor.device)
                 at += _padded(entry.num_bytes)
+        self._samples = _Samples.draw(self._pending)
         for device in now:
             torch.cuda.current_stream(device).synchronize()
         self._ready = {one: torch.cuda.current_stream(one).record_event() for one in rest}
@@ -130,7 +152,6 @@ class Staging:
 
         NotSaved if a weight was changed too early, by something else than the optimizer.
         """
-        changed = None
         try:
             with contextlib.ExitStack() as stack:
                 make: Any = torch.cuda.Stream
@@ -139,15 +160,16 @@ class Staging:
                     stream.wait_event(ready)
                     stack.enter_context(torch.cuda.stream(stream))
                 copies = [self._view(one.at, one.entry) for one in self._pending]
-                for one, copy in zip(self._pending, copies, strict=True):
-                    copy.copy_(one.tensor, non_blocking=True)
+                # One call: for each this thread may have to wait until the training's thread lets
+                # go of Python.
+                if copies:
+                    tensors = [one.tensor for one in self._pending]
+                    torch._foreach_copy_(copies, tensors, non_blocking=True)
                 for stream in streams:
                     stream.synchronize()
-                for one, copy in zip(self._pending, copies, strict=True):
-                    if one.has_changed(copy):
-                        changed = one.name
+                changed = self._find_changed(copies)
         finally:
-            self._pending, self._ready = [], {}
+            self._pending, self._samples, self._ready = [], (), {}
             self.copied.set()
         if changed is not None:
             raise NotSaved(
@@ -163,6 +185,14 @@ class Staging:
                 at += _padded(entry.num_bytes)
         self._segments = {}
         return staged
+
+    def _find_changed(self, copies: Sequence[Tensor]) -> str | None:
+        """A tensor that was changed before it was copied."""
+        for one in self._pending:
+            if one.tensor._version != one.version:
+                return one.name
+        found = (samples.find_changed(copies) for samples in self._samples)
+        return next((self._pending[place].name for place in found if place is not None), None)
 
     def wait(self, thread: threading.Thread | None) -> None:
         """Until what was taken may be changed; `thread` is the one that calls `finish`."""
@@ -217,11 +247,14 @@ def _give(copy: Tensor) -> Callable[[], Tensor]:
     return lambda: copy
 
 
-def _sample(tensor: Tensor) -> Tensor | None:
-    """Some elements of it, far apart; None where that would not be quick."""
-    if not tensor.is_contiguous() or not tensor.numel():
-        return None
-    return tensor.view(-1)[:: -(-tensor.numel() // NUM_SAMPLES)].clone()
+def _pick(tensor: Tensor) -> Tensor:
+    """Some elements of it, far apart."""
+    return tensor.view(-1)[:: -(-tensor.numel() // NUM_SAMPLES)]
+
+
+def _is_same(some: Tensor, others: Tensor) -> bool:
+    """Bit by bit."""
+    return torch.equal(some.view(torch.uint8), others.view(torch.uint8))
 
 
 def _padded(size: int) -> int:

@@ -18,8 +18,10 @@ split backwards.
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -75,7 +77,7 @@ class CudaRecorder:
         # A recording cannot take memory that the allocator keeps for others, nor free it.
         torch.cuda.empty_cache()
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), without_collection():
             # Receivers' threads go on meanwhile: what they do is no part of it, nor forbidden.
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
@@ -98,6 +100,19 @@ class CudaRecorder:
                     "a stage cannot be recorded as CUDA graphs, and this torch cannot go on after "
                     f"that: leave cuda_graphs out, or use torch 2.12. {name_error(error)}"
                 ) from error
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Python's collector may find an older recording that nobody holds, and CUDA breaks off a
+    recording in which another one is freed (torch has not collected before one since 2.9)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:

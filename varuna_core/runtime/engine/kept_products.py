@@ -33,6 +33,7 @@ _NAMES = (
     *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
 )
 PRODUCTS = frozenset(getattr(torch.ops.aten, name).default for name in _NAMES)
+FOR_BACKWARD = "compute_log_sumexp"
 BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
 
 Call = tuple[Any, list[Any]]
@@ -98,8 +99,11 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        is_product = func in PRODUCTS and not _is_dry(args)
+        if is_product:
+            args, kwargs = ask_for_backward(func, args, kwargs)
         result = func(*args, **kwargs)
-        if func in PRODUCTS and not _is_dry(args):
+        if is_product:
             if is_worth_keeping(func, args, kwargs, result):
                 self.products.results[len(self.products.calls)] = Kept.of(result)
             self.products.calls.append((func, _list_shapes(args)))
@@ -122,6 +126,20 @@ class _Serve(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: unty
             if kept is not None and is_same and kept.is_unchanged:
                 return _detach(kept.result)
         return func(*args, **(kwargs or {}))
+
+
+def ask_for_backward(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Arguments with which an attention also gives the sums that its backward needs, which on a GPU
+    it leaves out where no gradient is asked for, as in an `f`."""
+    names = [argument.name for argument in func._schema.arguments]
+    if FOR_BACKWARD not in names:
+        return args, kwargs
+    place = names.index(FOR_BACKWARD)
+    if place < len(args):
+        return (*args[:place], True, *args[place + 1 :]), kwargs
+    return args, {**kwargs, FOR_BACKWARD: True}
 
 
 def is_worth_keeping(

@@ -270,6 +270,13 @@ class Masters:
         for parameter, master in self._copies:
             if parameter.requires_grad != master.requires_grad:
                 parameter.requires_grad_(master.requires_grad)
+        if self.offload:
+            for parameter, master in self._copies:
+                # Pinned memory goes to a GPU as it is and becomes half there: as one copy the host
+                # would make it half first, into memory that the GPU cannot read by itself.
+                there = master.to(parameter.device, non_blocking=True)
+                parameter.copy_(there, non_blocking=True)
+            return
         torch._foreach_copy_([p for p, _ in self._copies], [m for _, m in self._copies])
 
     def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
@@ -287,14 +294,15 @@ class Masters:
 
     @torch.no_grad()
     def land_gradients(self) -> None:
-        """Bring the gradients to the masters that lie on the host, where the host may read them."""
+        """Bring the gradients to the masters that lie on the host, where the host may read them,
+        and from where it may change them: what `refresh` copies has been read."""
         devices = set()
         for place, master in self.pairs:
             if place is master:
                 continue
+            devices.add(place.device)
             gradient, place.grad = place.grad, None
             if gradient is not None:
-                devices.add(gradient.device)
                 master.grad = copy_to_host(gradient, wait=False)
         for device in devices:
             if device.type == "cuda":

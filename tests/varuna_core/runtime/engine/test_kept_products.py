@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.varuna_core.runtime.engine.test_graph_offload import measure_peak
 from varuna_core import CutPoint, Varuna
 from varuna_core.runtime.engine.graph_memory import GraphMeter, agree_on_memory
-from varuna_core.runtime.engine.kept_products import is_worth_keeping
+from varuna_core.runtime.engine.kept_products import KeptProducts, is_worth_keeping
 
 WIDTH, LENGTH, ROWS = 8, 20, 4
 aten: Any = torch.ops.aten
@@ -142,3 +142,17 @@ def test_what_is_kept_counts_as_memory() -> None:
 def test_compiled_modules_are_refused() -> None:
     with pytest.raises(ValueError, match="does not see the operations of compiled modules"):
         make(Attention, recompute="selective", compile="aot_eager")
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_an_attention_without_gradients_keeps_what_its_backward_needs(by_name: bool) -> None:
+    """A GPU's leaves it out then, and the recompute's backward would read what is not there."""
+    heads = torch.empty(2, 4, LENGTH, WIDTH, device="meta")
+    given: dict[str, Any] = {"attn_bias": None, "compute_log_sumexp": False}
+    attend = aten._scaled_dot_product_efficient_attention
+    products = KeptProducts()
+    with torch.no_grad(), products.keeping():
+        attend(heads, heads, heads, **given) if by_name else attend(*[heads] * 3, *given.values())
+    (kept,) = products.results.values()
+    _, sums, *_ = kept.result
+    assert sums.numel() > 0
