@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import os
 import platform
 import random
@@ -109,6 +110,7 @@ class Training:
 
 
 def time_s(work: Callable[[], Any]) -> float:
+    gc.collect()  # what the way before has left is not to be cleared away in this one
     dist.barrier()
     began = time.perf_counter()
     work()

@@ -7,6 +7,7 @@ take the device longer than the host.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,14 @@ from varuna_core.planner.model.cluster import PlacedPipeline, StageSite
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.profile.profile import GpuProfile, Model, Network, Profile
+from varuna_core.planner.profile.profile import (
+    HOST_TIMES,
+    TIMES,
+    GpuProfile,
+    Model,
+    Network,
+    Profile,
+)
 from varuna_core.planner.profile.profile_file import parse_profile, render_profile
 from varuna_core.profiling import bench as profiler_bench
 from varuna_core.profiling.bench import Bench, Clock, Crossings, Figures
@@ -39,9 +47,11 @@ class LateDevice:
 
     def __init__(self) -> None:
         self.host = self.done = self.copied = 0.0
+        self.slowness = 1.0
+        """Of the host."""
 
     def launch(self, costs: tuple[float, float]) -> None:
-        self.host += costs[0]
+        self.host += self.slowness * costs[0]
         self.done = max(self.done, self.host) + costs[1]
 
     def copy(self, seconds: float) -> None:
@@ -59,14 +69,19 @@ class LateDevice:
         return SimpleNamespace(at=at, elapsed_time=lambda end: (end.at - at) * 1e3)
 
 
-def measure(monkeypatch: pytest.MonkeyPatch, costs: Costs) -> Figures:
-    """What the profiler finds of a segment that takes so long, alone on such a device."""
+def measure(
+    monkeypatch: pytest.MonkeyPatch, costs: Costs, slowness: Sequence[float] = (1.0,)
+) -> Figures:
+    """What the profiler finds of a segment that takes so long, alone on such a device. The host is
+    as slow as that in turn, one run of actions after the other."""
+    slow = itertools.cycle(slowness)
     device = LateDevice()
     split = split_model(Ladder(), make_batch(2), 3, [1, 1, 1])
     bench = Bench(split, 1, Crossings(split), loss_scale=1.0, seed=1, sharding=None)
     bench.clock = Clock(device)
 
     def run(actions: Sequence[Any], *_: Any, **__: Any) -> None:
+        device.slowness = next(slow)
         for action in actions:
             device.launch(ACTION)
             device.launch(costs.get(action.kind, (0.0, 0.0)))
@@ -132,6 +147,17 @@ def test_a_step_on_a_late_device_is_predicted(monkeypatch: pytest.MonkeyPatch, n
     profile = build_profile(figures, empty)
     assert parse_profile(render_profile(profile)) == profile
     assert predict(profile) == pytest.approx(run_step(costs), rel=0.015)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_host_that_others_use_too_changes_no_figure(
+    monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    costs = CASES[case]
+    figures = measure(monkeypatch, costs, [1.0, 1.7, 1.9, 1.6, 1.8, 1.0, 1.7])
+    alone = measure(monkeypatch, costs)
+    for name in (*TIMES, *HOST_TIMES):
+        assert getattr(figures, name) == pytest.approx(getattr(alone, name)), name
 
 
 def test_a_copy_is_waited_for_to_know_how_long_it_takes() -> None:

@@ -55,45 +55,42 @@ NUM_SAMPLES = 64
 
 
 class _Pending(NamedTuple):
-    """A tensor that is still to be copied, and torch's count of its changes in place."""
+    """A tensor that is still to be copied, where to, and torch's count of its changes in place."""
 
-    name: str
-    tensor: Tensor
-    at: int
     entry: Entry
+    tensor: Tensor
+    copy: Tensor
     version: int
 
 
 class _Samples(NamedTuple):
     """Some elements of weights of one type on one device, all in one tensor."""
 
-    places: Sequence[int]
-    """Of these weights among the pending tensors."""
-
+    owners: Sequence[_Pending]
     values: Tensor
 
     @staticmethod
     def draw(pending: Sequence[_Pending]) -> list[_Samples]:
         """A kernel for each group: one for each weight would take the host too long."""
-        groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-        for place, one in enumerate(pending):
+        groups: dict[tuple[torch.device, torch.dtype], list[_Pending]] = {}
+        for one in pending:
             tensor = one.tensor
             if one.entry.kind == WEIGHT and tensor.is_contiguous() and tensor.numel():
-                groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+                groups.setdefault((tensor.device, tensor.dtype), []).append(one)
         return [
-            _Samples(places, torch.cat([_pick(pending[place].tensor) for place in places]))
-            for places in groups.values()
+            _Samples(owners, torch.cat([_pick(one.tensor) for one in owners]))
+            for owners in groups.values()
         ]
 
-    def find_changed(self, copies: Sequence[Tensor]) -> int | None:
-        """The place of a weight whose copy has other elements."""
-        found = [_pick(copies[place]) for place in self.places]
+    def find_changed(self) -> str | None:
+        """A weight of which the copy has other elements."""
+        found = [_pick(one.copy) for one in self.owners]
         before = self.values.cpu()
         if _is_same(torch.cat(found), before):
             return None
         each = torch.split(before, [len(one) for one in found])
-        pairs = zip(self.places, found, each, strict=True)
-        return next(place for place, now, then in pairs if not _is_same(now.clone(), then))
+        pairs = zip(self.owners, found, each, strict=True)
+        return next(one.entry.name for one, a, b in pairs if not _is_same(a.clone(), b))
 
 
 class Staging:
@@ -108,6 +105,12 @@ class Staging:
         """Nothing is still to be copied."""
 
         self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._copies: Sequence[Tensor] = ()
+        """Parts of the buffer, one for each entry."""
+
+        self._laid_out: Sequence[tuple[str, Sequence[int]]] = ()
+        """Their types and shapes."""
+
         self._segments: Mapping[int, Sequence[Entry]] = {}
         self._pending: list[_Pending] = []
         self._samples: Sequence[_Samples] = ()
@@ -122,24 +125,20 @@ class Staging:
         With `later` only buffers are copied now, which a forward may change, and the rest by
         `finish`.
         """
-        size = sum(_padded(entry.num_bytes) for held in segments.values() for entry in held)
-        if size > len(self._buffer):
-            self._buffer = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is made
-            self._buffer = self._allocate(size)
+        self._segments, self._pending = segments, []
+        entries = [entry for held in segments.values() for entry in held]
+        self._lay_out(entries)
         now: set[torch.device] = set()
         rest: set[torch.device] = set()
-        self._segments, self._pending, at = segments, [], 0
-        for held in segments.values():
-            for entry in held:
-                tensor = entry.load().detach()
-                waits = later and entry.kind != BUFFER
-                if waits:
-                    self._pending.append(_Pending(entry.name, tensor, at, entry, tensor._version))
-                else:
-                    self._view(at, entry).copy_(tensor, non_blocking=True)
-                if tensor.is_cuda:
-                    (rest if waits else now).add(tensor.device)
-                at += _padded(entry.num_bytes)
+        for entry, copy in zip(entries, self._copies, strict=True):
+            tensor = entry.load().detach()
+            waits = later and entry.kind != BUFFER
+            if waits:
+                self._pending.append(_Pending(entry, tensor, copy, tensor._version))
+            else:
+                copy.copy_(tensor, non_blocking=True)
+            if tensor.is_cuda:
+                (rest if waits else now).add(tensor.device)
         self._samples = _Samples.draw(self._pending)
         for device in now:
             torch.cuda.current_stream(device).synchronize()
@@ -159,15 +158,14 @@ class Staging:
                 for stream, ready in zip(streams, self._ready.values(), strict=True):
                     stream.wait_event(ready)
                     stack.enter_context(torch.cuda.stream(stream))
-                copies = [self._view(one.at, one.entry) for one in self._pending]
                 # One call: for each this thread may have to wait until the training's thread lets
                 # go of Python.
-                if copies:
-                    tensors = [one.tensor for one in self._pending]
+                if self._pending:
+                    _, tensors, copies, _ = zip(*self._pending, strict=True)
                     torch._foreach_copy_(copies, tensors, non_blocking=True)
                 for stream in streams:
                     stream.synchronize()
-                changed = self._find_changed(copies)
+                changed = self._find_changed()
         finally:
             self._pending, self._samples, self._ready = [], (), {}
             self.copied.set()
@@ -176,32 +174,43 @@ class Staging:
                 f"{changed!r} was changed before it was copied: let nothing but the optimizer "
                 "change weights between a save and the next step"
             )
-        staged: dict[int, list[Entry]] = {}
-        at = 0
-        for number, held in self._segments.items():
-            staged[number] = []
-            for entry in held:
-                staged[number].append(replace(entry, load=_give(self._view(at, entry))))
-                at += _padded(entry.num_bytes)
+        copied = iter(self._copies)
+        staged = {
+            number: [replace(entry, load=_give(next(copied))) for entry in held]
+            for number, held in self._segments.items()
+        }
         self._segments = {}
         return staged
 
-    def _find_changed(self, copies: Sequence[Tensor]) -> str | None:
+    def _find_changed(self) -> str | None:
         """A tensor that was changed before it was copied."""
         for one in self._pending:
             if one.tensor._version != one.version:
-                return one.name
-        found = (samples.find_changed(copies) for samples in self._samples)
-        return next((self._pending[place].name for place in found if place is not None), None)
+                return one.entry.name
+        found = (samples.find_changed() for samples in self._samples)
+        return next((name for name in found if name is not None), None)
 
     def wait(self, thread: threading.Thread | None) -> None:
         """Until what was taken may be changed; `thread` is the one that calls `finish`."""
         while thread is not None and thread.is_alive() and not self.copied.wait(POLL_S):
             pass
 
-    def _view(self, at: int, entry: Entry) -> Tensor:
-        run = self._buffer[at : at + entry.num_bytes]
-        return run.view(DTYPES[entry.dtype]).view(entry.box.extent)
+    def _lay_out(self, entries: Sequence[Entry]) -> None:
+        """Make room for copies of these entries, which stays for others of the same shapes."""
+        wanted = [(entry.dtype, entry.box.extent) for entry in entries]
+        if wanted == self._laid_out:
+            return
+        self._laid_out, self._copies = (), ()
+        size = sum(_padded(entry.num_bytes) for entry in entries)
+        if size > len(self._buffer):
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # freed before the larger one is made
+            self._buffer = self._allocate(size)
+        at, copies = 0, []
+        for entry in entries:
+            run = self._buffer[at : at + entry.num_bytes]
+            copies.append(run.view(DTYPES[entry.dtype]).view(entry.box.extent))
+            at += _padded(entry.num_bytes)
+        self._laid_out, self._copies = wanted, copies
 
     def _allocate(self, size: int) -> Tensor:
         if self.folder is None:
