@@ -242,7 +242,11 @@ def _pin(mapped: Tensor) -> None:
     except (OSError, AttributeError):  # another maker's GPU
         return
     if refusal:
-        log.info("GPUs cannot write to the copy of a save by themselves (error %d)", refusal)
+        log.info(
+            "GPUs cannot write to the copy of a save by themselves (error %d): a folder in memory, "
+            "such as in /dev/shm, makes the step after a save shorter",
+            refusal,
+        )
     else:
         weakref.finalize(mapped, driver.cuMemHostUnregister, address).atexit = False
 
