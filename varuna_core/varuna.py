@@ -401,6 +401,7 @@ class Varuna(KeptInMemory):
             noted = note_versions(microbatches[0].inputs) if microbatches else []
             with kept_random_state(self.device), shared:
                 result = run(microbatches, size)
+            self._masters.wait_read()
             refuse_unforeseen(noted)
             return result
         except BaseException as error:

@@ -110,7 +110,6 @@ class Training:
 
 
 def time_s(work: Callable[[], Any]) -> float:
-    gc.collect()  # what the way before has left is not to be cleared away in this one
     dist.barrier()
     began = time.perf_counter()
     work()
@@ -151,6 +150,7 @@ def measure(
     for number in range(rounds + 1):
         took: dict[str, float] = {}
         for name in draw.sample(["plain", "after"], 2):
+            gc.collect()  # what other ways have left
             if name == "plain":
                 took["plain"] = time_s(training.step)
                 continue
@@ -160,6 +160,7 @@ def measure(
             done[0]()
             dist.barrier()
         tensors = training.list_saved()
+        gc.collect()
         took["clone"] = time_s(lambda: clone(tensors))  # noqa: B023
         took["dcp"] = save_by_dcp(tensors, folder / "dcp")
         dist.barrier()

@@ -5,10 +5,10 @@
 
 So what is timed is what training runs: stubs before the stage, put-off weight gradients, gradients
 added up in fp32. Times are medians of rounds after a warm-up, by the clock on a CPU. A GPU runs
-each round twice: as it comes, for the time in which the host launches each action; and occupied
-until the host has launched them all, for what its own work takes, by CUDA events. A step hides
-the shorter of the two behind the other (planner/model/tables.py); a copy is waited for, to know
-how long it takes:
+each round twice: as it comes, for the time in which the host launches each action (the lower
+quartile), and occupied until the host has launched them all, for what its own work takes, by CUDA
+events. A step hides the shorter of the two behind the other (planner/model/tables.py); a copy is
+waited for, to know how long it takes:
 
     host    F B F I W ..                     F B F I W ..
     device   F B F  I W ..                   (occupied)  F B F I W ..
@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
-from statistics import median
+from statistics import mean, median
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -606,7 +606,7 @@ def _find_usual(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
 ) -> float:
     """The median of a kind of action; 0 where there are no rounds."""
-    return median(_list_times(rounds, kind, of) or [0.0])
+    return median([*itertools.chain(*_list_times(rounds, kind, of))] or [0.0])
 
 
 def _find_undisturbed(
@@ -614,12 +614,13 @@ def _find_undisturbed(
 ) -> float:
     """Of the host: a quarter of the times is shorter. Other programs only add to a launch, and in a
     step a device that has work left does not wait for such a one."""
-    times = sorted(_list_times(rounds, kind, of)) or [0.0]
-    return times[len(times) // 4]
+    each = [sorted(times) for times in _list_times(rounds, kind, of)]
+    return mean(times[len(times) // 4] for times in each) if rounds else 0.0
 
 
 def _list_times(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]]
-) -> list[float]:
+) -> list[list[float]]:
+    """Of each place that the kind has in a round."""
     places = [place for place, (own, _) in enumerate(of) if own == kind]
-    return [took[place] for took in rounds for place in places]
+    return [[took[place] for took in rounds] for place in places]

@@ -44,6 +44,7 @@ IN_A_STEP = {
     "runtime/optim/zero.py:find_most": "ZeRO 3: micro-batches of the others, in host memory",
     "runtime/optim/grads.py:finish": "whether others have a gradient that this rank has not",
     "runtime/optim/precision.py:land_gradients": "masters in host memory (offload)",
+    "runtime/optim/precision.py:wait_read": "the same: the GPU has read them long before",
 }
 
 

@@ -125,9 +125,9 @@ class Staging:
         With `later` only buffers are copied now, which a forward may change, and the rest by
         `finish`.
         """
-        self._segments, self._pending = segments, []
         entries = [entry for held in segments.values() for entry in held]
         self._lay_out(entries)
+        self._segments, self._pending = segments, []
         now: set[torch.device] = set()
         rest: set[torch.device] = set()
         for entry, copy in zip(entries, self._copies, strict=True):
@@ -244,7 +244,7 @@ def _pin(mapped: Tensor) -> None:
     if refusal:
         log.info(
             "GPUs cannot write to the copy of a save by themselves (error %d): a folder in memory, "
-            "such as in /dev/shm, makes the step after a save shorter",
+            "such as in /dev/shm, makes the step after a save shorter, where it has room",
             refusal,
         )
     else:

@@ -105,7 +105,7 @@ class CudaRecorder:
 @contextmanager
 def without_collection() -> Iterator[None]:
     """Python's collector may find an older recording that nobody holds, and CUDA breaks off a
-    recording in which another one is freed (torch has not collected before one since 2.9)."""
+    recording in which another one is freed."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

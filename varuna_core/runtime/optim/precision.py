@@ -231,6 +231,9 @@ class Masters:
         once = {id(parameter): parameter for parameter in held.values()}.values()
         made = [(p, self._master_of.get(id(p))) for p in once]
         self._copies = [(p, master) for p, master in made if master is not None and master is not p]
+        self._read: list[Any] = []
+        """Of each GPU: when it has read the masters."""
+
         trained = [(p, master) for p, master in made if master is not None and p.requires_grad]
         self.pairs = [(self.place_of(parameter), master) for parameter, master in trained]
         """Place and master of each parameter that is trained and owned here, slices too."""
@@ -270,14 +273,24 @@ class Masters:
         for parameter, master in self._copies:
             if parameter.requires_grad != master.requires_grad:
                 parameter.requires_grad_(master.requires_grad)
-        if self.offload:
-            for parameter, master in self._copies:
-                # Pinned memory goes to a GPU as it is and becomes half there: as one copy the host
-                # would make it half first, into memory that the GPU cannot read by itself.
-                there = master.to(parameter.device, non_blocking=True)
-                parameter.copy_(there, non_blocking=True)
+        if not self.offload:
+            torch._foreach_copy_([p for p, _ in self._copies], [m for _, m in self._copies])
             return
-        torch._foreach_copy_([p for p, _ in self._copies], [m for _, m in self._copies])
+        for parameter, master in self._copies:
+            # Pinned memory goes to a GPU as it is and becomes half there: the host would make it
+            # half first, in memory that the GPU cannot read by itself.
+            same = parameter.dtype == master.dtype
+            there = master if same else master.to(parameter.device, non_blocking=True)
+            parameter.copy_(there, non_blocking=True)
+            del there
+        devices = {parameter.device for parameter, _ in self._copies if parameter.is_cuda}
+        self._read = [torch.cuda.current_stream(device).record_event() for device in devices]
+
+    def wait_read(self) -> None:
+        """Until the device has read what `refresh` copies: the masters may change."""
+        for event in self._read:
+            event.synchronize()
+        self._read = []
 
     def take_gradient(self, parameter: nn.Parameter, factor: float) -> nn.Parameter:
         """Add the gradient that the parameter just got, times `factor`, to that in its place.
@@ -294,15 +307,14 @@ class Masters:
 
     @torch.no_grad()
     def land_gradients(self) -> None:
-        """Bring the gradients to the masters that lie on the host, where the host may read them,
-        and from where it may change them: what `refresh` copies has been read."""
+        """Bring the gradients to the masters that lie on the host, where the host may read them."""
         devices = set()
         for place, master in self.pairs:
             if place is master:
                 continue
-            devices.add(place.device)
             gradient, place.grad = place.grad, None
             if gradient is not None:
+                devices.add(gradient.device)
                 master.grad = copy_to_host(gradient, wait=False)
         for device in devices:
             if device.type == "cuda":
