@@ -142,7 +142,9 @@ def test_checkpoints_of_varuna_are_the_progress_where_there_are_some(tmp_path: P
     code = f"""
 folder = {str(store)!r} + "/varuna_ckpt_6"
 os.makedirs(folder, exist_ok=True)
-open(folder + "/manifest.json", "w").write("{{}}")
+part = folder + f"/{{os.getpid()}}.part"
+open(part, "w").write("{{}}")
+os.replace(part, folder + "/manifest.json")  # whole at any moment, as a checkpoint is
 say(10 + attempt)
 sys.exit(9)
 """
