@@ -7,8 +7,8 @@ Two replicas, a processor each, a GPT with AdamW. A round, of each way: a step w
 save with the step after it, in a drawn order; the saving call, cloning the same tensors, DCP's
 `async_save` of the same tensors. The step is taken to its end, the optimizer's update included,
 which waits for what is still to be copied. What rank 0 sees. With `--gpu` one process trains a
-larger GPT on a GPU; the copy lies on a RAM disk, to which a GPU writes by itself, and then, without
-bounds, on the disk of TMPDIR.
+larger GPT on a GPU; the copy lies on a RAM disk, which is pinned memory for the GPU, and then,
+without bounds, on the disk of TMPDIR, which is not.
 """
 
 from __future__ import annotations
@@ -171,10 +171,6 @@ def measure(
     return found
 
 
-def measure_on_cpu(way: str, folder: Path, rounds: int) -> dict[str, list[float]]:
-    return measure(way, folder, folder, rounds, SIZES, CPU)
-
-
 def render_bounds(way: str, found: dict[str, list[float]], *, bounded: bool = True) -> list[str]:
     """Rows of figures beside their bounds."""
     rows = []
@@ -245,11 +241,13 @@ def main() -> None:
         shared = [name]
         dist.broadcast_object_list(shared)
         try:
-            rows.append(render_row(way, measure_on_cpu(way, Path(shared[0]), options.rounds)))
+            folder = Path(shared[0])
+            found = measure(way, folder, folder, options.rounds, SIZES, CPU)
+            rows.append(render_row(way, found))
         finally:
             dist.barrier()
-            for folder in {name, shared[0]}:
-                shutil.rmtree(folder, ignore_errors=True)
+            for made in {name, shared[0]}:
+                shutil.rmtree(made, ignore_errors=True)
         if dist.get_rank() == 0:
             print(rows[-1], flush=True)
     if dist.get_rank() == 0:

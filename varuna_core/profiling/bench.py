@@ -269,7 +269,7 @@ class Queue(Protocol):
 
 
 OCCUPIED = 2.0
-"""Times what the launches took: a host that is slower in the next round is not to be waited for."""
+"""A device is kept occupied so many times as long as the launches took: the next may take longer."""
 MOST_CYCLES_PER_S = 2.5e9
 """No GPU's clock is faster."""
 

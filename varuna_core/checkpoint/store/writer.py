@@ -158,8 +158,8 @@ class Staging:
                 for stream, ready in zip(streams, self._ready.values(), strict=True):
                     stream.wait_event(ready)
                     stack.enter_context(torch.cuda.stream(stream))
-                # One call: for each this thread may have to wait until the training's thread lets
-                # go of Python.
+                # One call: after each one this thread may wait for Python's lock, which the
+                # training's thread has.
                 if self._pending:
                     _, tensors, copies, _ = zip(*self._pending, strict=True)
                     torch._foreach_copy_(copies, tensors, non_blocking=True)
