@@ -269,7 +269,7 @@ class Queue(Protocol):
 
 
 OCCUPIED = 2.0
-"""A device is kept occupied so many times as long as the launches took: the next may take longer."""
+"""Times as long as the launches took is a device kept occupied: the next may take longer."""
 MOST_CYCLES_PER_S = 2.5e9
 """No GPU's clock is faster."""
 
