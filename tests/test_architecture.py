@@ -17,6 +17,7 @@ from tests import ROOT
 OURS = ("jobs", "templates", "containers", "reports", "varuna_core")
 """Folders; all but the last are imported as parts of `vjob`."""
 TORCH_FREE = (
+    "varuna_core/facts",
     "varuna_core/records",
     "varuna_core/agent",
     "varuna_core/launch",
@@ -82,7 +83,8 @@ def test_nobody_imports_a_composition_root() -> None:
 
 
 def test_only_the_torch_free_part_of_varuna_core_is_used_elsewhere() -> None:
-    parts = ("records", "agent", "data", "schedule", "planner", "launch", "morph.gain", "functions")
+    parts = ("facts", "records", "agent", "data", "schedule", "planner", "launch", "functions")
+    parts += ("morph.gain",)
     allowed = tuple(f"varuna_core.{part}" for part in parts)
     for package in ("jobs", "reports"):
         for path in files(package):
@@ -128,7 +130,12 @@ def test_the_planner_imports_the_schedules_and_the_records_alone() -> None:
         for name in imports(path):
             assert name.partition(".")[0] not in HEAVY - {"numpy"}, path
             assert not name.startswith("varuna_core.") or name.startswith(
-                ("varuna_core.planner", "varuna_core.schedule", "varuna_core.records")
+                (
+                    "varuna_core.planner",
+                    "varuna_core.schedule",
+                    "varuna_core.records",
+                    "varuna_core.facts",
+                )
             ), f"{path}: {name}"
 
 
@@ -140,6 +147,13 @@ def test_the_agent_and_the_records_use_the_standard_library_alone() -> None:
             if str(path.relative_to(ROOT)) in COMPOSITION_ROOTS:
                 foreign -= {"vjob"}
             assert not foreign, f"{path}: {foreign}"
+
+
+def test_facts_import_facts_alone_and_read_as_python_3_8() -> None:
+    for path in files("varuna_core/facts"):
+        ours = {name for name in imports(path) if name.startswith(("varuna_core", "vjob"))}
+        assert all(name.startswith("varuna_core.facts") for name in ours), path
+        ast.parse(path.read_text(), feature_version=(3, 8))
 
 
 def test_what_calls_functions_needs_submitit_and_nothing_else() -> None:

@@ -32,6 +32,8 @@ BELOW = {
         "reports/export",
     ],
     "varuna_core": [
+        "varuna_core/facts",
+        "varuna_core/facts/catalogue",
         "varuna_core/records",
         "varuna_core/checkpoint/format",
         "varuna_core/data",
@@ -102,7 +104,7 @@ BELOW = {
 }
 MOST_LEVELS = 10
 MOST_ENTRIES = 16
-MORE_ENTRIES = {}
+MORE_ENTRIES = {"varuna_core": "one room for each idea; facts is the one that all others rest on"}
 """Rooms that may hold more, and why."""
 
 

@@ -27,7 +27,7 @@ from typing import Mapping
 
 import varuna_core
 
-_FOLDERS = ("records", "agent", "morph", "trace")
+_FOLDERS = ("facts", "records", "agent", "morph", "trace")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = """\

@@ -1,0 +1,9 @@
+"""Facts about runs as types: causes, evidence, remedies, findings. Words are rendered last.
+
+    cause.py      End: why a run or an attempt ended, who ended it, and what shows it
+    known.py      Evidence; Known values, or NotKnown with the reason
+    remedy.py     Remedy: what to do; `render` writes it in the words of a conf, of sbatch, ...
+    finding.py    Finding: one observation with its values, evidence and remedies
+
+Imports nothing but the standard library and runs on Python 3.8: the agent on a node uses it.
+"""

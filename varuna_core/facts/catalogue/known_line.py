@@ -1,0 +1,77 @@
+"""`KnownLine`: one row of the catalogue of messages.
+
+A line is the cause of an end only if it has the right scope and stream, stands near the end of the
+rank that failed first, and nothing that succeeded came after it. Otherwise it is a warning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Optional, Tuple
+
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.remedy import Remedy
+
+
+class Scope(str, Enum):
+    """Who writes such a line."""
+
+    RANK = "rank"
+    NODE = "node"
+    """The kernel or a driver of a node."""
+    SCHEDULER = "scheduler"
+    CONTAINER = "container"
+    """A container runtime, before the ranks start."""
+    SSH = "ssh"
+
+
+class Stream(str, Enum):
+    """Where such a line counts."""
+
+    STDERR = "stderr"
+    STDOUT = "stdout"
+    ANY = "any"
+
+
+class Proof(str, Enum):
+    """What such a line proves."""
+
+    CAUSE = "cause"
+    """It may be why the rank ended."""
+    FALLOUT = "fallout"
+    """It tells of a failure elsewhere; the cause only where there is nothing else."""
+    WARNING = "warning"
+    """Worth showing; not a failure."""
+    IGNORE = "ignore"
+    """It looks like a failure and is none."""
+
+
+@dataclass(frozen=True)
+class KnownLine:
+    """A message that is known, what it proves, and what to do about it."""
+
+    name: str
+    """Unique within its scope."""
+    pattern: str
+    """Regular expression that is searched for in one line, cut at 4 kB."""
+    scope: Scope
+    stream: Stream = Stream.ANY
+    proof: Proof = Proof.CAUSE
+    cause: Optional[EndCause] = None
+    """The cause that it stands for; None where it says only how the program failed."""
+    meaning: str = ""
+    """A clause that explains the message, where the message does not say it itself."""
+    remedies: Tuple[Remedy, ...] = ()
+    only: Tuple[str, ...] = ()
+    """Container runtimes, schedulers or accelerators that it is about; empty for all."""
+    within_s: float = 60.0
+    """Longest time between the line and the end that it may explain, where it has a time."""
+    tail_lines: int = 200
+    """Number of last lines that it may stand in, where it has no time."""
+    first_failed_only: bool = True
+    """It counts as a cause only on the rank that failed first."""
+    fatal: bool = False
+    """The process that this befell cannot go on."""
+    fate: str = ""
+    """Reasons of a scheduler for waiting: `passes`, `never` or `ended`."""

@@ -1,0 +1,65 @@
+"""Values with the evidence they rest on, or the reason why they are not known.
+
+A figure that rests on one line of four hundred says so in `Evidence.seen` and `expected`. Nothing
+is concluded from a `NotKnown`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Optional, Tuple, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class Sure(str, Enum):
+    """How far a piece of evidence carries."""
+
+    MEASURED = "measured"
+    """Read off a clock, a counter or an exit code by vjob itself."""
+    REPORTED = "reported"
+    """Said by the scheduler, the kernel, a driver or the program."""
+    INFERRED = "inferred"
+    """Concluded from other facts, such as the absence of a file."""
+    ESTIMATED = "estimated"
+    """Computed by a model, such as a plan's predicted step time."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One source for a value or a cause, and how much of the whole it covers."""
+
+    source: str
+    """Where it is from: `sacct`, `exit file`, `rank stderr`, `trace`, `nvidia-smi`, `legacy`."""
+    sure: Sure = Sure.REPORTED
+    file: str = ""
+    line: int = 0
+    """Line number in `file`, from 1; 0 where it is not known."""
+    text: str = ""
+    """The line or the scheduler's word itself."""
+    seen: int = 0
+    """Number of items that were read, such as steps or GPUs."""
+    expected: Optional[int] = None
+    """Number of items that there are; None where that is not known."""
+    since: Optional[float] = None
+    until: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Value(Generic[T]):
+    """A known value and its evidence."""
+
+    value: T
+    evidence: Tuple[Evidence, ...] = ()
+
+
+@dataclass(frozen=True)
+class NotKnown:
+    """A value that is not known, and the reason."""
+
+    reason: str
+    evidence: Tuple[Evidence, ...] = ()
+
+
+Known = Union[Value[T], NotKnown]
