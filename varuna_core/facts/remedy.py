@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Callable, Dict, Iterable, Mapping, Optional
+from typing import Callable, Dict, FrozenSet, Iterable, Mapping, Optional, Tuple
 
 
 class Context(str, Enum):
@@ -36,35 +36,114 @@ class Action(str, Enum):
     SET = "set"
     LOWER = "lower"
     RAISE = "raise"
+    CHANGE = "change"
+    """Give it another value, which the user knows best."""
+    ADD = "add"
+    """Add a value to a list, such as a mount or an argument."""
+    REMOVE = "remove"
+    """Take a value out of a list."""
     EXCLUDE = "exclude"
+    MAKE_ROOM = "make-room"
+    MOVE = "move"
+    """Put a folder on another file system."""
     RELEASE = "release"
     RESUBMIT = "resubmit"
     RESUME = "resume"
     CANCEL = "cancel"
     WAIT = "wait"
     ASK_ADMIN = "ask-admin"
+    """Have an administrator do what the detail says."""
+    TELL_ADMIN = "tell-admin"
     INSPECT = "inspect"
+    RUN = "run"
+    """Run a command."""
     INSTALL = "install"
-    MOUNT = "mount"
 
 
 class Target(str, Enum):
     """The thing that a remedy changes or looks at."""
 
+    # The cluster.
     QUEUE = "queue"
     ACCOUNT = "account"
     QOS = "qos"
     WALLTIME = "walltime"
     MEMORY = "memory"
+    CPUS = "cpus"
     NODES = "nodes"
     NODE = "node"
+    """Nodes to avoid; the spelling begins with its preposition."""
     GPUS = "gpus"
+    RANKS = "ranks"
     CONSTRAINT = "constraint"
+    RESERVATION = "reservation"
     DEADLINE = "deadline"
+    SCHEDULER = "scheduler"
+    MACHINE_LIST = "machine-list"
+    HETERO = "hetero"
+    REQUEUE = "requeue"
+    RESTARTS = "restarts"
+    JOIN_TIME = "join-time"
+    GRACE = "grace"
+    LOG_LIMIT = "log-limit"
     LOG_FOLDER = "log-folder"
-    JOB = "job"
+    PORT = "port"
+    MASTER_PORT = "master-port"
+    """The port, where no conf gives it."""
+    INTERFACE = "interface"
+    INTERFACE_VARIABLES = "interface-variables"
+    """The interface, where no conf gives it."""
+    # The program and its training.
     PROGRAM = "program"
+    """Arguments of the program."""
+    PYTHON = "python"
+    WORKDIR = "workdir"
     ENVIRONMENT = "environment"
+    PASSED_ENVIRONMENT = "passed-environment"
+    BATCH_SIZE = "batch-size"
+    STEPS = "steps"
+    LEARNING_RATE = "learning-rate"
+    GRADIENT_CLIPPING = "gradient-clipping"
+    PRECISION = "precision"
+    CHECKPOINT = "checkpoint"
+    """The folder of checkpoints."""
+    KEPT_CHECKPOINTS = "kept-checkpoints"
+    WORKERS = "workers"
+    RECOMPUTE = "recompute"
+    STAGES = "stages"
+    ZERO = "zero"
+    LAYERS = "layers"
+    """Layers of one stage."""
+    MORPH = "morph"
+    # The container.
+    IMAGE = "image"
+    RUNTIME = "runtime"
+    SCRATCH = "scratch"
+    MOUNTS = "mounts"
+    CONTAINER_WORKDIR = "container-workdir"
+    REUSE = "reuse"
+    WRITABLE = "writable"
+    # What to look at.
+    JOB = "job"
+    LOGS = "logs"
+    ERRORS = "errors"
+    STACKS = "stacks"
+    REPORT = "report"
+    DOCTOR = "doctor"
+
+
+NEED_TARGET = frozenset(
+    (
+        Action.SET,
+        Action.LOWER,
+        Action.RAISE,
+        Action.CHANGE,
+        Action.ADD,
+        Action.REMOVE,
+        Action.EXCLUDE,
+        Action.MOVE,
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -77,98 +156,214 @@ class Remedy:
     """What to set the target to, a job's id, a node's name, a command to run."""
     detail: str = ""
     """The rest of the sentence. It names no key, option or command of one context."""
+    when: str = ""
+    """A condition, without its `if`."""
+    instead: bool = False
+    """It is an alternative to the remedy before it, not a further step."""
+
+    def __post_init__(self) -> None:
+        if self.target is None and self.action in NEED_TARGET:
+            raise ValueError(f"a remedy to {self.action.value} needs a target")
 
 
-def _conf(key: str, **others: str) -> Dict[Context, str]:
-    """The spelling of a conf key, which is the same for a local run and from Python."""
-    words = {Context.CONF: key, Context.LOCAL: key, Context.MACHINES: key, Context.PYTHON: key}
+_BY_CONF = (Context.CONF, Context.LOCAL, Context.MACHINES, Context.PYTHON)
+
+
+def _everywhere(name: str) -> Dict[Context, str]:
+    return {context: name for context in Context}
+
+
+def _conf(key: str, sbatch: str = "") -> Dict[Context, str]:
+    """The spelling of a conf key that any scheduler has."""
+    words = {context: key for context in _BY_CONF}
+    return {**words, Context.SBATCH: sbatch} if sbatch else words
+
+
+def _of_scheduler(key: str, option: str = "", **others: str) -> Dict[Context, str]:
+    """The spelling of a key that only a batch scheduler has."""
+    words = {Context.CONF: key, Context.PYTHON: key}
     words.update({Context(name): word for name, word in others.items()})
-    return {context: word for context, word in words.items() if word}
+    return {**words, Context.SBATCH: option} if option else words
 
 
-def _of_scheduler(key: str, option: str) -> Dict[Context, str]:
-    """The spelling of a key that only a batch scheduler knows."""
-    return {Context.CONF: key, Context.PYTHON: key, Context.SBATCH: option}
+def _command(words: str, call: str) -> Dict[Context, str]:
+    """A command of vjob, and the call that does the same in Python."""
+    return {**_everywhere(f"`vjob {words}`"), Context.PYTHON: f"`{call}`"}
 
 
 SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.QUEUE: _of_scheduler("cluster.nodes[].queue", "--partition"),
     Target.ACCOUNT: _of_scheduler("cluster.account", "--account"),
     Target.QOS: _of_scheduler("cluster.qos", "--qos"),
-    Target.WALLTIME: _of_scheduler("cluster.walltime_min", "--time"),
+    Target.WALLTIME: _of_scheduler("cluster.walltime_min", "--time", local="cluster.walltime_min"),
     Target.MEMORY: _of_scheduler("memory_gb of the node group", "--mem"),
-    Target.NODES: _of_scheduler("count of the node group", "--nodes"),
-    Target.NODE: _of_scheduler("cluster.exclude", "--exclude"),
-    Target.GPUS: _conf("gpus of the node group", sbatch="--gres"),
-    Target.CONSTRAINT: _of_scheduler("sbatch.constraint", "--constraint"),
-    Target.DEADLINE: _of_scheduler("sbatch.deadline", "--deadline"),
-    Target.LOG_FOLDER: _conf("log_folder", sbatch="the folder of its output"),
-    Target.JOB: {context: "the job" for context in Context},
-    Target.PROGRAM: _conf("program.args", sbatch="the script's own arguments"),
-    Target.ENVIRONMENT: _conf("env", sbatch="the environment"),
+    Target.CPUS: _of_scheduler("cpus of the node group", "--cpus-per-task"),
+    Target.NODES: _of_scheduler(
+        "count of the node group", "--nodes", machines="count of the node group"
+    ),
+    Target.NODE: _of_scheduler(
+        "with cluster.exclude", "with --exclude", machines="of cluster.machine_list"
+    ),
+    Target.GPUS: _conf("gpus of the node group", "--gres"),
+    Target.RANKS: _conf("ranks of the node group", "--ntasks-per-node"),
+    Target.CONSTRAINT: _of_scheduler("cluster.sbatch.constraint", "--constraint"),
+    Target.RESERVATION: _of_scheduler("cluster.sbatch.reservation", "--reservation"),
+    Target.DEADLINE: _of_scheduler("cluster.sbatch.deadline", "--deadline"),
+    Target.SCHEDULER: _conf("cluster.scheduler"),
+    Target.MACHINE_LIST: {Context.MACHINES: "cluster.machine_list"},
+    Target.HETERO: _of_scheduler("cluster.hetero"),
+    Target.REQUEUE: _of_scheduler("cluster.requeue", "--requeue"),
+    Target.RESTARTS: _conf("cluster.restarts"),
+    Target.JOIN_TIME: _conf("cluster.join_s"),
+    Target.GRACE: _conf("cluster.grace_s"),
+    Target.LOG_LIMIT: _conf("cluster.log_limit_mb"),
+    Target.LOG_FOLDER: _conf("log_folder", "the folder of its output"),
+    Target.PORT: _conf("cluster.port"),
+    Target.MASTER_PORT: {Context.SBATCH: "MASTER_PORT"},
+    Target.INTERFACE: _conf("interface of the node group"),
+    Target.INTERFACE_VARIABLES: {Context.SBATCH: "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"},
+    Target.PROGRAM: _conf("program.args", "the arguments of the script"),
+    Target.PYTHON: _conf("program.python", "the Python interpreter of the script"),
+    Target.WORKDIR: _conf("workdir", "--chdir"),
+    Target.ENVIRONMENT: _conf("env", "the environment variable"),
+    Target.PASSED_ENVIRONMENT: _conf("pass_env", "--export"),
+    Target.BATCH_SIZE: _conf(
+        "the batch size (train.micro_batch_size, or the script's own in program.args)",
+        "the batch size of the script",
+    ),
+    Target.STEPS: _conf("train.steps", "the number of steps"),
+    Target.LEARNING_RATE: _conf(
+        "the learning rate (train.optimizer.lr, or the script's own in program.args)",
+        "the learning rate",
+    ),
+    Target.GRADIENT_CLIPPING: _conf("train.clip_grad_norm", "the limit on the gradient norm"),
+    Target.PRECISION: _conf("train.precision", "the precision"),
+    Target.CHECKPOINT: _conf("train.checkpoint.folder", "the folder of checkpoints"),
+    Target.KEPT_CHECKPOINTS: _conf("train.checkpoint.keep", "the number of checkpoints kept"),
+    Target.WORKERS: _everywhere("the number of data workers"),
+    Target.RECOMPUTE: _conf("parallel.recompute"),
+    Target.STAGES: _conf("parallel.pipeline"),
+    Target.ZERO: _conf("parallel.zero"),
+    Target.LAYERS: _conf("the layers of this stage in parallel.partition"),
+    Target.MORPH: _of_scheduler("morph.enabled", machines="morph.enabled"),
+    Target.IMAGE: _conf("container.image", "the image of the container"),
+    Target.RUNTIME: _conf("container.runtime", "the container runtime"),
+    Target.SCRATCH: _conf("container.scratch", "the folder of unpacked images"),
+    Target.MOUNTS: _conf("container.mounts", "the mounts of the container"),
+    Target.CONTAINER_WORKDIR: _conf("container.workdir", "the working directory in the container"),
+    Target.REUSE: _conf("container.reuse"),
+    Target.WRITABLE: _conf("container.writable"),
+    Target.JOB: _everywhere("the job"),
+    Target.LOGS: _command("logs JOB", "job.logs()"),
+    Target.ERRORS: _command("logs JOB --errors", "job.logs(errors=True)"),
+    Target.STACKS: _command("stacks JOB", "job.stacks()"),
+    Target.REPORT: _command("report JOB", "job.report()"),
+    Target.DOCTOR: _everywhere("`vjob doctor`"),
 }
 """The name of each target in each context; a context that is missing has no such thing."""
 
 
+def context_of(scheduler: str, *, has_conf: bool = True) -> Context:
+    """The context of a job by the name of its scheduler in records and plans."""
+    if not has_conf:
+        return Context.SBATCH
+    return {"local": Context.LOCAL, "ssh": Context.MACHINES}.get(scheduler, Context.CONF)
+
+
+COMMANDS: FrozenSet[Target] = frozenset(
+    (Target.LOGS, Target.ERRORS, Target.STACKS, Target.REPORT, Target.DOCTOR)
+)
+"""Targets that are commands; JOB in them becomes the remedy's value."""
+ABSENT: FrozenSet[Tuple[Action, Context]] = frozenset(
+    (Action.RELEASE, context) for context in (Context.LOCAL, Context.MACHINES)
+)
+"""Actions that a context does not have, whatever they are done to."""
+
+
 def render(remedy: Remedy, context: Context) -> str:
     """The remedy as a clause without a full stop; empty where it does not exist in `context`."""
+    if (remedy.action, context) in ABSENT:
+        return ""
     name = ""
     if remedy.target is not None:
         name = SPELLINGS[remedy.target].get(context, "")
         if not name:
             return ""
-    return _CLAUSES[remedy.action](remedy, name).strip()
+    if remedy.action is Action.RESUME and context is Context.SBATCH:
+        clause = "submit again"  # what their script makes of its checkpoints is not known
+    else:
+        clause = _CLAUSES[remedy.action](remedy, name)
+    clause = f"{clause} {remedy.detail}".strip().replace(" ,", ",")
+    return f"if {remedy.when}, {clause}" if remedy.when else clause
 
 
 def render_all(remedies: Iterable[Remedy], context: Context) -> str:
-    """All remedies that exist in `context`, joined by semicolons."""
-    return "; ".join(clause for clause in (render(one, context) for one in remedies) if clause)
+    """All remedies that exist in `context`: steps after semicolons, alternatives after `or`."""
+    text = ""
+    for remedy in remedies:
+        clause = render(remedy, context)
+        if clause and text:
+            text += (", or " if remedy.instead else "; ") + clause
+        else:
+            text += clause
+    return text
 
 
-def _with_detail(clause: str, remedy: Remedy) -> str:
-    return f"{clause} {remedy.detail}" if remedy.detail else clause
+def explain(meaning: str, remedies: Iterable[Remedy], context: Context) -> str:
+    """The meaning of a message and what to do about it; either may be missing."""
+    return ": ".join(part for part in (meaning, render_all(remedies, context)) if part)
 
 
 def _change(verb: str) -> Callable[[Remedy, str], str]:
     def clause(remedy: Remedy, name: str) -> str:
-        goal = f" to {remedy.value}" if remedy.value else ""
-        return _with_detail(f"{verb} {name}{goal}", remedy)
+        if remedy.target is Target.ENVIRONMENT:
+            return f"{verb} {name} {remedy.value}"
+        return f"{verb} {name} to {remedy.value}" if remedy.value else f"{verb} {name}"
 
     return clause
-
-
-def _exclude(remedy: Remedy, name: str) -> str:
-    node = remedy.value or "the node"
-    return _with_detail(f"leave {node} out with {name}", remedy)
 
 
 def _say(default: str) -> Callable[[Remedy, str], str]:
     """A clause of its own words, or the command in `value` where there is one."""
 
     def clause(remedy: Remedy, name: str) -> str:
-        return _with_detail(f"`{remedy.value}`" if remedy.value else default, remedy)
+        return f"`{remedy.value}`" if remedy.value else default
 
     return clause
 
 
 def _inspect(remedy: Remedy, name: str) -> str:
+    if remedy.target in COMMANDS:
+        return f"look at {name.replace('JOB', remedy.value or 'JOB')}"
     if remedy.value:
-        return _with_detail(f"look at `{remedy.value}`", remedy)
-    return remedy.detail if not name else _with_detail(f"check {name}", remedy)
+        return f"look at `{remedy.value}`"
+    return f"check {name}" if name else ""
+
+
+def _run(remedy: Remedy, name: str) -> str:
+    if remedy.target in COMMANDS:
+        return f"run {name.replace('JOB', remedy.value or 'JOB')}"
+    return f"run `{remedy.value}`" if remedy.value else ""
 
 
 _CLAUSES: Mapping[Action, Callable[[Remedy, str], str]] = {
     Action.SET: _change("set"),
     Action.LOWER: _change("lower"),
     Action.RAISE: _change("raise"),
-    Action.EXCLUDE: _exclude,
+    Action.CHANGE: _change("change"),
+    Action.ADD: lambda remedy, name: f"add {remedy.value or 'it'} to {name}",
+    Action.REMOVE: lambda remedy, name: f"take {remedy.value or 'it'} out of {name}",
+    Action.EXCLUDE: lambda remedy, name: f"leave {remedy.value or 'the node'} out {name}",
+    Action.MAKE_ROOM: lambda remedy, name: "make room",
+    Action.MOVE: lambda remedy, name: f"move {name}",
     Action.RELEASE: _say("release it"),
     Action.RESUBMIT: _say("submit again"),
-    Action.RESUME: _say("submit again: it goes on from its checkpoint"),
+    Action.RESUME: _say("submit again: it goes on from its last checkpoint"),
     Action.CANCEL: _say("cancel it"),
     Action.WAIT: _say("wait"),
-    Action.ASK_ADMIN: lambda remedy, name: _with_detail("ask an admin", remedy),
+    Action.ASK_ADMIN: lambda remedy, name: "ask an admin",
+    Action.TELL_ADMIN: lambda remedy, name: "tell an admin",
     Action.INSPECT: _inspect,
-    Action.INSTALL: lambda remedy, name: _with_detail(f"install {remedy.value}", remedy),
-    Action.MOUNT: lambda remedy, name: _with_detail(f"mount {remedy.value}", remedy),
+    Action.RUN: _run,
+    Action.INSTALL: lambda remedy, name: f"install {remedy.value or 'it'}",
 }
