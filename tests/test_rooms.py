@@ -80,6 +80,8 @@ BELOW = {
         "jobs/images",
         "jobs/programs",
         "jobs/schedulers",
+        "jobs/schedulers/slurm",
+        "jobs/schedulers/local",
         "jobs/conf/loading",
         "jobs/conf/foreign",
         "jobs/doctor",

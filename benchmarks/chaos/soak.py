@@ -95,7 +95,7 @@ def classify(words: Sequence[str], run: RunFolder) -> str | None:
         return "agent" if "node" in words else None
     if "tend" in words:
         return "tend"
-    if any(word.endswith("local_supervisor") for word in words):
+    if any(word.endswith("local.supervisor") for word in words):
         return "supervisor"
     return "rank" if str(run.program) in words else None
 

@@ -58,7 +58,7 @@ import sys, time, types
 from pathlib import Path
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs import find
-from vjob.jobs.schedulers import slurm
+from vjob.jobs.schedulers.slurm import scheduler as slurm
 run, looks, look_s = RunFolder(Path(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3])
 words, stepped = {}, types.ModuleType("time")
 vars(stepped).update(vars(time))

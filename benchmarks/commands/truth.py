@@ -34,10 +34,8 @@ from tests.cluster.lab import Lab
 from tests.command import Vjob
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.schedulers.slurm_commands import (
-    OVER,
-    JobInfo,
-    JobState,
+from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.slurm.commands import (
     build_sacct_command,
     build_squeue_command,
     parse_sacct_output,

@@ -55,7 +55,7 @@ from vjob.jobs.monitor.web.report import GROWS, ReportSource, open_report
 from vjob.jobs.monitor.web.server import LivePage, Server, Site
 from vjob.jobs.reporting.report import MORE_EVENTS, format_now, read_job
 from vjob.jobs.runs.find import RunView
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
 
 SIZES = {80: 24, 200: 40}
 """Lines by columns."""

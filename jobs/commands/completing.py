@@ -123,7 +123,7 @@ def list_values(key: str) -> Iterable[str]:
 
 def list_queues() -> list[str]:
     """Slurm partitions that sinfo shows."""
-    from vjob.jobs.schedulers import slurm
+    from vjob.jobs.schedulers.slurm import scheduler as slurm
 
     return slurm.list_queues()
 

@@ -16,7 +16,7 @@ from varuna_core.agent.checks.gpus import DRIVER
 from varuna_core.agent.meeting.network import list_addresses
 from vjob.jobs.doctor.containers import examine_containers
 from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
-from vjob.jobs.schedulers.slurm_settings import examine_slurm
+from vjob.jobs.schedulers.slurm.settings import examine_slurm
 
 
 def examine() -> list[Diagnosis]:

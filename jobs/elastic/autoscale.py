@@ -58,8 +58,8 @@ from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_r
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import SELDOM_S, Scheduler
-from vjob.jobs.schedulers.slurm_commands import JobState, expand_nodes
-from vjob.jobs.schedulers.slurm_nodes import list_fitting
+from vjob.jobs.schedulers.job import JobState, list_fitting
+from vjob.jobs.schedulers.slurm.commands import expand_nodes
 
 RECENT_STEPS = 50
 ENOUGH_POINTS = 5

@@ -47,7 +47,7 @@ from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, name_h
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Submission
-from vjob.jobs.schedulers.slurm_commands import After
+from vjob.jobs.schedulers.job import After
 from vjob.jobs.submit.scripts import render_batch
 from vjob.jobs.submit.submit import defer_interrupts
 

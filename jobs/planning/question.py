@@ -35,7 +35,7 @@ from vjob.jobs.planning.inputs import find_profile, read_open_conf
 from vjob.jobs.programs.training import build_training, name_model
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import SELDOM_S
-from vjob.jobs.schedulers.slurm_nodes import build_sinfo_nodes_command, parse_sinfo_nodes
+from vjob.jobs.schedulers.slurm.nodes import build_sinfo_nodes_command, parse_sinfo_nodes
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""

@@ -22,7 +22,7 @@ from vjob.jobs.reporting.report import Say, check_libraries, find_folder, format
 from vjob.jobs.runs.find import RunView, view_runs
 from vjob.jobs.runs.listing import fit_lines, shorten_keys
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.slurm_commands import JobState
+from vjob.jobs.schedulers.job import JobState
 
 if TYPE_CHECKING:
     from vjob.reports.page.comparison import Compared

@@ -20,7 +20,7 @@ from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import RunView, cancel_joined, is_over, view_run, view_runs
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.slurm_commands import OVER, JobState
+from vjob.jobs.schedulers.job import OVER, JobState
 
 POLL_S = 1.0
 NOT_YOURS = "only its owner cancels it through vjob (an operator: scancel, by its job id)"

@@ -38,8 +38,8 @@ from vjob.jobs.runs.owner import explain_closed, find_owner, is_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import FLOOR_S
-from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
-from vjob.jobs.schedulers.slurm_reasons import explain_launch
+from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.slurm.reasons import explain_launch
 
 log = logging.getLogger(__name__)
 LIVE = (

@@ -36,7 +36,7 @@ from vjob.jobs.runs.find import RunView, is_over, view_runs
 from vjob.jobs.runs.owner import is_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.slurm_commands import JobState
+from vjob.jobs.schedulers.job import JobState
 
 log = logging.getLogger(__name__)
 DAY_S = 86400.0

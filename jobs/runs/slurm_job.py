@@ -19,9 +19,9 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.runs.find import find_run
 from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers import slurm_commands as slurm
 from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
-from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.slurm import commands as slurm
 
 JOB = re.compile(r"(\d{1,10})(?:_(\d{1,10})|\+(\d{1,4}))?")
 """12, 12_3 for an element of an array, 12+1 for a component of a het job."""

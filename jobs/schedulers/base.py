@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.errors import VjobError
-from vjob.jobs.schedulers.slurm_commands import NOTHING, After, JobInfo
-from vjob.jobs.schedulers.slurm_nodes import IdleNode
+from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.schedulers.job import NOTHING, After, IdleNode, JobInfo
 
 FLOOR_S = 25.0
 """Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a
@@ -47,7 +46,16 @@ class Scheduler(ABC):
 
     @abstractmethod
     def make_command(self, submission: Submission) -> list[str]:
-        """The command that submits a script and prints the job id, as `sbatch --parsable` does."""
+        """The command that submits a script and prints the job's id."""
+
+    def parse_job_id(self, text: str) -> str:
+        """The new job's id from what that command printed: the last word."""
+        words = text.split()
+        if not words:
+            raise UncertainError(
+                "no job id was printed\n  `vjob list` adopts the job if it was made"
+            )
+        return words[-1]
 
     def explain_failure(self, code: int, text: str) -> VjobError:
         """The error for a command that failed; UncertainError where the job may have been made."""

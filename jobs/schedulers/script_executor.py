@@ -22,7 +22,6 @@ from submitit.core.utils import FailedJobError, JobPaths
 from vjob.jobs.errors import VjobError
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Scheduler, Submission
-from vjob.jobs.schedulers.slurm_commands import parse_sbatch_output
 
 
 class ScriptPaths(JobPaths):
@@ -82,9 +81,8 @@ class ScriptExecutor(PicklingExecutor):
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return self._scheduler.make_command(self._submission)
 
-    @staticmethod
-    def _get_job_id_from_submission_command(string: bytes | str) -> str:
-        return parse_sbatch_output(string if isinstance(string, str) else string.decode())
+    def _get_job_id_from_submission_command(self, string: bytes | str) -> str:  # type: ignore[override]  # static there
+        return self._scheduler.parse_job_id(string if isinstance(string, str) else string.decode())
 
     def _num_tasks(self) -> int:
         return 1

@@ -33,8 +33,8 @@ from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Submission
+from vjob.jobs.schedulers.job import After
 from vjob.jobs.schedulers.script_executor import ScriptExecutor
-from vjob.jobs.schedulers.slurm_commands import After
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
 from vjob.jobs.submit.scripts import render_array
 from vjob.jobs.submit.submit import (

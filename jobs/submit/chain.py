@@ -16,7 +16,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs.find import RunView, find_run, is_over, view_runs
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.slurm_commands import After, JobState
+from vjob.jobs.schedulers.job import After, JobState
 
 
 @dataclass(frozen=True, kw_only=True)

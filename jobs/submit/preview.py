@@ -119,7 +119,7 @@ def test_only(ready: Prepared) -> dict[str | None, str]:
         raise InputError(
             "--test-only asks Slurm, and this conf runs on this machine; use --dry-run"
         )
-    from vjob.jobs.schedulers.slurm import SlurmScheduler
+    from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
     scheduler = SlurmScheduler()
     batch = ready.scripts.batch
@@ -128,7 +128,7 @@ def test_only(ready: Prepared) -> dict[str | None, str]:
 
 def describe_estimates(ready: Prepared, estimates: Mapping[str | None, str]) -> dict[str, Any]:
     """The estimates for scripts; of a sentence that is not known, the text alone."""
-    from vjob.jobs.schedulers.slurm_commands import parse_estimate
+    from vjob.jobs.schedulers.slurm.commands import parse_estimate
 
     jobs = []
     for group, text in estimates.items():

@@ -21,7 +21,7 @@ from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
-from vjob.jobs.schedulers.slurm_commands import COMMENT_PREFIX
+from vjob.jobs.schedulers.slurm.commands import COMMENT_PREFIX
 
 PER_COMPONENT = frozenset(
     {

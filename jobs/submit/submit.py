@@ -48,9 +48,9 @@ from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Scheduler, Submission
-from vjob.jobs.schedulers.local import resolve_machine_list
-from vjob.jobs.schedulers.slurm_commands import NOTHING, After, JobState
-from vjob.jobs.schedulers.slurm_reasons import explain_reason
+from vjob.jobs.schedulers.job import NOTHING, After, JobState
+from vjob.jobs.schedulers.local.scheduler import resolve_machine_list
+from vjob.jobs.schedulers.slurm.reasons import explain_reason
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, reserve_spare_nodes
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
 from vjob.jobs.submit.scripts import Scripts, render_scripts
@@ -377,7 +377,7 @@ def check_het_morph(run: RunFolder) -> str:
 
 def check_kill_wait(run: RunFolder) -> str:
     """A warning where Slurm kills before the conf's grace_s is over; else empty."""
-    from vjob.jobs.schedulers.slurm_settings import judge_kill_wait, read_settings
+    from vjob.jobs.schedulers.slurm.settings import judge_kill_wait, read_settings
 
     plan = read_plan(run.plan)
     if plan is None or plan.scheduler != "slurm":

@@ -18,7 +18,8 @@ from tests import ROOT
 from tests.cluster.lab import Lab
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.job_reader import open_reader
-from vjob.jobs.schedulers import broker, slurm
+from vjob.jobs.schedulers import broker
+from vjob.jobs.schedulers.slurm import scheduler as slurm
 
 pytestmark = pytest.mark.slurm
 

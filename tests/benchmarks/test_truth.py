@@ -23,7 +23,8 @@ from benchmarks.commands.truth import (
     run_cells,
 )
 from tests.cluster.lab import Lab
-from vjob.jobs.schedulers.slurm_commands import JobState, parse_sacct_output
+from vjob.jobs.schedulers.job import JobState
+from vjob.jobs.schedulers.slurm.commands import parse_sacct_output
 
 SAMPLE = [
     Cell(layout=layout, fault=fault, phase=phase)

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob
-from vjob.jobs.schedulers.slurm_commands import build_squeue_command
+from vjob.jobs.schedulers.slurm.commands import build_squeue_command
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
 

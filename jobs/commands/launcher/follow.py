@@ -28,7 +28,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import RunView, is_over, view_run
-from vjob.jobs.schedulers.local import is_alive, state_file
+from vjob.jobs.schedulers.local.scheduler import is_alive, state_file
 
 LOOK_S = 1.0
 """Between two looks at the run's state."""

@@ -33,7 +33,7 @@ from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import is_over, view_run, view_runs
-from vjob.jobs.schedulers.local import state_file
+from vjob.jobs.schedulers.local.scheduler import state_file
 from vjob.jobs.submit import submit as submitting
 
 FROM_FLAGS = Path("launch-flags")

@@ -20,7 +20,7 @@ from vjob.jobs.monitor.log_lines.print_logs import (
 )
 from vjob.jobs.monitor.log_lines.stream import Log, merge_lines
 from vjob.jobs.runs.slurm_job import SlurmJob, ask_slurm_job
-from vjob.jobs.schedulers.slurm_commands import JobState
+from vjob.jobs.schedulers.job import JobState
 
 
 def find_job_logs(job: SlurmJob, wanted: LineFilter, num_lines: int | None = None) -> list[Log]:

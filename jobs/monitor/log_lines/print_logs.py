@@ -40,7 +40,7 @@ from vjob.jobs.monitor.log_lines.stream import (
 from vjob.jobs.monitor.model.snapshot import Line
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.outcome import read_node_names
-from vjob.jobs.schedulers.slurm_commands import JobState
+from vjob.jobs.schedulers.job import JobState
 
 LINES_BEFORE = 12
 LINES_AFTER = 5

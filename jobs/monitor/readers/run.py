@@ -45,7 +45,7 @@ from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
 from vjob.jobs.monitor.rules.base import format_names
 from vjob.jobs.runs.find import RunView, name_host
 from vjob.jobs.runs.owner import name_owner
-from vjob.jobs.schedulers.slurm_reasons import explain_reason
+from vjob.jobs.schedulers.slurm.reasons import explain_reason
 
 SLOW_EVERY_S = 10.0
 """Between two reads of disks and checkpoints."""

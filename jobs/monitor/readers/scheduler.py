@@ -17,8 +17,8 @@ from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
-from vjob.jobs.schedulers.slurm_reasons import is_permanent
+from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.slurm.reasons import is_permanent
 
 FIRST_S = 15.0
 """How long the first answer is waited for: without one there is nothing to show."""

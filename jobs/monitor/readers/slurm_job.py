@@ -34,7 +34,7 @@ from vjob.jobs.monitor.readers.scheduler import make_row
 from vjob.jobs.monitor.rules.pace import find_pace_s
 from vjob.jobs.runs.slurm_job import JobPart, SlurmJob, ask_slurm_job
 from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers import slurm_commands as slurm
+from vjob.jobs.schedulers.slurm import commands as slurm
 
 GPU_EVERY_S = 60.0
 """A step beside the job costs the controller a few requests."""

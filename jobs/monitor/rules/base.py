@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from varuna_core.records.exits import RankExit
 from varuna_core.records.requests import REQUEUE
 from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot, Verdict
-from vjob.jobs.schedulers.slurm_commands import OVER
+from vjob.jobs.schedulers.job import OVER
 
 Rule = Callable[[Snapshot], Verdict | None]
 

@@ -17,8 +17,8 @@ from vjob.jobs.monitor.rules.base import (
     is_over,
     rows_in,
 )
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
-from vjob.jobs.schedulers.slurm_reasons import explain_reason, find_reason
+from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.slurm.reasons import explain_reason, find_reason
 
 ORPHAN_S = 600.0
 """A submit that left no job after so long was cut off."""
@@ -191,7 +191,7 @@ def _facts(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def build_info(row: JobRow) -> JobInfo:
-    """The row as jobs/schedulers/slurm_reasons.py wants it."""
+    """The row as jobs/schedulers/slurm/reasons.py wants it."""
     return JobInfo(
         id=row.id,
         state=JobState(row.state) if row.state in JobState.__members__ else JobState.UNKNOWN,

@@ -32,9 +32,9 @@ from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.stacks.group import RankStack, Stacks, group_stacks, parse_rank
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.runs.owner import expect_ours
-from vjob.jobs.schedulers import slurm_commands as slurm
-from vjob.jobs.schedulers.local import state_file
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.local.scheduler import state_file
+from vjob.jobs.schedulers.slurm import commands as slurm
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
 """The plan's python where the node has it, as in node.sh."""

@@ -20,7 +20,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, Answers, StackQuery
 from vjob.jobs.monitor.stacks.group import Stacks, group_stacks
 from vjob.jobs.runs.slurm_job import JobPart, SlurmJob
-from vjob.jobs.schedulers import slurm_commands as slurm
+from vjob.jobs.schedulers.slurm import commands as slurm
 
 LOADER = """
 import base64, sys, tempfile

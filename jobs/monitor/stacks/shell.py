@@ -22,8 +22,8 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, expect_here, find_running, list_hosts
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.owner import expect_ours
-from vjob.jobs.schedulers import slurm_commands as slurm
-from vjob.jobs.schedulers.slurm_commands import JobInfo
+from vjob.jobs.schedulers.job import JobInfo
+from vjob.jobs.schedulers.slurm import commands as slurm
 
 
 def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:

@@ -38,7 +38,7 @@ from vjob.jobs.monitor.watch.notify import Channels, find_channels, read_webhook
 from vjob.jobs.monitor.watch.watch import FINE, Look, Notice, watch_job
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.owner import expect_ours, is_ours
-from vjob.jobs.schedulers import slurm_commands as slurm
+from vjob.jobs.schedulers.slurm import commands as slurm
 
 Say = Callable[..., None]
 """Prints a text; on standard error with `err`."""

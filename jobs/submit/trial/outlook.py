@@ -20,8 +20,8 @@ from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import VjobError
 from vjob.jobs.planning.inputs import explain_errors
 from vjob.jobs.planning.resolve_auto import KEYS, Resolved
-from vjob.jobs.schedulers.slurm import SlurmScheduler
-from vjob.jobs.schedulers.slurm_commands import parse_estimate
+from vjob.jobs.schedulers.slurm.commands import parse_estimate
+from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 from vjob.jobs.submit.submit import Prepared
 from vjob.jobs.submit.trial.result import MEASURED, Finding, Row, unknown
 from vjob.jobs.submit.trial.smaller import Trial

@@ -26,7 +26,7 @@ from vjob.jobs.conf.schema import Cluster, JobConf, Morph, Notify
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.slurm_commands import JobState
+from vjob.jobs.schedulers.job import JobState
 from vjob.jobs.submit.snapshot import Snapshot, find_here
 
 MOST_BYTES = 2**20

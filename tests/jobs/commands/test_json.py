@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.jobs.elastic.test_autoscale import GROWS, Idle, make_training_run
 from tests.jobs.planning.test_plan_command import CONF, put_profile
 from tests.jobs.planning.test_recalibrate import make_run
-from tests.jobs.schedulers.test_slurm_commands import ESTIMATES
+from tests.jobs.schedulers.slurm.test_commands import ESTIMATES
 from tests.jobs.stub_programs import StubPrograms
 from varuna_core.records.files import lock_file
 from vjob.jobs.commands.cli import cli

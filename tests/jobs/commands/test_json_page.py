@@ -23,7 +23,7 @@ from tests.jobs.commands.test_json import read_values
 from tests.jobs.elastic.test_autoscale import GROWS, Idle, make_training_run
 from tests.jobs.planning.test_plan_command import CONF, PRICES, put_profile
 from tests.jobs.planning.test_recalibrate import make_run
-from tests.jobs.schedulers.test_slurm_commands import ESTIMATES
+from tests.jobs.schedulers.slurm.test_commands import ESTIMATES
 from tests.jobs.stub_programs import StubPrograms
 from tests.test_docs import list_commands
 from varuna_core.data.corpus import make_documents

@@ -20,7 +20,7 @@ from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import Program
 from vjob.jobs.conf.starters import STARTERS
 from vjob.jobs.conf.write import render_resolved
-from vjob.jobs.schedulers.slurm_nodes import parse_starting_nodes
+from vjob.jobs.schedulers.slurm.nodes import parse_starting_nodes
 
 CONFS = sorted(
     path

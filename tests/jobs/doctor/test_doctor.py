@@ -6,7 +6,7 @@ import pytest
 
 from varuna_core.agent.meeting import network
 from vjob.jobs.doctor import doctor
-from vjob.jobs.schedulers.slurm_settings import (
+from vjob.jobs.schedulers.slurm.settings import (
     judge_accounting,
     judge_het_steps,
     judge_kill_wait,

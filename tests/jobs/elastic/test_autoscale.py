@@ -26,8 +26,7 @@ from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.process import ENTRY
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
-from vjob.jobs.schedulers.slurm_nodes import IdleNode
+from vjob.jobs.schedulers.job import IdleNode, JobInfo, JobState
 from vjob.jobs.submit.scripts import render_batch
 
 TEXT = MORPH.replace("a100:4", "a100:1").replace("pipeline: 4", "pipeline: 1")

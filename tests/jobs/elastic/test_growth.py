@@ -29,12 +29,9 @@ from vjob.jobs.elastic.growth import (
     still_pays,
 )
 from vjob.jobs.monitor.model.snapshot import Point, Progress
-from vjob.jobs.schedulers.slurm_commands import parse_time
-from vjob.jobs.schedulers.slurm_nodes import (
-    build_sinfo_idle_command,
-    list_fitting,
-    parse_idle_nodes,
-)
+from vjob.jobs.schedulers.job import list_fitting
+from vjob.jobs.schedulers.slurm.commands import parse_time
+from vjob.jobs.schedulers.slurm.nodes import build_sinfo_idle_command, parse_idle_nodes
 
 CONF = MORPH.replace("a100:4", "a100:1").replace("min_nodes: 2", "min_nodes: 2, max_nodes: 64")
 TRAINING = find_facts(

@@ -25,7 +25,7 @@ from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs import find as runs
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Scheduler, Submission
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
 
 ROOMY = MORPH.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8")
 

@@ -14,8 +14,9 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs import find
 from vjob.jobs.schedulers import run_index
-from vjob.jobs.schedulers.slurm import SlurmScheduler
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState, parse_canceller
+from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.slurm.commands import parse_canceller
+from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
 Make = Callable[[str, str], RunFolder]
 RECORD = RunRecord(

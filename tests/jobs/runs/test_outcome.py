@@ -16,7 +16,7 @@ from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs import find as runs
 from vjob.jobs.runs.outcome import explain_end, find_ended, judge_run
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
 
 TOLD = "n0 was told to end by SIGTERM"
 

@@ -22,7 +22,7 @@ from vjob.jobs.commands.cli import cli
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.runs import prune as pruning
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
 
 DAY_S = 86400
 

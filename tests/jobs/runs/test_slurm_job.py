@@ -24,7 +24,7 @@ from vjob.jobs.runs.slurm_job import (
     parse_sacct_parts,
 )
 from vjob.jobs.schedulers.broker import Answer
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
 
 SHOWN = (
     "JobId=31 ArrayJobId=29 ArrayTaskId=2 JobName=my steps UserId=ann(1000) GroupId=ann(1000) "

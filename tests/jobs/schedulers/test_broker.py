@@ -16,11 +16,13 @@ import pytest
 
 from tests.command import wait_for
 from vjob.jobs.errors import UncertainError
-from vjob.jobs.schedulers import broker, slurm
+from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
 from vjob.jobs.schedulers.broker import Answer, ask
-from vjob.jobs.schedulers.slurm import SlurmScheduler
-from vjob.jobs.schedulers.slurm_commands import JobState, build_squeue_command
+from vjob.jobs.schedulers.job import JobState
+from vjob.jobs.schedulers.slurm import scheduler as slurm
+from vjob.jobs.schedulers.slurm.commands import build_squeue_command
+from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
 ROW = "{job}|N/A|N/A|{word}|a1|None|0|N/A|vjob:x|10:00|"
 COMMAND = ["squeue", "--user=1"]

@@ -26,12 +26,8 @@ from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers.slurm_commands import (
-    JobInfo,
-    JobState,
-    parse_lost_nodes,
-    parse_squeue_output,
-)
+from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.slurm.commands import parse_lost_nodes, parse_squeue_output
 
 ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1|"
 

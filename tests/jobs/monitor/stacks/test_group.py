@@ -23,7 +23,8 @@ from vjob.jobs.monitor.stacks.group import (
     render_stacks,
     shorten_path,
 )
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState, build_beside_command
+from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.slurm.commands import build_beside_command
 
 FRAMES = st.builds(
     Frame,

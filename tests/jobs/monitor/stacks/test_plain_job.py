@@ -16,7 +16,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.group import render_stacks
 from vjob.jobs.monitor.stacks.plain_job import collect_job_stacks
 from vjob.jobs.runs.slurm_job import JobPart, SlurmJob
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
 
 NUMBER = f"88{os.getpid()}"
 SRUN = f"""#!/bin/sh

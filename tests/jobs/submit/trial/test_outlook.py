@@ -9,7 +9,7 @@ import pytest
 
 from vjob.jobs.conf.schema import Checkpoint, JobConf, Program, Train
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Stacks, Thread, group_stacks
-from vjob.jobs.schedulers.slurm import explain_refusal
+from vjob.jobs.schedulers.slurm.scheduler import explain_refusal
 from vjob.jobs.submit.trial.outlook import find_step_s, format_bytes, split_refusal
 from vjob.jobs.submit.trial.result import Finding, Result, Row, render
 from vjob.jobs.submit.trial.saving import count_checkpoints

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vjob.jobs.errors import UncertainError
-from vjob.jobs.schedulers.slurm_commands import (
-    After,
-    JobState,
+from vjob.jobs.schedulers.job import After, JobState
+from vjob.jobs.schedulers.slurm.commands import (
     build_sbatch_command,
     build_squeue_command,
     build_states_command,

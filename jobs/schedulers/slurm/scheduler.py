@@ -20,11 +20,11 @@ from vjob.jobs import process
 from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.errors import UncertainError, VjobError
 from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers import slurm_commands as slurm
 from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, SELDOM_S, Scheduler, Submission
-from vjob.jobs.schedulers.slurm_commands import COMMENT_PREFIX, JobInfo, JobState
-from vjob.jobs.schedulers.slurm_nodes import (
-    IdleNode,
+from vjob.jobs.schedulers.job import OVER, IdleNode, JobInfo, JobState
+from vjob.jobs.schedulers.slurm import commands as slurm
+from vjob.jobs.schedulers.slurm.commands import COMMENT_PREFIX
+from vjob.jobs.schedulers.slurm.nodes import (
     build_sinfo_idle_command,
     build_sinfo_nodes_command,
     parse_idle_nodes,
@@ -45,6 +45,9 @@ class SlurmScheduler(Scheduler):
 
     name = "slurm"
 
+    def __init__(self, run: RunFolder | None = None) -> None:
+        """Slurm knows its jobs by id, so `run` is not used."""
+
     def make_command(self, submission: Submission) -> list[str]:
         """sbatch in the environment of a fresh login, whatever ours is; ended after `SUBMIT_S`."""
         script = submission.script
@@ -57,6 +60,9 @@ class SlurmScheduler(Scheduler):
         )
         # Ctrl-C goes to the whole foreground group: sbatch must not die of it once its job is made.
         return ["timeout", f"{SUBMIT_S:g}", *process.build_clean_command(sbatch, KEPT)]
+
+    def parse_job_id(self, text: str) -> str:
+        return slurm.parse_sbatch_output(text)
 
     def explain_failure(self, code: int, text: str) -> VjobError:
         if code == TIMED_OUT:
@@ -113,7 +119,7 @@ class SlurmScheduler(Scheduler):
             with contextlib.suppress(UncertainError):
                 answer = broker.ask(slurm.build_sacct_command(forgotten), floor_s=SELDOM_S)
                 infos = slurm.parse_sacct_output(answer.text)
-                _fill(found, [info for info in infos if info.state in slurm.OVER])
+                _fill(found, [info for info in infos if info.state in OVER])
         # squeue lists components in no order of ours.
         return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
 
@@ -161,7 +167,7 @@ def name_user(number: int) -> str:
 
 
 def _can_expedite() -> bool:
-    from vjob.jobs.schedulers.slurm_settings import read_settings
+    from vjob.jobs.schedulers.slurm.settings import read_settings
 
     facts = read_settings()
     if "SLURM_VERSION" not in facts and slurm.EXPEDITES in facts.get("SlurmctldParameters", ""):
@@ -279,7 +285,7 @@ def _ask_queue(queue: Sequence[str], floor_s: float, after: float) -> list[JobIn
 def _confirm(queue: Sequence[str], known: broker.Answer) -> None:
     """Ask for the states alone, where squeue can (24.05), all jobs run, and none did anything."""
     infos = slurm.parse_squeue_output(known.text)
-    live = {info.id: info for info in infos if info.state not in slurm.OVER}
+    live = {info.id: info for info in infos if info.state not in OVER}
     age_s = time.time() - known.asked
     if not 0 <= age_s < FULL_S or {info.state for info in live.values()} != {JobState.RUNNING}:
         return

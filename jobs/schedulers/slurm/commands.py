@@ -7,51 +7,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from enum import Enum
 from typing import Any
 
 from vjob.jobs.errors import UncertainError
+from vjob.jobs.schedulers.job import NOTHING, After, JobInfo, JobState
 
 COMMENT_PREFIX = "vjob:"
 
-
-class JobState(Enum):
-    """State of a job; an unknown word of the scheduler becomes UNKNOWN and keeps its text."""
-
-    PENDING = "PENDING"
-    CONFIGURING = "CONFIGURING"
-    RUNNING = "RUNNING"
-    COMPLETING = "COMPLETING"
-    SUSPENDED = "SUSPENDED"
-    REQUEUED = "REQUEUED"
-    PREEMPTED = "PREEMPTED"
-    COMPLETED = "COMPLETED"
-    CANCELLED = "CANCELLED"
-    FAILED = "FAILED"
-    TIMEOUT = "TIMEOUT"
-    NODE_FAIL = "NODE_FAIL"
-    OUT_OF_MEMORY = "OUT_OF_MEMORY"
-    BOOT_FAIL = "BOOT_FAIL"
-    DEADLINE = "DEADLINE"
-    UNKNOWN = "UNKNOWN"
-
-
-OVER = frozenset(
-    {
-        JobState.PREEMPTED,
-        JobState.COMPLETED,
-        JobState.CANCELLED,
-        JobState.FAILED,
-        JobState.TIMEOUT,
-        JobState.NODE_FAIL,
-        JobState.OUT_OF_MEMORY,
-        JobState.BOOT_FAIL,
-        JobState.DEADLINE,
-    }
-)
-"""States that a job does not leave by itself."""
 
 ALIASES = {
     "REQUEUE_HOLD": JobState.PENDING,
@@ -65,54 +29,6 @@ ALIASES = {
     "REVOKED": JobState.CANCELLED,
     "LAUNCH_FAILED": JobState.PENDING,  # requeued and held
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobInfo:
-    """One job, or one component of a het job."""
-
-    id: str
-    """As the user types it: 12, 12+1 for a component, 12_3 for an element of an array."""
-    state: JobState
-    word: str
-    """The scheduler's own word."""
-    nodes: str = ""
-    """Node list in Slurm's spelling."""
-    reason: str = ""
-    """Why it pends, or how it ended."""
-    comment: str = ""
-    restarts: int = 0
-    exit_code: str = ""
-    start: str = ""
-    """Start, or expected start, as the scheduler writes it."""
-    left_s: float | None = None
-    """Until its time limit, when it was asked; None where that is not known."""
-    asked: float | None = field(default=None, compare=False)
-    """The time for which all this is good; None where the scheduler is this machine."""
-
-    @property
-    def leader(self) -> str:
-        return self.id.partition("+")[0]
-
-    @property
-    def component(self) -> int:
-        number = self.id.partition("+")[2]
-        return int(number) if number.isdigit() else 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class After:
-    """Jobs that a job waits for, by id; all of them."""
-
-    started: tuple[str, ...] = ()
-    """They must have begun."""
-    succeeded: tuple[str, ...] = ()
-    """They must have ended well; where one has not, the job is cancelled."""
-    ended: tuple[str, ...] = ()
-    """They must be over."""
-
-
-NOTHING = After()
 
 
 def parse_state(word: str) -> JobState:
@@ -161,12 +77,9 @@ def can_expedite(facts: Mapping[str, str]) -> bool:
 
 
 def parse_sbatch_output(text: str) -> str:
-    """The job id from `--parsable` output: `12` or `12;cluster`; warnings may stand before it.
-
-    The shell that starts a local job prints its id alike: `L12`.
-    """
+    """The job id from `--parsable` output: `12` or `12;cluster`; warnings may stand before it."""
     for line in reversed(text.strip().splitlines()):
-        match = re.fullmatch(r"(L?\d+)(;\S+)?", line.strip())
+        match = re.fullmatch(r"(\d+)(;\S+)?", line.strip())
         if match:
             return match.group(1)
     raise UncertainError(

@@ -21,9 +21,9 @@ from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs.cancel import cancel_run
-from vjob.jobs.schedulers import local_supervisor
-from vjob.jobs.schedulers.local import START_S
-from vjob.jobs.schedulers.local_supervisor import LocalJob
+from vjob.jobs.schedulers.local import supervisor as local_supervisor
+from vjob.jobs.schedulers.local.scheduler import START_S
+from vjob.jobs.schedulers.local.supervisor import LocalJob
 
 WHO = """
 name: who
@@ -358,7 +358,7 @@ def fake_tools(vjob: Vjob, run: RunFolder) -> str:
     folder.mkdir()
     tool = folder / "srun"
     tool.write_text(
-        f'#!/bin/sh\nexec "{sys.executable}" -m vjob.jobs.schedulers.local_srun srun "$@"\n'
+        f'#!/bin/sh\nexec "{sys.executable}" -m vjob.jobs.schedulers.local.srun srun "$@"\n'
     )
     tool.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"

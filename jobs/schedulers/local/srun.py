@@ -1,7 +1,7 @@
 """Stand-ins for srun and scontrol on a machine without Slurm.
 
-    python -m vjob.jobs.schedulers.local_srun srun OPTIONS COMMAND... [: OPTIONS COMMAND...]
-    python -m vjob.jobs.schedulers.local_srun scontrol requeue|show ...
+    python -m vjob.jobs.schedulers.local.srun srun OPTIONS COMMAND... [: OPTIONS COMMAND...]
+    python -m vjob.jobs.schedulers.local.srun scontrol requeue|show ...
 
 Takes the options that our batch script uses, and refuses others. Each "node" is a process group.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from vjob.jobs import process
-from vjob.jobs.schedulers.slurm_commands import expand_nodes
+from vjob.jobs.schedulers.slurm.commands import expand_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

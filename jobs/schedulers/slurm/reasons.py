@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
-from vjob.jobs.schedulers.slurm_commands import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobInfo, JobState
 
 _UNSEEN = "is log_folder on a file system that the nodes see, and may you write there?"
 _SINFO = "`sinfo -R` shows why"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.jobs.planning.test_plan_command import SINFO
 from vjob.jobs.errors import InputError
-from vjob.jobs.schedulers.slurm_nodes import (
+from vjob.jobs.schedulers.slurm.nodes import (
     build_sinfo_nodes_command,
     guess_kind,
     parse_gres,

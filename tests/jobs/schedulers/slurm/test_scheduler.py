@@ -11,10 +11,10 @@ import pytest
 
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import UncertainError, VjobError
-from vjob.jobs.schedulers import slurm
 from vjob.jobs.schedulers.base import Submission
+from vjob.jobs.schedulers.job import NOTHING, After
 from vjob.jobs.schedulers.script_executor import ScriptExecutor
-from vjob.jobs.schedulers.slurm_commands import NOTHING, After
+from vjob.jobs.schedulers.slurm import scheduler as slurm
 
 CANARY = "eyJ-CANARY-in-argv"
 WATCHER = """

@@ -7,29 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import find_gpu
-from varuna_core.records.plan import GroupPlan
 from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.errors import InputError
-from vjob.jobs.schedulers.slurm_commands import LOST
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdleNode:
-    """An idle node in one queue."""
-
-    name: str
-    queue: str
-    is_default: bool
-    """The queue is the one of jobs that name none."""
-    gpus: tuple[tuple[str, int], ...]
-    """Type, perhaps empty, and number."""
-    cpus: int
-    memory_mb: int
+from vjob.jobs.schedulers.job import IdleNode
+from vjob.jobs.schedulers.slurm.commands import LOST
 
 
 def build_sinfo_idle_command(queues: Sequence[str | None]) -> list[str]:
@@ -61,28 +46,6 @@ def parse_idle_nodes(text: str) -> list[IdleNode]:
             )
         )
     return found
-
-
-def list_fitting(
-    nodes: Sequence[IdleNode], group: GroupPlan, exclude: Collection[str] = ()
-) -> list[str]:
-    """Names of the nodes that a job for nodes like the group's may get."""
-    names = []
-    for node in nodes:
-        is_in = node.is_default if group.queue is None else node.queue in group.queue.split(",")
-        if is_in and node.name not in exclude and _has_all(node, group):
-            names.append(node.name)
-    return list(dict.fromkeys(names))
-
-
-def _has_all(node: IdleNode, group: GroupPlan) -> bool:
-    wanted = (group.gpu_type or "").lower()
-    gpus = sum(count for kind, count in node.gpus if wanted in ("", kind.lower()))
-    return (
-        gpus >= group.gpus
-        and node.cpus >= (group.cpus or 1)
-        and node.memory_mb >= 1024 * (group.memory_gb or 0)
-    )
 
 
 def _to_int(text: str) -> int:

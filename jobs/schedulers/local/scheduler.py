@@ -1,8 +1,8 @@
 """This machine as a scheduler, for local runs and runs on a list of machines: the same scripts,
 under a supervisor of our own.
 
-The supervisor (local_supervisor.py) runs the batch script with stand-ins for srun and scontrol
-(local_srun.py) first on PATH; the "nodes" are process groups here. It is detached, so it survives
+The supervisor (supervisor.py) runs the batch script with stand-ins for srun and scontrol
+(srun.py) first on PATH; the "nodes" are process groups here. It is detached, so it survives
 the terminal, and writes its state to local.json (local.<group>.json) in the run folder.
 """
 
@@ -28,7 +28,8 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, Scheduler, Submission
-from vjob.jobs.schedulers.slurm_commands import OVER, JobInfo, JobState, parse_state
+from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.slurm.commands import parse_state
 
 
 def resolve_machine_list(conf: JobConf, *, is_preview: bool) -> JobConf:
@@ -118,7 +119,7 @@ class LocalScheduler(Scheduler):
         state = {"job": job, "state": "PENDING", "time": time.time(), "after": waits}
         write_json(state_file(run, group), state)
         command = process.build_own_command(
-            "-m", "vjob.jobs.schedulers.local_supervisor", str(run.path), job, group or ""
+            "-m", "vjob.jobs.schedulers.local.supervisor", str(run.path), job, group or ""
         )
         kept = {*local_environment(os.environ), *keep_ssh_agent(os.environ)} - {"SLURM_JWT"}
         words = process.build_clean_command(command, sorted(kept))

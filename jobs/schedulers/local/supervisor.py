@@ -1,6 +1,6 @@
 """Supervisor of one local job, in the place of slurmd on a cluster.
 
-    python -m vjob.jobs.schedulers.local_supervisor RUN JOB [GROUP]
+    python -m vjob.jobs.schedulers.local.supervisor RUN JOB [GROUP]
 
 Runs the rendered batch script with stand-ins for srun and scontrol first on PATH, passes signals
 on, keeps the time limit, runs it again on `scontrol requeue`, and writes its state atomically. It
@@ -29,8 +29,8 @@ from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError
-from vjob.jobs.schedulers.local import find_failed, is_waiting, read_machines, state_file
-from vjob.jobs.schedulers.local_srun import OFFSET
+from vjob.jobs.schedulers.local.scheduler import find_failed, is_waiting, read_machines, state_file
+from vjob.jobs.schedulers.local.srun import OFFSET
 
 MARGIN_S = 10.0
 """Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
@@ -43,7 +43,7 @@ one counts as one that will never start."""
 MORE_ROOM_S = 600.0
 """And before each later one."""
 
-STEP = "vjob.jobs.schedulers.local_srun"
+STEP = "vjob.jobs.schedulers.local.srun"
 WATCHED_LIST = "varuna_core.launch.watch"
 """In the place of srun on a list of machines where the run may morph."""
 FIXED_LIST = "varuna_core.launch.step"

@@ -9,13 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from vjob.jobs.schedulers.slurm_commands import (
-    JobInfo,
-    JobState,
-    parse_show_job_output,
-    parse_squeue_output,
-)
-from vjob.jobs.schedulers.slurm_reasons import (
+from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.slurm.commands import parse_show_job_output, parse_squeue_output
+from vjob.jobs.schedulers.slurm.reasons import (
     Fate,
     explain_launch,
     explain_reason,
