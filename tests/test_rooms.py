@@ -35,6 +35,7 @@ BELOW = {
         "varuna_core/facts",
         "varuna_core/facts/catalogue",
         "varuna_core/records",
+        "varuna_core/plugins",
         "varuna_core/checkpoint/format",
         "varuna_core/data",
         "varuna_core/planner/profile",

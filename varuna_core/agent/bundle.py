@@ -23,11 +23,12 @@ import sys
 import zipfile
 from pathlib import Path
 from types import CodeType
-from typing import Mapping
+from typing import Mapping, Optional, Sequence
 
 import varuna_core
+from varuna_core.plugins.seam import collect_for_nodes
 
-_FOLDERS = ("facts", "records", "agent", "morph", "trace")
+_FOLDERS = ("facts", "records", "plugins", "agent", "morph", "trace")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = """\
@@ -67,9 +68,14 @@ _MOST_KEPT = 9
 """Bundles in the cache: three of each kind."""
 
 
-def write_bundle(path: Path, *, compiled: bool = True) -> None:
-    """Write agent.pyz; it lands whole or not at all. Without `compiled` it is a third as large."""
-    sources = collect_sources()
+def write_bundle(
+    path: Path, *, compiled: bool = True, plugins: Optional[Mapping[str, Sequence[str]]] = None
+) -> None:
+    """Write agent.pyz; it lands whole or not at all. Without `compiled` it is a third as large.
+
+    `plugins` are those that nodes need: names by group.
+    """
+    sources = {**collect_sources(), **collect_for_nodes(plugins or {})}
     _write(path, _render("agent.pyz", sources) if compiled else render_bundle(sources))
 
 
