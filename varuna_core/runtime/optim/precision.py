@@ -18,17 +18,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
+from varuna_core.runtime.optim.slices import Slice
 from varuna_core.runtime.split.kept import KeptModules
-
-if TYPE_CHECKING:
-    from varuna_core.runtime.optim.zero_weights import Slice
 
 log = logging.getLogger(__name__)
 

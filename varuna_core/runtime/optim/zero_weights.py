@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from varuna_core.checkpoint.format.box import Box
 from varuna_core.runtime.comm.devices import GLOO
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.optim.precision import MicroBatchWeight
+from varuna_core.runtime.optim.slices import Slice, take_slice
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.runtime.split.stage import Stage
 
@@ -31,32 +30,6 @@ log = logging.getLogger(__name__)
 
 WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
 """In names of optimizers whose update of an element depends on others of its tensor."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slice:
-    """This rank's rows of a parameter."""
-
-    sharded: nn.Parameter
-    """torch's DTensor, which the module has."""
-    own: nn.Parameter
-    """The rows alone, in the same memory."""
-    shape: tuple[int, ...]
-    box: Box
-    segment: int
-    """Of the model, that uses it."""
-
-    @property
-    def is_first(self) -> bool:
-        """It answers for what of the state is not in rows, such as a count of steps."""
-        return self.box.volume > 0 and self.box.offset[0] == 0
-
-    def collect_gradient(self) -> None:
-        """Take the gradient of the step, summed over the replicas."""
-        gradient: Any = self.sharded.grad
-        self.sharded.grad = None
-        if gradient is not None:
-            self.own.grad = gradient.to_local()
 
 
 def shard_modules(
@@ -112,7 +85,7 @@ def shard_modules(
             for name in names:
                 sharded = stage.module.get_parameter(name)
                 segment = min(split.segments[name])
-                slices[name] = _take_slice(sharded, segment, place, mesh.size())
+                slices[name] = take_slice(sharded, segment, place, mesh.size())
             stage.give_up(names)
     return slices
 
@@ -153,21 +126,6 @@ class _Scatter(_Messages):
         if self.weight.factor != 1.0:  # of half precision, summed in fp32
             input_tensor.mul_(self.weight.factor)
         return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
-
-
-def _take_slice(sharded: Any, segment: int, place: int, size: int) -> Slice:
-    rows = sharded.detach().to_local()
-    step = -(-sharded.shape[0] // size)
-    begin = min(place * step, sharded.shape[0])
-    box = Box((begin, *[0] * (sharded.dim() - 1)), tuple(rows.shape))
-    assert len(rows) == min(step, sharded.shape[0] - begin), "torch slices otherwise"
-    return Slice(
-        sharded=sharded,
-        own=nn.Parameter(rows),
-        shape=tuple(sharded.shape),
-        box=box,
-        segment=segment,
-    )
 
 
 def find_units(split: Split, stage: Stage, is_half: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,6 @@ from varuna_core.runtime.split.rehearsal import Rehearsal, copy_model, rehearse
 from varuna_core.runtime.split.replay import Replay
 from varuna_core.runtime.split.stage import Stage, plan_stubs
 from varuna_core.runtime.split.weights import Init, Weights
-
-if TYPE_CHECKING:
-    from varuna_core.runtime.tensor_parallel.sharding import Sharding
-
 
 # Where each parameter and buffer lies.
 
@@ -230,6 +226,21 @@ def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[s
 # The split.
 
 
+class LayerShares(Protocol):
+    """The weights of a rank that holds shares of layers (tensor_parallel/sharding.py)."""
+
+    def cut(self, name: str, values: Tensor) -> Tensor:
+        """Cut this rank's share from the values of a parameter or buffer."""
+
+    def stand_in(
+        self, name: str, original: Tensor, dtype: torch.dtype, device: torch.device, is_early: bool
+    ) -> nn.Parameter:
+        """A parameter of the whole shape, for the check of the stage before it holds shares."""
+
+    def install(self, stage: Stage, local: Mapping[str, nn.Parameter]) -> None:
+        """Let the stage's modules compute with shares."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """The segments, parameters and buffers of each stage."""
@@ -305,7 +316,7 @@ class Split:
         init: Init | None = None,
         check: bool = True,
         at_hand: Mapping[str, nn.Parameter] | None = None,
-        sharding: Sharding | None = None,
+        sharding: LayerShares | None = None,
     ) -> Stage:
         """The stage with its weights, checked for leaks.
 
@@ -376,7 +387,7 @@ class Split:
         weights: Weights,
         stubbed: set[int],
         at_hand: Mapping[str, nn.Parameter],
-        sharding: Sharding | None,
+        sharding: LayerShares | None,
     ) -> tuple[dict[str, nn.Parameter], dict[str, nn.Parameter], dict[int, Any], dict[str, Tensor]]:
         """The stage's own, those that code before it reads, for each original its copy, and fp32
         values of those that are trained, if `types` has others."""
@@ -425,7 +436,7 @@ class Split:
         )
 
     def _make_buffers(
-        self, index: int, weights: Weights, stubbed: set[int], sharding: Sharding | None
+        self, index: int, weights: Weights, stubbed: set[int], sharding: LayerShares | None
     ) -> dict[int, Any]:
         replaced: dict[int, Any] = {}
         for name, original in self.model.named_buffers():
@@ -464,7 +475,7 @@ class RankStages:
         indices: Sequence[int],
         state_dict: Mapping[str, Tensor] | None,
         seed: int | None,
-        sharding: Sharding | None = None,
+        sharding: LayerShares | None = None,
     ) -> RankStages:
         held: dict[str, nn.Parameter] = {}
         stages = []

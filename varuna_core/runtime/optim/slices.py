@@ -1,0 +1,56 @@
+"""Rows of a parameter on one of several replicas (ZeRO 3).
+
+`zero_weights` makes them, `precision.Masters` and checkpoints read them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from varuna_core.checkpoint.format.box import Box
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """This rank's rows of a parameter."""
+
+    sharded: nn.Parameter
+    """torch's DTensor, which the module has."""
+    own: nn.Parameter
+    """The rows alone, in the same memory."""
+    shape: tuple[int, ...]
+    box: Box
+    segment: int
+    """The segment of the model that uses the parameter."""
+
+    @property
+    def is_first(self) -> bool:
+        """True for the slice that answers for state that is not in rows, such as a count of
+        steps."""
+        return self.box.volume > 0 and self.box.offset[0] == 0
+
+    def collect_gradient(self) -> None:
+        """Take the gradient of the step, summed over the replicas."""
+        gradient: Any = self.sharded.grad
+        self.sharded.grad = None
+        if gradient is not None:
+            self.own.grad = gradient.to_local()
+
+
+def take_slice(sharded: Any, segment: int, place: int, size: int) -> Slice:
+    """Take the rows of a sharded parameter that replica `place` of `size` holds."""
+    rows = sharded.detach().to_local()
+    step = -(-sharded.shape[0] // size)
+    begin = min(place * step, sharded.shape[0])
+    box = Box((begin, *[0] * (sharded.dim() - 1)), tuple(rows.shape))
+    assert len(rows) == min(step, sharded.shape[0] - begin), "torch slices otherwise"
+    return Slice(
+        sharded=sharded,
+        own=nn.Parameter(rows),
+        shape=tuple(sharded.shape),
+        box=box,
+        segment=segment,
+    )
