@@ -10,7 +10,7 @@ SOURCE := .
 else  # setuptools writes beside the sources: of a checkout that cannot be written a copy is installed.
 SOURCE := $(VENV)/source
 COPY = rm -rf $(SOURCE) && mkdir -p $(SOURCE) && cp -R setup.cfg pyproject.toml README.md LICENSE \
-  vjob varuna_core jobs templates reports containers $(SOURCE)
+  vjob varuna_core jobs shelf templates reports containers $(SOURCE)
 endif
 
 .PHONY: demo test test-long test-enroot test-containers newest check release bench gpu packages docs \

@@ -11,7 +11,7 @@ from unittest import mock
 import click
 
 from tests import ROOT
-from vjob.jobs.commands.cli import cli
+from vjob.shelf.commands.cli import cli
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)

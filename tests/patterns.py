@@ -22,7 +22,7 @@ from typing import Any
 
 from tests import ROOT
 
-ROOMS = ("jobs", "varuna_core", "reports", "containers")
+ROOMS = ("shelf", "jobs", "varuna_core", "reports", "containers")
 CALLS = ("compile", "match", "search", "fullmatch", "findall", "finditer", "sub", "subn", "split")
 END = "\x00"
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests import ROOT
 
-OURS = ("jobs", "templates", "containers", "reports", "varuna_core")
+OURS = ("shelf", "jobs", "templates", "containers", "reports", "varuna_core")
 """Folders; all but the last are imported as parts of `vjob`."""
 TORCH_FREE = (
     "varuna_core/facts",
@@ -26,13 +26,14 @@ TORCH_FREE = (
     "varuna_core/schedule",
 )
 MAY_IMPORT = {
+    "shelf": {"shelf", "jobs", "templates", "containers", "reports", "varuna_core"},
     "jobs": {"jobs", "templates", "containers", "reports", "varuna_core"},
     "reports": {"reports", "templates", "varuna_core"},
     "varuna_core": {"varuna_core"},
     "containers": {"containers"},
     "templates": set(),
 }
-COMPOSITION_ROOTS = {"varuna_core/launch/__main__.py": {"jobs"}}
+COMPOSITION_ROOTS = {"varuna_core/launch/__main__.py": {"shelf"}}
 """Entry files that hand over to a part above them; nothing imports them."""
 HEAVY = {"torch", "pandas", "plotly", "numpy", "pyarrow"}
 STARTS_PROCESSES = {
@@ -87,7 +88,7 @@ def test_only_the_torch_free_part_of_varuna_core_is_used_elsewhere() -> None:
     parts = ("facts", "records", "agent", "data", "schedule", "planner", "launch", "functions")
     parts += ("morph.gain", "plugins")
     allowed = tuple(f"varuna_core.{part}" for part in parts)
-    for package in ("jobs", "reports"):
+    for package in ("shelf", "jobs", "reports"):
         for path in files(package):
             for name in imports(path):
                 if name.startswith("varuna_core."):
@@ -188,7 +189,7 @@ def test_help_and_dry_run_import_nothing_heavy(tmp_path: Path) -> None:
     conf.write_text("name: x\nprogram: {script: a.py}\ncluster: {scheduler: local}\n")
     code = (
         "import sys\n"
-        "from vjob.jobs.commands.cli import cli\n"
+        "from vjob.shelf.commands.cli import cli\n"
         f"cli.main(['submit', {str(conf)!r}, '--dry-run'], standalone_mode=False)\n"
         "bad = {'torch', 'pandas', 'plotly', 'numpy', 'pyarrow', 'vjob.reports'}\n"
         "bad &= set(sys.modules)\n"
@@ -229,7 +230,7 @@ def test_no_folder_is_imported_under_its_own_name(tmp_path: Path) -> None:
     """A checkout on sys.path has `jobs` and `vjob.jobs`: two modules of one file. Ruff forbids it
     in the code; what vjob itself imports must not do it either."""
     code = (
-        "import sys, vjob.jobs.commands.cli, vjob.reports, vjob.containers.registry\n"
+        "import sys, vjob.shelf.commands.cli, vjob.reports, vjob.containers.registry\n"
         f"print(sorted(set(sys.modules) & set({OURS[:-1]!r})))"
     )
     done = subprocess.run(
@@ -245,7 +246,7 @@ def test_no_file_is_made_through_a_link() -> None:
     """A name that another user may guess, in a folder that they may write, leads elsewhere."""
     found = [
         f"{path.relative_to(ROOT)}: {call[0]}"
-        for folder in ("jobs", "varuna_core", "reports", "containers")
+        for folder in ("shelf", "jobs", "varuna_core", "reports", "containers")
         for path in sorted((ROOT / folder).rglob("*.py"))
         for call in re.finditer(r"[^\n]*O_CREAT[^\n]*", path.read_text())
         if "O_EXCL" not in call[0] and "O_NOFOLLOW" not in call[0]

@@ -34,7 +34,7 @@ Vjob = Callable[..., str]
 def copy(tmp_path: Path) -> Path:
     """The sources, as a checkout has them."""
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("jobs", "templates", "reports", "containers", "varuna_core", "vjob"):
+    for name in ("shelf", "jobs", "templates", "reports", "containers", "varuna_core", "vjob"):
         shutil.copytree(ROOT / name, tmp_path / "copy" / name, symlinks=True, ignore=ignored)
     (tmp_path / "train.py").touch()
     (tmp_path / "conf.yaml").write_text(CONF)

@@ -29,10 +29,10 @@ from tests.documents import (
     read_prose,
 )
 from varuna_core.records.runfolder import RunFolder, may_share
-from vjob.jobs.commands.cli import cli
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.monitor.model.snapshot import Health
+from vjob.shelf.commands.cli import cli
 
 
 @pytest.mark.parametrize(("page", "text"), find_blocks("yaml"))
@@ -263,7 +263,7 @@ def list_strings(path: Path) -> Iterator[tuple[int, str]]:
 
 def test_what_users_read_is_in_plain_words() -> None:
     found = []
-    for folder in ("jobs", "varuna_core", "containers", "reports", "templates"):
+    for folder in ("shelf", "jobs", "varuna_core", "containers", "reports", "templates"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix == ".py":
                 texts = list(list_strings(path))

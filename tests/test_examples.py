@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import ROOT
-from vjob.jobs.commands.cli import cli
+from vjob.shelf.commands.cli import cli
 
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.yaml"))
 THEIRS = (

@@ -19,7 +19,7 @@ from tests import ROOT
 from tests.pythons import list_pythons
 from tests.second_user import make_colleague
 
-FOLDERS = {name: f"vjob/{name}" for name in ("jobs", "templates", "reports", "containers")}
+FOLDERS = {name: f"vjob/{name}" for name in ("shelf", "jobs", "templates", "reports", "containers")}
 """Where a folder of the checkout lies when installed; the others keep their names."""
 PACKAGES = ("vjob", "varuna_core", *FOLDERS)
 BUILD = """

@@ -8,8 +8,8 @@
 
 docs/python.md has the rest. Importing vjob imports nothing else: its functions come with their
 first use. In a checkout its parts are the folders beside this one, reached by relative links:
-`vjob.jobs` (the command), `vjob.templates`, `vjob.reports` and `vjob.containers`. No public name
-here may equal a part's name: importing the part would replace it.
+`vjob.jobs`, `vjob.shelf` (the commands), `vjob.templates`, `vjob.reports` and `vjob.containers`.
+No public name here may equal a part's name: importing the part would replace it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vjob.jobs.api.executor import VjobExecutor as VjobExecutor
-    from vjob.jobs.api.face import compare as compare
     from vjob.jobs.api.face import job as job
     from vjob.jobs.api.face import load as load
     from vjob.jobs.api.face import plan as plan
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from vjob.jobs.errors import ConfError as ConfError
     from vjob.jobs.errors import InputError as InputError
     from vjob.jobs.errors import VjobError as VjobError
+    from vjob.shelf.compare import compare as compare
 
 _HOMES = {
     "Conf": ("vjob.jobs.conf.schema", "JobConf"),
@@ -39,7 +39,7 @@ _HOMES = {
     "JobStatus": ("vjob.jobs.api.job", "JobStatus"),
     "VjobError": ("vjob.jobs.errors", "VjobError"),
     "VjobExecutor": ("vjob.jobs.api.executor", "VjobExecutor"),
-    "compare": ("vjob.jobs.api.face", "compare"),
+    "compare": ("vjob.shelf.compare", "compare"),
     "job": ("vjob.jobs.api.face", "job"),
     "load": ("vjob.jobs.api.face", "load"),
     "plan": ("vjob.jobs.api.face", "plan"),

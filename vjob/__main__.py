@@ -17,7 +17,7 @@ def main() -> None:
         del sys.argv[:2]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return
-    from vjob.jobs.commands.cli import main as run_cli
+    from vjob.shelf.commands.cli import main as run_cli
 
     run_cli()
 

@@ -4,7 +4,7 @@
 
 Real runs of this machine (plain, failed and restarted, split, morphed), each as it ended and as if
 it went on. A round changes one to three files of one of them, and calls every command on it:
-tests/jobs/commands/mutation.py has the changes and what a command may take. Then every regular
+tests/shelf/commands/mutation.py has the changes and what a command may take. Then every regular
 expression of the packages on texts of 1 MB that repeat its parts (tests/patterns.py).
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS
-from tests.jobs.commands.mutation import CPU_S, MEMORY_BYTES
-from tests.jobs.commands.test_mutation import describe, make_runs, run_worker
 from tests.patterns import collect, find_slow
+from tests.shelf.commands.mutation import CPU_S, MEMORY_BYTES
+from tests.shelf.commands.test_mutation import describe, make_runs, run_worker
 
 RESULT = RESULTS / "mutation.md"
 PATTERN_BYTES = 1_000_000

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.logs.trace import COLUMNS, FORMAT
-from vjob.jobs.monitor.web.feed import Feed, Shown
-from vjob.jobs.monitor.web.report import ReportSource, open_report
-from vjob.jobs.monitor.web.server import LivePage, Server, Site
+from vjob.shelf.web.feed import Feed, Shown
+from vjob.shelf.web.report import ReportSource, open_report
+from vjob.shelf.web.server import LivePage, Server, Site
 
 RANKS = 4
 DETAIL_EVERY = 50

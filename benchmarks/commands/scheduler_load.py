@@ -78,7 +78,7 @@ for _ in range(looks):
     scheduler.find_idle(["gpu2"])
     late += look_s
 """
-"""The questions of jobs/elastic/autoscale.py, in its order; the clock goes on between two looks."""
+"""Questions of shelf/elastic/autoscale.py, in its order; the clock goes on between two looks."""
 
 
 def count_requests(sdiag: str) -> Counter[str]:

@@ -38,7 +38,7 @@ REASONS = {
     "tests/examples": RUNS,
     "tests/foreign/": "other people's programs, before and after they are ported",
     "tests/jobs/api/": "a type checker reads the whole package",
-    "tests/jobs/commands/": "hypothesis runs commands on files that are cut and changed",
+    "tests/shelf/commands/": "hypothesis runs commands on files that are cut and changed",
     "tests/jobs/elastic/": RUNS,
     "tests/jobs/programs/": RUNS,
     "tests/jobs/runs/test_second_user": "every command once, as another user of the machine",

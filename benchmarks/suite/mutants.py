@@ -95,7 +95,7 @@ ALSO: dict[str, tuple[str, ...]] = {
     "varuna_core/records/plan.py": SUBMITS,
     "varuna_core/records/runfolder.py": (
         "tests/varuna_core/functions/test_environment.py",
-        "tests/jobs/runs/test_prune.py",
+        "tests/shelf/test_prune.py",
         "tests/jobs/runs/test_listing.py",
     ),
     "varuna_core/schedule/": (
@@ -138,7 +138,7 @@ EQUIVALENT: dict[str, str] = {
     "schedule.num_microbatches`": (
         "a schedule that no room helps is refused at the first doubling, in the same words"
     ),
-    "jobs/conf/foreign/shell.py, _Reader._take_array: `return False` -> `return None`": (
+    "shelf/importers/shell.py, _Reader._take_array: `return False` -> `return None`": (
         "its one caller asks whether it is true"
     ),
     "varuna_core/records/logs/tail.py, Follower._is_in_place: `return False` -> `return None`": (
@@ -350,7 +350,7 @@ def find_importers(file: str) -> list[str]:
     words = list_import_words(file)
     return [
         str(path.relative_to(ROOT))
-        for top in ("varuna_core", "jobs")
+        for top in ("varuna_core", "jobs", "shelf")
         for path in sorted((ROOT / top).rglob("*.py"))
         if any(word in path.read_text() for word in words)
     ]
@@ -376,7 +376,7 @@ def measure(kept: Path) -> Measured:
     from coverage import CoverageData
 
     found = Measured({}, {}, {})
-    code = hash_files("varuna_core", "jobs", "templates", "containers", "reports")
+    code = hash_files("varuna_core", "jobs", "shelf", "templates", "containers", "reports")
     for room in TESTS:
         name = room.removesuffix(".py").replace("/", ".")
         data, passed, state = (kept / f"{name}.{end}" for end in ("coverage", "json", "state"))

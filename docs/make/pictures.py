@@ -29,15 +29,15 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 
 from benchmarks.commands.findings import BEGIN_S, Run, write_run
-from tests.jobs.monitor.screen import test_run_list as run_lists
-from tests.jobs.monitor.screen.sample_job import (
+from tests.shelf.screen import test_run_list as run_lists
+from tests.shelf.screen.sample_job import (
     Player,
     RecordedActions,
     SampleLines,
     make_merged_log,
     make_slow,
 )
-from tests.jobs.monitor.screen.screen_driver import DrivenScreen, drive
+from tests.shelf.screen.screen_driver import DrivenScreen, drive
 from varuna_core.records.record import (
     ENDED,
     SUBMITTED,
@@ -49,13 +49,13 @@ from varuna_core.records.record import (
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
-from vjob.jobs.monitor.web import status as web_status
-from vjob.jobs.monitor.web.feed import Feed, Made
-from vjob.jobs.monitor.web.report import GROWS, ReportSource, open_report
-from vjob.jobs.monitor.web.server import LivePage, Server, Site
 from vjob.jobs.reporting.report import MORE_EVENTS, format_now, read_job
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.shelf.web import status as web_status
+from vjob.shelf.web.feed import Feed, Made
+from vjob.shelf.web.report import GROWS, ReportSource, open_report
+from vjob.shelf.web.server import LivePage, Server, Site
 
 SIZES = {80: 24, 200: 40}
 """Lines by columns."""

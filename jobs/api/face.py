@@ -139,15 +139,3 @@ def runs(limit: int | None = None) -> list[VjobJob[Any]]:
     run_index.check_readable()
     found = [run for run in run_index.list_runs() if read_record(run) is not None]
     return [VjobJob.open(run) for run in (found[-limit:] if limit else found)]
-
-
-def compare(*jobs: JobLike) -> dict[str, Any]:
-    """Figures, settings and losses of two or more jobs, as `vjob compare --json` has them.
-
-    >>> found = vjob.compare("first", "last")
-    >>> [job["name"] for job in found["jobs"]] == [one.name for one in vjob.runs(2)]
-    True
-    """
-    from vjob.jobs.reporting.compare import compare_as_json
-
-    return compare_as_json([str(job(one).folder) for one in jobs], Path.cwd())

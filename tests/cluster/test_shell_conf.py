@@ -17,7 +17,7 @@ import yaml
 
 from tests.cluster.lab import Lab
 from tests.command import PROGRAMS, Vjob
-from tests.jobs.conf.foreign.shell_conf_tree import SCRIPTS
+from tests.shelf.importers.shell_conf_tree import SCRIPTS
 from tests.varuna_core.trace.test_engines import order_1f1b
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import load_job

@@ -9,11 +9,11 @@ import pytest
 from tests.cluster.lab import Lab
 from tests.cluster.test_jobs import conf, wait_ready
 from tests.command import Vjob
-from tests.jobs.monitor.watch.test_watch import make_snapshot
+from tests.shelf.watch.test_watch import make_snapshot
 from varuna_core.records.record import read_record
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
-from vjob.jobs.monitor.watch.desk import act, check_actions, parse_action
-from vjob.jobs.monitor.watch.watch import Notice
+from vjob.shelf.watch.desk import act, check_actions, parse_action
+from vjob.shelf.watch.watch import Notice
 
 pytestmark = pytest.mark.slurm
 

@@ -34,7 +34,7 @@ VERSIONS = {
     "charliecloud": ("ch-run", "--version"),
     "pyxis": ("enroot", "version"),
 }
-PLACES = ("tests/containers", "tests/jobs/doctor", "tests/jobs/images")
+PLACES = ("tests/containers", "tests/shelf/doctor", "tests/jobs/images")
 LAB = "tests/cluster/test_containers.py"
 RESULTS = ROOT / "benchmarks/results"
 ROOT_USER, USER = "as root", "as an ordinary user"

@@ -13,7 +13,7 @@ import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 
-from vjob.jobs.commands.cli import cli
+from vjob.shelf.commands.cli import cli
 
 LIMIT_S = int(sys.argv[1])
 MOST_BYTES = 8 << 30

@@ -42,17 +42,17 @@ PRELOADED = (
 """Modules that ranks import, torch's late ones too; and all of these packages of ours."""
 PACKAGES = ("varuna_core.runtime.", "varuna_core.profiling.", "varuna_core.checkpoint.")
 COMMANDS = (
-    "vjob.jobs.commands.cli",
+    "vjob.shelf.commands.cli",
     "vjob.jobs.monitor.log_lines",
     "vjob.jobs.monitor.readers.run",
-    "vjob.jobs.monitor.screen.start",
+    "vjob.shelf.screen.start",
     "vjob.jobs.planning.resolve_auto",
     "vjob.jobs.runs.cancel",
     "vjob.jobs.runs.listing",
     "vjob.jobs.schedulers.diagnosis",
     "vjob.jobs.submit",
     "vjob.jobs.submit.like",
-    "vjob.jobs.commands.launcher.cli",
+    "vjob.shelf.launcher.cli",
 )
 """What the usual commands import late, and none of what only some need: numpy, pandas, textual."""
 

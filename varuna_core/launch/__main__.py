@@ -6,7 +6,7 @@ The one file of `varuna_core` that imports `vjob`; tests/test_architecture.py na
 import sys
 
 try:
-    from vjob.jobs.commands.launcher.cli import main
+    from vjob.shelf.launcher.cli import main
 except ModuleNotFoundError as error:
     sys.exit(
         f"launch: the Python module {error.name} is missing: the launcher is part of vjob, install "

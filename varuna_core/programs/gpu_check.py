@@ -1,6 +1,6 @@
 """The check of `vjob doctor --gpu` in each of two ranks: the GPU, NCCL, a message, a training step.
 
-A script: each rank prints one line of JSON, which jobs/doctor/gpu.py judges. Errors are part of
+A script: each rank prints one line of JSON, which shelf/doctor/gpu.py judges. Errors are part of
 it, so that the rest is shown too.
 """
 

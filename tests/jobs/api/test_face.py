@@ -21,8 +21,8 @@ from tests.jobs.submit.test_submit import FakeSlurm
 from vjob.jobs.api import face
 from vjob.jobs.api.confs import read_source, simplify, spell_override
 from vjob.jobs.api.watcher import VjobInfoWatcher
-from vjob.jobs.commands.cli import cli
 from vjob.jobs.runs import find as runs
+from vjob.shelf.commands.cli import cli
 
 CONF = """\
 name: conf
@@ -68,7 +68,7 @@ def test_importing_vjob_loads_nothing_else() -> None:
 def test_every_public_name_is_there_and_none_is_a_part() -> None:
     for name in vjob.__all__:
         assert getattr(vjob, name).__doc__, name
-    assert not {"jobs", "templates", "reports", "containers"} & set(vjob.__all__)
+    assert not {"shelf", "jobs", "templates", "reports", "containers"} & set(vjob.__all__)
     with pytest.raises(AttributeError, match="no attribute 'submitt'"):
         vjob.submitt  # noqa: B018
 

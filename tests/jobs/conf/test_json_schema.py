@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from jsonschema import Draft202012Validator
 
 from tests import ROOT
-from vjob.jobs.commands.cli import cli
 from vjob.jobs.conf.document import list_sections, render_init
 from vjob.jobs.conf.json_schema import build_schema
 from vjob.jobs.conf.loading.load import parse_conf
@@ -21,6 +20,7 @@ from vjob.jobs.conf.schema import Program
 from vjob.jobs.conf.starters import STARTERS
 from vjob.jobs.conf.write import render_resolved
 from vjob.jobs.schedulers.slurm.nodes import parse_starting_nodes
+from vjob.shelf.commands.cli import cli
 
 CONFS = sorted(
     path

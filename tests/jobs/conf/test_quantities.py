@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.jobs.conf.test_load import find_more, find_problems, parse, parse_more
-from vjob.jobs.commands.arguments import Duration
 from vjob.jobs.conf.quantities import (
     GIB,
     HOURS,
@@ -21,6 +20,7 @@ from vjob.jobs.conf.quantities import (
     parse_quantity,
     parse_size,
 )
+from vjob.shelf.commands.arguments import Duration
 
 WORDS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 

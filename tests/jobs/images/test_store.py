@@ -21,9 +21,9 @@ from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.request import make_request
 from vjob.containers.runtime import ImageKind
 from vjob.containers.store import Store
-from vjob.jobs.commands.container import scratch_option
 from vjob.jobs.conf.schema import Container
 from vjob.jobs.images.store import find_mounts, measure, remove_tree
+from vjob.shelf.commands.container import scratch_option
 
 AGO_S = 7200.0
 

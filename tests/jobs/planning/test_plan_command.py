@@ -19,12 +19,12 @@ from varuna_core.planner.profile.profile import TIMES, Profile, Spread
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
-from vjob.jobs.commands.cli import cli
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.planning.plan_file import read_plan_file
 from vjob.jobs.planning.resolve_auto import resolve_conf
 from vjob.jobs.programs.training import build_training
+from vjob.shelf.commands.cli import cli
 
 CONF = """
 name: tiny
@@ -449,7 +449,7 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_without_numpy_it_says_how_to_get_it(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "conf.yaml").write_text(CONF)
     code = (
-        "import sys; sys.modules['numpy'] = None; from vjob.jobs.commands.cli import cli\n"
+        "import sys; sys.modules['numpy'] = None; from vjob.shelf.commands.cli import cli\n"
         f"cli.main({words})"
     )
     done = subprocess.run(

@@ -17,12 +17,12 @@ from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.result.plan import build_chain
 from varuna_core.planner.result.sensitivity import scale_times
 from varuna_core.records.runfolder import RunFolder, make_run_folder
-from vjob.jobs.commands.cli import cli
 from vjob.jobs.planning.fixed_layout import plan_fixed_layout
 from vjob.jobs.planning.inputs import read_open_conf
 from vjob.jobs.planning.question import PlanOptions, load_question
 from vjob.jobs.planning.resolve_auto import KEYS, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
+from vjob.shelf.commands.cli import cli
 
 SETTINGS = (
     "parallel.pipeline=8",

@@ -18,7 +18,6 @@ from varuna_core.planner.search.space import SCHEDULES
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import make_run_folder
 from varuna_core.schedule.costs import Costs
-from vjob.jobs.commands.submit import choose_output
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import Parallel
 from vjob.jobs.errors import ConfError, InputError
@@ -27,6 +26,7 @@ from vjob.jobs.planning.plan_file import PlanFile, describe_partition
 from vjob.jobs.planning.question import list_recomputes
 from vjob.jobs.planning.resolve_auto import Chosen, choose_layout, resolve_conf
 from vjob.jobs.submit.submit import prepare, write_run_folder
+from vjob.shelf.commands.submit import choose_output
 
 
 @pytest.fixture

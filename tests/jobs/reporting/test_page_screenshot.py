@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.reports.traces import write_simulated
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
-from vjob.jobs.commands.cli import cli
+from vjob.shelf.commands.cli import cli
 
 
 @pytest.fixture

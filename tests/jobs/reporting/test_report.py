@@ -20,7 +20,7 @@ from varuna_core.records.record import append_event, write_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
-from vjob.jobs.commands.cli import cli
+from vjob.shelf.commands.cli import cli
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests import ROOT
 from tests.command import PROGRAMS, Vjob
 from tests.second_user import STRANGER, Colleague, make_colleague, open_folder
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.commands.cli import cli
+from vjob.shelf.commands.cli import cli
 
 CONF = """
 name: quick

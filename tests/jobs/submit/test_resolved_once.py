@@ -16,9 +16,9 @@ from tests.jobs.submit.test_submit import FakeSlurm
 from varuna_core.planner.result import refusal
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.commands.cli import cli
 from vjob.jobs.conf.loading import load
 from vjob.jobs.submit import submit as submitting
+from vjob.shelf.commands.cli import cli
 
 NOW = time.struct_time((2026, 1, 2, 3, 4, 5, 4, 2, 0))
 OPEN = ("--set", "parallel.pipeline=auto")

@@ -14,10 +14,10 @@ from pandas.testing import assert_frame_equal
 from tests.reports.traces import write_simulated
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
-from vjob.jobs.monitor.web.report import ReportSource
 from vjob.reports.load import blocks
 from vjob.reports.load.blocks import Replaced
 from vjob.reports.load.trace_reader import GrowingTraces, read_events, read_traces
+from vjob.shelf.web.report import ReportSource
 
 
 @pytest.fixture(scope="module")

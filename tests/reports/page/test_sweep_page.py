@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from varuna_core.records.logs.training_log import Iteration, format_iteration
-from vjob.jobs.reporting.compare import Chosen, load_sweep
 from vjob.reports.page.sweep_page import (
     NAMES,
     SweptRun,
@@ -20,6 +19,7 @@ from vjob.reports.page.sweep_page import (
     render_sweep,
     sort_runs,
 )
+from vjob.shelf.compare import Chosen, load_sweep
 
 NAN = float("nan")
 KEYS = {"train.optimizer.lr": "lr", "parallel.schedule": "schedule"}

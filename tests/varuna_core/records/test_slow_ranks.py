@@ -18,9 +18,9 @@ from varuna_core.records.logs.slow_ranks import (
     find_peers_work,
     find_slow_ranks,
 )
-from vjob.jobs.elastic.growth import find_slow_nodes
 from vjob.jobs.monitor.rules.speed import find_stragglers as find_alarming
 from vjob.reports.analysis.balance import find_stragglers
+from vjob.shelf.elastic.growth import find_slow_nodes
 
 STEPS = 30
 

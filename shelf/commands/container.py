@@ -1,0 +1,396 @@
+"""The `vjob container` commands: images made, fetched, looked at and cleared away.
+
+The work is in jobs/images.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vjob.jobs.conf.quantities import DAYS
+from vjob.jobs.errors import InputError, VjobError
+from vjob.shelf.commands.arguments import (
+    Duration,
+    json_option,
+    print_object,
+    write_commands,
+)
+from vjob.shelf.commands.terminal import say
+
+
+class ContainerGroup(click.Group):
+    """Lists commands in the order of use, and says what Ctrl-C left: nothing."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_commands(formatter, "Commands", self.commands.values())
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            say("vjob: interrupted; what was begun is removed", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            raise  # the reader of our lines has left
+        except OSError as error:  # a full disk, a folder that may not be written
+            raise VjobError(f"{error.filename or 'cannot go on'}: {error.strerror}") from None
+
+
+@click.group(cls=ContainerGroup)
+def container() -> None:
+    """Make, fetch, look at and clear away container images.
+
+    \b
+    vjob container import nvcr.io#nvidia/pytorch:25.11-py3   once, for all nodes
+    vjob container build cpu -o cpu.sqsh                     a small one
+    vjob container doctor cpu.sqsh --conf conf.yaml          does the conf fit
+    vjob container list                                      what this node holds
+    srun -N4 --ntasks-per-node=1 vjob container clean --all  clear four nodes
+    """
+
+
+def _note(text: str) -> None:
+    """Words on the way go to stderr: what a script reads is the result."""
+    say(text, err=True)
+
+
+scratch_option = click.option(
+    "--scratch",
+    default="/tmp",  # that of container.scratch, written out: the schema is slow to import
+    show_default=True,
+    metavar="DIR",
+    help="container.scratch of your confs: the store lies below it.",
+)
+cache_option = click.option(
+    "--cache",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of imported images, which all nodes must see.  [default: "
+    "$XDG_CACHE_HOME/vjob/images or ~/.cache/vjob/images]",
+)
+again_option = click.option("--again", is_flag=True, help="Make it again if it is there.")
+
+
+@container.command(name="import")
+@click.argument("reference", metavar="REF")
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Make this file instead of one in the cache.",
+)
+@cache_option
+@click.option("--arch", metavar="NAME", help="Processor of the nodes, if another: aarch64, x86_64.")
+@again_option
+@json_option
+def import_(
+    reference: str,
+    output: Path | None,
+    cache: Path | None,
+    arch: str | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Fetch REF from a registry once, as a file for all nodes.
+
+    \b
+    vjob container import nvcr.io#nvidia/pytorch:25.11-py3
+    vjob container import docker://debian:12 -o debian.sqsh
+    vjob container import podman://localhost/mine:3    what podman has built here
+
+    Needs enroot. Afterwards a conf may go on saying `image: REF` under enroot and charliecloud, or
+    name the file. podman, docker, apptainer and pyxis take references without this.
+
+    Accounts are enroot's matter: a line `machine REGISTRY login USER password TOKEN` in
+    ~/.config/enroot/.credentials, for nvcr.io one for authn.nvidia.com too.
+    """
+    from vjob.jobs.images.fetch import import_image
+    from vjob.jobs.images.image import find_cache, read_reference
+
+    name = read_reference(reference).file_name
+    target = output or (cache or find_cache(os.environ)) / name
+    path = import_image(reference, target.absolute(), _note, arch=arch, again=again)
+    has_usual_place = output is None and cache is None
+    if as_json:
+        image = reference if has_usual_place else str(path)
+        facts = {"reference": reference, "path": str(path), "bytes": path.stat().st_size}
+        print_object({**facts, "image": image})
+        return
+    click.echo(path)
+    if has_usual_place:
+        _note(f"in a conf: container: {{image: '{reference}'}}, or this path")
+    else:
+        _note(f"in a conf: container: {{image: '{path}'}}")
+
+
+@container.command()
+@click.argument("recipe", required=False)
+@click.option(
+    "--from-folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Take this root folder as it is, instead of a recipe.",
+)
+@click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.sqsh",
+)
+@click.option("--debootstrap", "suite", metavar="SUITE", help="Another suite than the recipe's.")
+@click.option("--mirror", metavar="URL", help="Debian mirror; default: debootstrap's own.")
+@click.option("--pip", multiple=True, metavar="NAME", help="Add a wheel from PyPI (repeatable).")
+@click.option("--without-packages", is_flag=True, help="Leave varuna_core out.")
+@click.option("--scratch", metavar="DIR", help="Where to work.  [default: /var/tmp]")
+@again_option
+@json_option
+def build(
+    recipe: str | None,
+    from_folder: Path | None,
+    output: Path,
+    suite: str | None,
+    mirror: str | None,
+    pip: tuple[str, ...],
+    without_packages: bool,
+    scratch: str | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Make an image file by RECIPE, or of a root folder.
+
+    \b
+    vjob container build cpu -o cpu.sqsh          Debian, varuna_core; as root
+    vjob container build cpu -o torch.sqsh --pip torch
+    vjob container build gpu -o gpu.sqsh          PyTorch, apex, DeepSpeed
+    vjob container build gpu-small -o small.sqsh  PyTorch's own wheels alone
+    vjob container build my/Dockerfile -o mine.sqsh
+    vjob container build --from-folder /srv/root -o root.sqsh
+
+    varuna_core is put where the image's python3 looks, without vjob's own dependencies. Dockerfiles
+    find it as a wheel beside them, and need podman or docker, and enroot.
+    """
+    from vjob.jobs.images import build as building
+
+    if (recipe is None) == (from_folder is None):
+        raise InputError(
+            "give either a RECIPE (cpu, gpu, gpu-small, or a file) or --from-folder DIR"
+        )
+    options = building.Options(
+        output=output.absolute(),
+        again=again,
+        suite=suite,
+        mirror=mirror,
+        pip=pip,
+        scratch=scratch,
+        with_packages=not without_packages,
+    )
+    if from_folder is not None:
+        building.build_folder(from_folder.absolute(), options, _note)
+    else:
+        assert recipe is not None
+        building.build_recipe(recipe, options, _note)
+    if as_json:
+        print_object({"path": str(options.output), "bytes": options.output.stat().st_size})
+    else:
+        click.echo(options.output)
+
+
+@container.command(name="list")
+@scratch_option
+@cache_option
+@json_option
+def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
+    """List what is unpacked on this node, and what was imported for all.
+
+    SIZE is on disk; USED is when a run last asked for it; STATE is `in use` while ranks run in it.
+
+    \b
+    srun -N4 --ntasks-per-node=1 vjob container list      on the nodes of a queue
+    """
+    from varuna_core.records.formatting import format_size
+    from vjob.jobs.images import store as stores
+    from vjob.jobs.images.image import find_cache, list_imported
+    from vjob.jobs.images.store import render_table, show_time
+
+    store = stores.NodeStore(scratch, os.getuid())
+    folder = cache or find_cache(os.environ)
+    roots, imported = store.find_roots(), list_imported(folder)
+    if as_json:
+        found = {
+            "node": platform.node(),
+            "store": str(store.roots),
+            "unpacked": [asdict(root) for root in roots],
+            "cache": str(folder),
+            "imported": [asdict(item) for item in imported],
+        }
+        print_object(found)
+        return
+    head = f"unpacked on {platform.node()}, in {store.roots}"
+    titles = ("NAME", "SIZE", "USED", "STATE", "IMAGE")
+    click.echo(render_table(head, titles, [stores.describe(root) for root in roots]))
+    files = [(item.name, format_size(item.bytes), show_time(item.time)) for item in imported]
+    click.echo(render_table(f"imported, in {folder}", ("NAME", "SIZE", "MADE"), files))
+
+
+@container.command()
+@click.argument("name")
+@scratch_option
+@cache_option
+@json_option
+def inspect(name: str, scratch: str, cache: Path | None, as_json: bool) -> None:
+    """Show NAME: an unpacked image, a folder, an image file, or an imported reference.
+
+    \b
+    vjob container inspect vjob-c521df20c75b
+    vjob container inspect pytorch.sqsh
+    vjob container inspect nvcr.io#nvidia/pytorch:25.11-py3
+    """
+    from vjob.jobs.images import inspect as inspecting
+    from vjob.jobs.images.image import find_cache
+    from vjob.jobs.images.store import NodeStore
+
+    store = NodeStore(scratch, os.getuid())
+    found = inspecting.inspect(name, store, cache or find_cache(os.environ))
+    if as_json:
+        print_object(found)
+    else:
+        say(inspecting.render(found))
+
+
+@container.command()
+@click.argument("image", required=False)
+@click.option(
+    "--conf",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CONF",
+    help="Say what of this conf would not work in the image; without IMAGE, in the conf's own.",
+)
+@scratch_option
+@cache_option
+@json_option
+def doctor(
+    image: str | None,
+    conf: Path | None,
+    scratch: str,
+    cache: Path | None,
+    as_json: bool,
+) -> None:
+    """Check IMAGE: its Python, torch, CUDA, NCCL and packages, and what a conf would lack in it.
+
+    IMAGE is named as for `inspect`. Its files are read and nothing of it is started, so a
+    login node will do; CUDA is compared with the driver of this machine. Exit code 1: something
+    would fail.
+
+    \b
+    vjob container doctor pytorch.sqsh
+    vjob container doctor nvcr.io#nvidia/pytorch:23.04-py3 --conf conf.yaml
+    vjob container doctor --conf conf.yaml
+    srun -N1 vjob container doctor pytorch.sqsh        with the driver of a node
+    """
+    from vjob.jobs.conf.loading.load import load_conf
+    from vjob.jobs.images import inspect as inspecting
+    from vjob.jobs.images.image import find_cache
+    from vjob.jobs.images.store import NodeStore
+    from vjob.shelf.doctor import doctor as doctors
+    from vjob.shelf.doctor import image as doctoring
+
+    read = None if conf is None else load_conf(conf)
+    name = image or (None if read is None else read.conf.container.image)
+    if name is None:
+        what = "IMAGE or --conf CONF" if conf is None else f"IMAGE; {conf} has no container.image"
+        raise InputError(f"give {what}")
+    store = NodeStore(scratch, os.getuid())
+    found = inspecting.find_image(name, store, cache or find_cache(os.environ))
+    opened = doctoring.open_image(found.open(), None if read is None else read.conf)
+    driver = doctoring.read_driver()
+    rows = doctoring.examine_image(opened, driver)
+    if read is None:
+        rows.append(doctoring.judge_programs(opened.software))
+    else:
+        rows += doctoring.judge_conf(read.conf, read.lines, opened)
+    if as_json:
+        facts = {"kind": found.kind, "name": found.facts["name"], "path": str(found.path)}
+        software = {**asdict(opened.software), "driver": driver}
+        print_object({**facts, **software, "findings": [row.as_json() for row in rows]})
+    else:
+        say(f"{found.path}\n{doctors.render(rows)}")
+    sys.exit(1 if any(row.status == "fail" for row in rows) else 0)
+
+
+@container.command()
+@click.argument("image", required=False)
+@click.option("--all", "-a", "everything", is_flag=True, help="All that no run uses.")
+@click.option(
+    "--older-than",
+    "days",
+    type=Duration(DAYS),
+    metavar="DAYS",
+    help="What no run asked for since then.",
+)
+@scratch_option
+@click.option("--dry-run", "-n", is_flag=True, help="Say what would go; remove nothing.")
+@json_option
+def clean(
+    image: str | None,
+    everything: bool,
+    days: float | None,
+    scratch: str,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove unpacked images from this node: IMAGE, or by age, or --all.
+
+    IMAGE is a name of `vjob container list`, or the image it was unpacked from. Images in use
+    or being prepared are kept and listed. Image files are not touched.
+
+    \b
+    vjob container clean --older-than 14
+    srun -N4 --ntasks-per-node=1 vjob container clean --all    on four nodes
+    srun -w n7,n8 --ntasks-per-node=1 vjob container clean /shared/pytorch.sqsh
+    """
+    from vjob.jobs.images import store as stores
+
+    say = _note if as_json else _prefix(platform.node())
+    store = stores.NodeStore(scratch, os.getuid())
+    cleaned = stores.clean(
+        store,
+        say,
+        image=_resolve(image),
+        everything=everything,
+        older_than_days=days,
+        dry_run=dry_run,
+    )
+    if as_json:
+        facts = {"node": platform.node(), "store": str(store.roots), "is_dry_run": dry_run}
+        print_object({**facts, **cleaned.as_json()}, is_line=True)
+    if image is not None and cleaned.kept:
+        raise VjobError(f"{image} was kept")
+
+
+def _prefix(node: str) -> Callable[[str], None]:
+    """Under srun the lines of many nodes come together."""
+    return lambda text: say(f"{node}: {text}")
+
+
+def _resolve(image: str | None) -> str | None:
+    """The file of an imported reference; all else as it is."""
+    from vjob.jobs.images.image import find_imported
+
+    if image is None or os.path.exists(image):
+        return image
+    try:
+        return str(find_imported(image, os.environ) or image)
+    except InputError:
+        return image

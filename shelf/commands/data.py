@@ -1,0 +1,272 @@
+"""The `vjob data` commands: text made into token files, looked at, and read as a run reads it.
+
+The work is in varuna_core/data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vjob.jobs.errors import InputError, VjobError
+from vjob.shelf.commands.arguments import json_option, print_object, write_commands
+from vjob.shelf.commands.terminal import say
+
+TOKENIZERS = ("bpe", "wordpiece-lower", "wordpiece-cased", "whitespace")
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+PARTS = ("train", "valid", "test")
+DEFAULT_SPLIT = "969,30,1"
+
+
+class DataGroup(click.Group):
+    """Lists commands in the order of use; turns the errors of varuna_core.data into ours."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_commands(formatter, "Commands", self.commands.values())
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            from varuna_core.data.errors import DataError
+
+            try:
+                return super().invoke(ctx)
+            except DataError as error:
+                raise InputError(str(error)) from None
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("numpy", "tokenizers", "zstandard"):
+                raise
+            raise InputError(f"{error}: pip install '.[data]' in vjob's checkout") from None
+        except BrokenPipeError:
+            raise  # the reader of our lines has left
+        except OSError as error:
+            raise VjobError(f"{error.filename or 'cannot go on'}: {error.strerror}") from None
+
+
+@click.group(cls=DataGroup)
+def data() -> None:
+    """Make training data from text, and look at it.
+
+    \b
+    vjob data prepare wiki.jsonl.gz -o data/wiki --train 32000 --append-eod
+    vjob data inspect data/wiki_text_document      sizes, split, index maps
+    vjob data sample data/wiki_text_document       what a run would be fed
+
+    In a conf: `data: {prefix: data/wiki_text_document, split: "969,30,1"}`.
+    """
+
+
+def _path_option(name: str, text: str) -> Option:
+    kind = click.Path(exists=True, dir_okay=False, path_type=Path)
+    return click.option(name, type=kind, metavar="FILE", help=text)
+
+
+tokenizer_option = click.option(
+    "--tokenizer", type=click.Choice(TOKENIZERS), default="bpe", show_default=True
+)
+vocab_option = _path_option("--vocab", "vocab.json (bpe, whitespace) or vocab.txt (wordpiece).")
+merges_option = _path_option("--merges", "merges.txt, for bpe.")
+split_option = click.option(
+    "--split", default=DEFAULT_SPLIT, show_default=True, help="Shares of train, valid and test."
+)
+
+
+@data.command()
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", "-o", required=True, metavar="PREFIX", help="_text_document is added.")
+@tokenizer_option
+@vocab_option
+@merges_option
+@click.option("--train", type=click.IntRange(1), metavar="N", help="Train a vocabulary of N first.")
+@click.option(
+    "--train-mb", type=click.IntRange(1), default=1000, show_default=True, help="Text to train on."
+)
+@click.option("--format", "form", type=click.Choice(["json", "text"]), help="Default: by the name.")
+@click.option("--key", default="text", show_default=True, help="Of the text in a JSON object.")
+@click.option("--append-eod", is_flag=True, help="End each document with <|endoftext|>.")
+@click.option("--split-sentences", is_flag=True, help="A sequence a sentence, for BERT.")
+@click.option("--keep-newlines", is_flag=True, help="With --split-sentences: line breaks stay.")
+@click.option(
+    "--dtype", type=click.Choice(["auto", "uint16", "int32"]), default="auto", show_default=True
+)
+@click.option("--skip-bad", is_flag=True, help="Pass over lines that are no document; count them.")
+@click.option(
+    "--max-line-mb", type=click.IntRange(1), default=1000, show_default=True, help="Longest line."
+)
+@click.option("--processes", "-p", type=click.IntRange(1), help="Default: one a core.")
+@click.option("--again", is_flag=True, help="Make it again if it is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def prepare(
+    inputs: tuple[Path, ...],
+    output: str,
+    tokenizer: Any,
+    vocab: Path | None,
+    merges: Path | None,
+    train: int | None,
+    train_mb: int,
+    form: Any,
+    key: str,
+    append_eod: bool,
+    split_sentences: bool,
+    keep_newlines: bool,
+    dtype: str,
+    skip_bad: bool,
+    max_line_mb: int,
+    processes: int | None,
+    again: bool,
+    as_json: bool,
+) -> None:
+    """Make PREFIX_text_document.bin and .idx of INPUTS, as Megatron-LM reads them.
+
+    \b
+    vjob data prepare *.jsonl.zst -o data/wiki --train 32000 --append-eod
+    vjob data prepare a.txt.gz -o data/a --vocab vocab.json --merges merges.txt
+    vjob data prepare a.jsonl -o data/bert --tokenizer wordpiece-lower \\
+        --vocab vocab.txt --split-sentences
+    vjob data prepare a.txt -o data/a --tokenizer whitespace --vocab vocab.json
+
+    INPUTS are JSON lines (.jsonl, .json: the text under --key) or plain text, a document a line;
+    .gz and .zst are known by their contents. What was begun is kept in PREFIX_text_document.part:
+    after Ctrl-C the same command goes on.
+    """
+    from varuna_core.data import prepare as preparing
+    from varuna_core.data.progress import ProgressLine
+
+    settings = preparing.Settings(
+        inputs=inputs,
+        output=output,
+        kind=tokenizer,
+        vocab=vocab,
+        merges=merges,
+        train=train,
+        train_bytes=train_mb * 1_000_000,
+        form=form,
+        key=key,
+        append_eod=append_eod,
+        split_sentences=split_sentences,
+        keep_newlines=keep_newlines,
+        dtype=dtype,
+        skip_bad=skip_bad,
+        again=again,
+        num_processes=processes or len(os.sched_getaffinity(0)),
+        max_line_bytes=max_line_mb * 1_000_000,
+    )
+    total = sum(path.stat().st_size for path in inputs if path.is_file())
+    progress = ProgressLine(total, sys.stderr)
+    try:
+        summary = preparing.prepare(settings, _note, progress.show)
+    except KeyboardInterrupt:
+        progress.close()
+        part = Path(f"{settings.prefix}.part")
+        _note(f"interrupted; {_what_is_left(part)}")
+        sys.exit(130)
+    progress.close()
+    if as_json:
+        print_object(summary)
+    else:
+        say(_render(summary))
+
+
+def _what_is_left(part: Path) -> str:
+    if not part.exists():
+        return "nothing is left behind"
+    return f"the same command goes on from here (or remove {part})"
+
+
+def _note(text: str) -> None:
+    """Words on the way go to stderr: what a script reads is the result."""
+    say(f"vjob: {text}", err=True)
+
+
+def _render(summary: dict[str, Any]) -> str:
+    lines = [
+        f"{summary['prefix']}.bin .idx: {summary['tokens']:,} tokens ({summary['dtype']}) in "
+        f"{summary['documents']:,} documents, {summary['sequences']:,} sequences",
+        f"  vocabulary  {summary['vocabulary_size']:,} ({', '.join(summary['vocabulary'])})",
+    ]
+    for key in ("bad_lines", "empty_documents", "blank_lines"):
+        if summary[key]:
+            lines.append(f"  {summary[key]:,} {key.replace('_', ' ')} passed over")
+    lines.append(f"  in a conf   data: {{prefix: {summary['prefix']}}}")
+    return "\n".join(lines)
+
+
+@data.command()
+@click.argument("prefix")
+@split_option
+@json_option
+def inspect(prefix: str, split: str, as_json: bool) -> None:
+    """Show what PREFIX.bin and .idx hold, and whether the index maps beside them are theirs.
+
+    \b
+    vjob data inspect data/wiki_text_document
+    vjob data inspect data/wiki_text_document --split 900,50,50 --json
+    """
+    from varuna_core.data import inspect as inspecting
+
+    found = inspecting.inspect(prefix, split)
+    click.echo(json.dumps(found, indent=1)) if as_json else say(inspecting.render(found))
+
+
+@data.command()
+@click.argument("prefix")
+@click.option("--part", type=click.Choice(PARTS), default="train", show_default=True)
+@split_option
+@click.option("--sequence", type=click.IntRange(1), default=1024, show_default=True)
+@click.option("--samples", type=click.IntRange(1), default=1600, show_default=True, metavar="N",
+              help="Of the whole run: steps x global batch size.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0), default=1234, show_default=True)
+@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Sample.")
+@click.option("--count", "-n", type=click.IntRange(1), default=2, show_default=True)
+@tokenizer_option
+@vocab_option
+@merges_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample.")
+def sample(
+    prefix: str,
+    part: str,
+    split: str,
+    sequence: int,
+    samples: int,
+    seed: int,
+    first: int,
+    count: int,
+    tokenizer: Any,
+    vocab: Path | None,
+    merges: Path | None,
+    as_json: bool,
+) -> None:
+    """Print samples of PREFIX as a GPT run would be fed them, in its order; as text with --vocab.
+
+    \b
+    vjob data sample data/wiki_text_document --sequence 64
+    vjob data sample data/wiki_text_document --vocab data/wiki-vocab.json \\
+        --merges data/wiki-merges.txt --samples 64000 --first 32000
+
+    Sample k is the one after k consumed samples. Nothing is written.
+    """
+    from varuna_core.data.inspect import open_samples
+    from varuna_core.data.vocabulary import VocabularyFiles, open_encoder
+
+    encoder = None
+    if vocab is not None:
+        encoder = open_encoder(VocabularyFiles(kind=tokenizer, vocab=vocab, merges=merges))
+    found = open_samples(
+        prefix, split=split, part=part, num_samples=samples, sequence=sequence, seed=seed
+    )
+    for number in range(first, first + count):
+        ids = found.read(number).tolist()
+        if as_json:
+            entry = {"sample": number, "tokens": ids}
+            click.echo(json.dumps({**entry, "text": encoder.decode(ids)} if encoder else entry))
+        else:
+            text = encoder.decode(ids) if encoder else " ".join(map(str, ids))
+            click.echo(f"--- sample {number:,}\n{text}")

@@ -1,0 +1,419 @@
+"""Commands that look at a job: `vjob status`, `logs`, `watch`, `stacks` and `shell`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vjob.jobs.conf.quantities import MINUTES
+from vjob.shelf.commands.arguments import (
+    Duration,
+    Moment,
+    check_port,
+    complete_by,
+    complete_job,
+    job_argument,
+    json_option,
+    port_option,
+)
+from vjob.shelf.commands.terminal import StatusLine, can_draw, has_colours, say
+
+if TYPE_CHECKING:
+    from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
+    from vjob.jobs.monitor.readers.job_reader import Reader
+
+INTERVAL_S = 2.0
+"""Between two refreshes of the live screen."""
+WATCH_EVERY_S = 30.0
+STACKS_WAIT_S = 60
+NUM_RUNS = 20
+"""Of the table without `--all`; the live list has them all."""
+COLOURS = (30, 28, 130, 133, 32, 98, 100)
+"""Of the 256 of xterm: as far from black as from white."""
+FEW_COLOURS = ("cyan", "green", "magenta", "blue", "yellow", "red")
+"""Where there are only 8, their tones are the terminal's affair."""
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete_job)
+@click.option("--once", is_flag=True, help="Print it plain once, on a terminal too.")
+@click.option("--interval", "interval_s", type=Duration(least=0.2), default=INTERVAL_S,
+              show_default=True, metavar="SECONDS",
+              help="Time between two refreshes of the live screen.")  # fmt: skip
+@click.option("--watch", "every_s", type=Duration(least=0.2), metavar="SECONDS",
+              help="Print it again and again until the job has ended.")  # fmt: skip
+@click.option(
+    "--lines", "-n", default=2, show_default=True, help="Last lines of each node's files."
+)
+@click.option("--all", "-a", "show_all", is_flag=True, help="Show all nodes or runs.")
+@click.option("--web", is_flag=True, help="Serve it for a browser, live, until Ctrl-C.")
+@port_option
+@json_option
+def status(
+    job: str | None,
+    once: bool,
+    interval_s: float,
+    every_s: float | None,
+    lines: int,
+    show_all: bool,
+    web: bool,
+    port: int | None,
+    as_json: bool,
+) -> None:
+    """Show the status of JOB, or of all your runs.
+
+    JOB is a job id, a name, or a folder of logs.
+
+    \b
+    vjob status last
+    vjob status 4711 --json | jq .progress.step
+    vjob status log2/10932251
+    vjob status --web                  all runs in a browser
+
+    Exits 0 while all is well and when it is done, 10 when it failed, 11 when nothing is known,
+    12 when it can never start as submitted; docs/verdicts.md has the rest.
+    """
+    check_port(port, web, "--web")
+    if web:
+        if once or every_s or as_json:
+            raise click.UsageError("--web prints nothing: without --once, --watch and --json")
+        from vjob.shelf.web.serve import serve_status
+
+        serve_status(job, Path.cwd(), click.echo, port=port or 0)
+        return
+    if job is None:
+        is_plain = once or as_json or every_s is not None
+        _show_runs(show_all, as_json=as_json, is_plain=is_plain, interval_s=interval_s)
+        return
+    from vjob.shelf.screen.start import can_show, show
+
+    if not (once or as_json or every_s) and can_show(os.environ):
+        sys.exit(show(job, Path.cwd(), interval_s))
+    from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
+
+    if every_s is None:
+        gc.disable()  # one look makes many objects and drops few: a third of its time else
+    reader = open_reader(job, Path.cwd(), num_lines=lines)
+    judged = JudgedReader(reader)
+    while True:
+        snapshot, verdict = judged.read()
+        _print(reader, snapshot, verdict, show_all=show_all, as_json=as_json)
+        if every_s is None or once or _is_over(snapshot):
+            sys.exit(verdict.exit_code)
+        time.sleep(every_s)
+        if not as_json:
+            click.clear() if can_draw(sys.stdout, os.environ) else click.echo()
+
+
+def _print(
+    reader: Reader, snapshot: Snapshot, verdict: Verdict, *, show_all: bool, as_json: bool
+) -> None:
+    from vjob.jobs.monitor.model.text import choose_nodes, render, render_json
+
+    if as_json:
+        click.echo(render_json(snapshot, verdict))
+        return
+    shown = snapshot.nodes if show_all else choose_nodes(snapshot, verdict)
+    counts = reader.count_lines([node.name for node in shown])
+    nodes = tuple(
+        replace(node, num_lines=counts[node.name]) if node.name in counts else node
+        for node in snapshot.nodes
+    )
+    say(render(replace(snapshot, nodes=nodes), verdict, all_nodes=show_all))
+
+
+def _is_over(snapshot: Snapshot) -> bool:
+    return snapshot.record_state in ("ended", "refused")
+
+
+def _show_runs(show_all: bool, *, as_json: bool, is_plain: bool, interval_s: float) -> None:
+    from vjob.shelf.screen.start import can_show, show_runs
+
+    if not is_plain and can_show(os.environ):
+        sys.exit(show_runs(Path.cwd(), interval_s))
+    from vjob.jobs.monitor.model.run_row import render_rows
+    from vjob.jobs.monitor.readers.run_table import RunTable
+
+    rows = RunTable(None if show_all else NUM_RUNS).read()
+    width = shutil.get_terminal_size((80, 24)).columns
+    click.echo(json.dumps([row.as_json() for row in rows]) if as_json else render_rows(rows, width))
+
+
+@click.command()
+@job_argument
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--node", "nodes", multiple=True, metavar="NAME",
+              shell_complete=complete_by("complete_node"),
+              help="Only this node (repeatable).")  # fmt: skip
+@click.option(
+    "--rank", "ranks", multiple=True, type=int, metavar="N", help="Only this rank (repeatable)."
+)
+@click.option("--grep", "pattern", metavar="REGEX", help="Only lines that match.")
+@click.option("--err", "only_err", is_flag=True, help="Only standard error.")
+@click.option("--attempt", type=int, help="Which start of the ranks; default: the last.")
+@click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
+@click.option("--errors", is_flag=True, help="The first error, with what stands around it.")
+@click.option("--raw", is_flag=True, help="File after file, and every rank's lines by themselves.")
+@click.option("--times", "-t", "with_times", is_flag=True, help="Begin each line with its time.")
+@click.option("--since", type=Moment(), metavar="TIME", help="Only lines from then on.")
+@click.option("--until", type=Moment(), metavar="TIME", help="Only lines up to then.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+def logs(
+    job: str,
+    follow: bool,
+    nodes: tuple[str, ...],
+    ranks: tuple[int, ...],
+    pattern: str | None,
+    only_err: bool,
+    attempt: int | None,
+    lines: int | None,
+    errors: bool,
+    raw: bool,
+    with_times: bool,
+    since: float | None,
+    until: float | None,
+    as_json: bool,
+) -> None:
+    """Print the lines of JOB's nodes, or of some ranks, in the order of time.
+
+    A line of standard error begins with `n060 err |`, one that many ranks print alike with
+    `x64 all ranks |`.
+
+    \b
+    vjob logs last --errors
+    vjob logs last --rank 3 --grep loss
+    vjob logs -f 4711 --node n060
+    vjob logs last -t --since 14:30 --until 14:45
+    vjob logs last --since 30m --grep "loss|nan"
+
+    TIME is 14:30, 2026-11-23 14:30, or how long ago, as 30m. Lines without a time of their own have
+    that of the line before; where no line of a file has one, these options leave it out.
+    """
+    from vjob.jobs.monitor.log_lines import print_logs as reading
+    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
+
+    num_said = 0
+
+    def tell(text: str) -> None:
+        """What is no line of the job goes to standard error, so that the rest is JSON alone."""
+        nonlocal num_said
+        num_said += 1
+        click.echo(text, err=as_json and not text.startswith("{"))
+
+    run = find_run_or_job(job, Path.cwd())
+    wanted = reading.LineFilter.make(
+        nodes=nodes,
+        ranks=ranks,
+        pattern=pattern,
+        only_err=only_err,
+        raw=raw,
+        paint=paint_rank,
+        with_times=with_times,
+        since=since,
+        until=until,
+        as_json=as_json,
+    )
+    if isinstance(run, SlurmJob):
+        from vjob.jobs.monitor.log_lines import job_logs
+
+        if follow and not errors:
+            sys.exit(job_logs.follow_job(run, tell, wanted))
+        if errors:
+            job_logs.print_job_errors(run, tell, wanted)
+        else:
+            job_logs.print_job_logs(run, tell, wanted, num_lines=lines)
+        return
+    if errors:
+        reading.print_errors(run, tell, wanted, attempt=attempt)
+        return
+    if follow:
+        sys.exit(reading.follow_run(run, tell, wanted))
+    reading.print_logs(run, tell, wanted, attempt=attempt, num_lines=lines)
+    if not num_said and (since is not None or until is not None):
+        say("vjob: no line is of that time, or none has a time", err=True)
+
+
+def paint_rank(text: str, rank: int | None) -> str:
+    """Colour a rank's text unlike its neighbours'; click.echo drops colours off a terminal."""
+    if not has_colours(os.environ):
+        return text
+    if rank is None:
+        return click.style(text, bold=True)
+    has_many = "256color" in os.environ["TERM"] or os.environ.get("COLORTERM")
+    colours: Sequence[int | str] = COLOURS if has_many else FEW_COLOURS
+    return click.style(text, fg=colours[rank % len(colours)])
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete_job)
+@click.option(
+    "--every",
+    "every_s",
+    type=Duration(least=1),
+    default=WATCH_EVERY_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two checks.",
+)
+@click.option(
+    "--for", "for_min", type=Duration(MINUTES), metavar="MINUTES", help="Leave after so long."
+)
+@click.option("--mail", metavar="ADDRESS", help="Mail notices there; default: notify.mail.")
+@click.option(
+    "--webhook",
+    "webhook_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="POST notices to the URL in FILE; default: VJOB_WEBHOOK, then notify.webhook.",
+)
+@click.option("--command", metavar="SHELL", help="Gets notices as JSON; default: notify.command.")
+@click.option("--quiet", is_flag=True, help="Notify nobody, whatever the conf says.")
+@click.option(
+    "--on",
+    "on",
+    multiple=True,
+    shell_complete=complete_by("complete_action"),
+    metavar="VERDICT=ACTION",
+    help="Do this when it holds: cancel, requeue or exclude (repeatable). Default: nothing.",
+)
+@click.option(
+    "--openmetrics",
+    "metrics",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write gauges for Prometheus' node exporter there, of JOB or of all your runs.",
+)
+@click.option("--once", is_flag=True, help="Check once, and leave; the same as --for 0.")
+@json_option
+def watch(
+    job: str | None,
+    every_s: float,
+    for_min: float | None,
+    mail: str | None,
+    webhook_file: Path | None,
+    command: str | None,
+    quiet: bool,
+    on: tuple[str, ...],
+    metrics: Path | None,
+    once: bool,
+    as_json: bool,
+) -> None:
+    """Check JOB regularly until it ends; print each change, and notify you.
+
+    \b
+    vjob watch last                           in tmux, with notify of the conf
+    vjob watch 4711 --for 9m --every 1m       from cron, every ten minutes
+    vjob watch last --on STALLED=requeue --mail me@example.org
+    vjob watch --openmetrics /var/lib/node_exporter/textfile/me.prom
+
+    Without JOB all your runs are in that file, until Ctrl-C.
+
+    A notice goes out when a verdict has held for two looks, and again when the job is well. The
+    exit code is that of the last verdict, as `vjob status` has it.
+    """
+    from vjob.shelf.watch.desk import WatchOptions, export_all, run_watch
+
+    for_min = 0.0 if once else for_min
+    if job is None:
+        if metrics is None:
+            raise click.UsageError("give a JOB, or --openmetrics FILE for all your runs")
+        if mail or webhook_file or command or quiet or on or as_json:
+            raise click.UsageError("without a JOB there are gauges alone: no notices and no --on")
+        sys.exit(export_all(metrics, every_s=every_s, for_min=for_min))
+    options = WatchOptions(
+        mail=mail,
+        webhook_file=webhook_file,
+        command=command,
+        quiet=quiet,
+        on=on,
+        every_s=every_s,
+        for_min=for_min,
+        as_json=as_json,
+        openmetrics=metrics,
+    )
+    sys.exit(run_watch(job, Path.cwd(), options, say))
+
+
+@click.command()
+@job_argument
+@click.option("--full", is_flag=True, help="All threads, and the same stacks only if all agree.")
+@click.option("--native", is_flag=True, help="Also frames of C, C++ and Cython.")
+@click.option(
+    "--wait",
+    "wait_s",
+    default=STACKS_WAIT_S,
+    show_default=True,
+    type=Duration(whole=True),
+    metavar="SECONDS",
+    help="How long nodes may take.",
+)
+@json_option
+def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> None:
+    """Show each rank's Python stack; identical stacks are grouped, smallest group first.
+
+    In a hang, most ranks wait for the same; the few that are elsewhere are the ones to look at.
+    py-spy looks at every rank for a moment; the job goes on. Exits 1 where no rank could be seen.
+
+    \b
+    vjob stacks last
+    vjob stacks 4711 --full --native      all threads, and what runs below Python
+    """
+    from vjob.jobs.monitor.stacks.collect import collect_stacks
+    from vjob.jobs.monitor.stacks.group import render_stacks
+    from vjob.jobs.monitor.stacks.plain_job import collect_job_stacks
+    from vjob.jobs.runs.find import view_run
+    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
+
+    run = find_run_or_job(job, Path.cwd())
+    line = StatusLine()
+
+    def tell(done: int, num_nodes: int) -> None:
+        line.show(f"{done} of {num_nodes} nodes have answered")
+
+    try:
+        if isinstance(run, SlurmJob):
+            found = collect_job_stacks(run, native=native, whole=full, timeout_s=wait_s, tell=tell)
+        else:
+            view = view_run(run)
+            found = collect_stacks(view, native=native, whole=full, timeout_s=wait_s, tell=tell)
+    finally:
+        line.clear()
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        say(render_stacks(found, whole=full))
+    sys.exit(0 if found.groups else 1)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@job_argument
+@click.option("--node", metavar="NODE", help="Its name or its index; default: the first.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def shell(job: str, node: str | None, command: tuple[str, ...]) -> None:
+    """Open a shell on a node of JOB, in the ranks' container if it has one, or run COMMAND there.
+
+    It has the ranks' environment, mounts and working directory. The exit code is the command's.
+
+    \b
+    vjob shell last
+    vjob shell 4711 --node a3 -- nvidia-smi
+    """
+    from vjob.jobs.errors import InputError
+    from vjob.jobs.monitor.stacks.shell import open_shell
+    from vjob.jobs.runs.find import view_run
+    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
+
+    run = find_run_or_job(job, Path.cwd())
+    if isinstance(run, SlurmJob):
+        raise InputError(f"{job} is no run of vjob: `srun --jobid {job} --overlap --pty bash`")
+    sys.exit(open_shell(view_run(run), node, command))

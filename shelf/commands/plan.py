@@ -1,0 +1,203 @@
+"""`vjob plan`: the fastest layout of a conf's model on its nodes, and the proof."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vjob.jobs.conf.quantities import HOURS
+from vjob.jobs.errors import InputError
+from vjob.shelf.commands.arguments import (
+    Duration,
+    OutputFile,
+    complete_by,
+    json_option,
+    print_object,
+    set_option,
+)
+from vjob.shelf.commands.terminal import say
+
+
+def read_prices(
+    ctx: click.Context, param: click.Parameter, words: tuple[str, ...]
+) -> dict[str, float]:
+    """`a100=12.5,a10=3`, once or several times."""
+    found = {}
+    for word in ",".join(words).split(",") if words else ():
+        name, equals, text = word.partition("=")
+        try:
+            price = float(text)
+        except ValueError:
+            price = -1.0
+        if not name or not equals or not 0 <= price < float("inf"):
+            raise click.BadParameter(f"{word!r}: want TYPE=PRICE, such as a100=12.5")
+        found[name.strip()] = price
+    return found
+
+
+@click.command()
+@click.argument(
+    "conf", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@set_option
+@click.option(
+    "--profile",
+    "profile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What `vjob profile` measured; default: profiles/<model>.profile.json next to CONF, "
+    "else an estimate.",
+)
+@click.option("--estimate", is_flag=True, help="Estimate even where a profile is there.")
+@click.option(
+    "--link",
+    "link_gb_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="GB/S",
+    help="A node's link to the others, where none was measured.  [of an estimate: 12.5]",
+)
+@click.option(
+    "--top",
+    default=5,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="How many plans to show.",
+)
+@click.option(
+    "--limit",
+    "limit_s",
+    default=60.0,
+    show_default=True,
+    type=Duration(),
+    metavar="SECONDS",
+    help="How long to search.",
+)
+@click.option("--from-slurm", is_flag=True, help="Take the nodes that sinfo shows, not the conf's.")
+@click.option(
+    "--queue",
+    metavar="NAME",
+    shell_complete=complete_by("complete_queue"),
+    help="With --from-slurm: of this Slurm partition alone.",
+)
+@click.option(
+    "--prices",
+    multiple=True,
+    callback=read_prices,
+    metavar="TYPE=PRICE,..",
+    help="Of a node and hour, by GPU type; over the conf's own.",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    help="The fastest plan whose whole run costs no more.",
+)
+@click.option(
+    "--deadline",
+    "deadline_h",
+    type=Duration(HOURS, is_open=True),
+    metavar="HOURS",
+    help="The cheapest plan whose whole run takes no longer.",
+)
+@click.option(
+    "--write",
+    "written",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Write the plan for `vjob submit CONF --plan FILE`.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=OutputFile(),
+    metavar="FILE",
+    help="Write a page with the figure of cost against time, plan.html.",
+)
+@click.option(
+    "--recalibrate",
+    "job",
+    metavar="JOB",
+    help="Instead of planning: fit the profile to JOB's trace, and write it (-o FILE).",
+)
+@click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
+@json_option
+def plan(
+    conf: Path | None,
+    overrides: tuple[str, ...],
+    profile: Path | None,
+    estimate: bool,
+    link_gb_s: float | None,
+    top: int,
+    limit_s: float,
+    from_slurm: bool,
+    queue: str | None,
+    prices: dict[str, float],
+    budget: float | None,
+    deadline_h: float | None,
+    written: Path | None,
+    output: Path | None,
+    job: str | None,
+    cdn: bool,
+    as_json: bool,
+) -> None:
+    """Find the fastest layout of CONF's model on its nodes, and prove it.
+
+    Keys of parallel that CONF writes are kept; those that it leaves out or sets to auto are free.
+
+    \b
+    vjob plan conf.yaml
+    vjob plan conf.yaml --from-slurm --prices a100=12.5,a10=3.2 -o plan.html
+    vjob plan conf.yaml --budget 500 --write plan.json
+    vjob submit conf.yaml --plan plan.json
+    vjob plan --recalibrate last
+    """
+    from vjob.jobs.planning.inputs import explain_errors
+
+    if job is not None:
+        with explain_errors():
+            from vjob.jobs.planning.recalibrate import recalibrate_by_run, render_factors
+
+            target, fitted = recalibrate_by_run(job, Path.cwd(), profile, output)
+        if as_json:
+            factors = [{"what": one.what, "value": one.value} for one in fitted.factors]
+            print_object({"profile": str(target), "factors": factors})
+        else:
+            say(render_factors(fitted))
+        click.echo(f"wrote {target}: vjob plan CONF --profile {target}", err=as_json)
+        return
+    if conf is None:
+        raise click.UsageError("which conf? such as: vjob plan conf.yaml")
+    with explain_errors():
+        from vjob.jobs.planning.answer import build_json, find_answer
+        from vjob.jobs.planning.answer_page import render_answer
+        from vjob.jobs.planning.plan_file import write_plan_file
+        from vjob.jobs.planning.question import PlanOptions, read_question
+
+        if queue is not None and not from_slurm:
+            raise InputError("--queue goes with --from-slurm")
+        options = PlanOptions(
+            overrides=overrides,
+            profile=profile,
+            is_estimated=estimate,
+            link_gb_s=link_gb_s,
+            prices=prices,
+            from_slurm=from_slurm,
+            queue=queue,
+        )
+        read, question = read_question(conf, options)
+        answer = find_answer(
+            question, limit_s=limit_s, top=top, budget=budget, deadline_h=deadline_h
+        )
+        if as_json:
+            print_object(build_json(answer))
+        else:
+            say(render_answer(answer).rstrip("\n"))
+        if written is not None:
+            why = f"{question.basis}; predicted {answer.best.step_s:.4g} s a step"
+            write_plan_file(written, conf.resolve(), read, answer.best, why)
+            click.echo(f"wrote {written}: vjob submit {conf} --plan {written}", err=as_json)
+        if output is not None:
+            from vjob.jobs.planning.answer_page import write_page
+
+            write_page(output, conf.name, answer, cdn=cdn)
+            click.echo(f"wrote {output}", err=as_json)

@@ -1,0 +1,484 @@
+"""Commands that start from a conf: `vjob submit`, `profile` and `export`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vjob.jobs.errors import InputError, VjobError
+from vjob.shelf.commands.arguments import (
+    after_any_option,
+    after_option,
+    complete_by,
+    complete_job,
+    conf_argument,
+    json_option,
+    print_object,
+    set_option,
+)
+from vjob.shelf.commands.terminal import StatusLine, say
+
+if TYPE_CHECKING:
+    from varuna_core.records.record import RunRecord
+    from varuna_core.records.runfolder import RunFolder
+    from vjob.jobs.api.executor import VjobExecutor
+    from vjob.jobs.conf.schema import JobConf
+    from vjob.jobs.planning.resolve_auto import Resolved
+    from vjob.jobs.submit.chain import AfterRuns
+    from vjob.jobs.submit.submit import Prepared
+    from vjob.jobs.submit.sweep import Sweep
+
+CANCEL_S = 60
+"""For ranks to save in after Ctrl-C."""
+
+
+@click.command()
+@click.argument(
+    "conf", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option(
+    "--like",
+    metavar="JOB",
+    shell_complete=complete_job,
+    help="In place of CONF: what JOB ran, with its code where it has a copy.",
+)
+@set_option
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A layout that `vjob plan --write` chose; --set overrides it.",
+)
+@after_option
+@after_any_option
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    shell_complete=complete_by("complete_key"),
+    metavar="KEY=A,B",
+    help="A run for each value; of several keys, for each combination.",
+)
+@click.option(
+    "--sweep-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="A run a row; the first row has the keys.",
+)
+@click.option("--sweep-name", metavar="NAME", help="Of these runs; default: by conf and time.")
+@click.option(
+    "--at-most",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="So many runs of a sweep at once; each waits for the one N before it.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
+@json_option
+def submit(
+    conf: Path | None,
+    like: str | None,
+    overrides: tuple[str, ...],
+    plan_file: Path | None,
+    after: tuple[str, ...],
+    after_any: tuple[str, ...],
+    sweeps: tuple[str, ...],
+    sweep_file: Path | None,
+    sweep_name: str | None,
+    at_most: int | None,
+    dry_run: bool,
+    test_only: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Submit CONF: to its list of machines, to Slurm where sbatch is there, else to this machine.
+
+    \b
+    vjob submit conf.yaml --dry-run | less
+    vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
+    vjob submit conf.yaml --set cluster.machine_list=available_machines.out
+    vjob submit conf.yaml --after last             starts when that has ended well
+    vjob submit conf.yaml --sweep train.optimizer.lr=1e-4,3e-4 --at-most 4
+    vjob submit --like last --set program.args[1]=0.1
+    """
+    from vjob.jobs.planning.plan_file import describe_partition, describe_promise, read_plan_file
+    from vjob.jobs.planning.resolve_auto import resolve_conf
+    from vjob.jobs.programs.start import refuse_function
+    from vjob.jobs.submit import submit as submitting
+    from vjob.jobs.submit.chain import find_after
+
+    if (conf is None) == (like is None):
+        raise InputError("give a conf, or --like JOB: vjob submit conf.yaml")
+    before = find_after(after, after_any, Path.cwd())
+    plan = None if plan_file is None else read_plan_file(plan_file, overrides)
+    if sweeps or sweep_file:
+        from vjob.jobs.submit.sweep import find_rows, prepare_sweep
+
+        if test_only or follow:
+            raise InputError("--test-only and --follow are of one run, and a sweep has many")
+        if conf is None:
+            raise InputError("a sweep is of a conf: give conf.yaml in place of --like")
+        sweep = prepare_sweep(
+            conf,
+            find_rows(sweeps, sweep_file, overrides),
+            overrides=overrides,
+            name=sweep_name,
+            plan=plan,
+            at_most=at_most,
+            for_preview=dry_run,
+            progress=_show_progress("checked"),
+        )
+        _submit_sweep(sweep, before, dry_run=dry_run, as_json=as_json)
+        return
+    if sweep_name is not None or at_most is not None:
+        raise InputError("--sweep-name and --at-most are of a sweep: give --sweep or --sweep-file")
+    snapshot = None
+    if like is not None:
+        from vjob.jobs.runs.find import find_run
+        from vjob.jobs.submit.like import resolve_like
+
+        again = resolve_like(
+            find_run(like, Path.cwd()), overrides, plan=plan, require_env=not dry_run
+        )
+        resolved, snapshot = again.resolved, again.snapshot
+        if again.warning:
+            say(f"vjob: {again.warning}", err=True)
+    else:
+        assert conf is not None, "one of the two is given"
+        resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
+    refuse_function(resolved.conf)
+    if dry_run:
+        _preview(submitting.prepare(resolved, for_preview=True, snapshot=snapshot), before, as_json)
+        return
+    if test_only:
+        from vjob.jobs.submit import preview
+
+        ready = submitting.prepare(resolved, snapshot=snapshot)
+        estimates = preview.test_only(ready)
+        if as_json:
+            print_object(preview.describe_estimates(ready, estimates))
+        else:
+            say("\n".join(estimates.values()))
+        return
+    executor = make_executor(resolved)
+    run, record = submitting.submit(resolved, after=before, executor=executor, snapshot=snapshot)
+    promise = describe_promise(run) or describe_partition(resolved.conf)
+    more = {"plan": promise} if promise else {}
+    if not as_json and like is None:
+        from vjob.shelf.trial.tried import take_hint
+
+        hint = take_hint(resolved, run, record.code)
+        if hint:
+            say(f"vjob: {hint}", err=True)
+    print_submitted(run, record, more, as_json=as_json, follow=follow)
+
+
+def _preview(ready: Prepared, after: AfterRuns, as_json: bool) -> None:
+    from vjob.jobs.submit import preview
+
+    if as_json:
+        print_object(preview.describe_preview(ready, after))
+    else:
+        click.echo(preview.render_preview(ready, after), nl=False)
+
+
+def _show_progress(word: str) -> Callable[[int, int], None]:
+    """A line of progress on a terminal, gone once all is done."""
+    line = StatusLine()
+
+    def show(done: int, total: int) -> None:
+        if done < total:
+            line.show(f"{done} of {total} {word}")
+        else:
+            line.clear()
+
+    return show
+
+
+def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: bool) -> None:
+    """Show a sweep, or submit it: its runs as they go, then where to look."""
+    if dry_run:
+        from vjob.jobs.submit import preview
+
+        if as_json:
+            print_object(preview.describe_sweep_preview(sweep, after))
+        else:
+            click.echo(preview.render_sweep_preview(sweep, after), nl=False)
+        return
+    from vjob.jobs.submit.submit import find_warnings
+    from vjob.jobs.submit.sweep import build_json, render_submitted, submit_sweep
+
+    count, show = 0, _show_progress("submitted")
+
+    def progress(done: int, total: int) -> None:
+        nonlocal count
+        count = done
+        show(done, total)
+
+    try:
+        executor = make_executor(sweep.runs[0].ready.resolved)
+        submitted = submit_sweep(sweep, executor=executor, after=after, progress=progress)
+    except KeyboardInterrupt:
+        if count == 0:
+            raise
+        click.echo(
+            f"\nvjob: interrupted; {count} of {len(sweep.runs)} runs of {sweep.name} were "
+            f"submitted and go on: `vjob cancel --sweep {sweep.name}` ends them",
+            err=True,
+        )
+        sys.exit(130)
+    finally:
+        show(0, 0)
+    if as_json:
+        click.echo(json.dumps(build_json(submitted), indent=1))
+    else:
+        say(render_submitted(sweep, submitted))
+    for warning in find_warnings(submitted[0][0]):
+        say(f"vjob: {warning}", err=True)
+
+
+def make_executor(resolved: Resolved) -> VjobExecutor:
+    """The one that `submitit.AutoExecutor(cluster="vjob")` finds too."""
+    from vjob.jobs.api.executor import VjobExecutor  # submitit, which only a submit pays for
+
+    return VjobExecutor(resolved.conf.log_folder)
+
+
+def print_submitted(
+    run: RunFolder,
+    record: RunRecord,
+    more: Mapping[str, str],
+    *,
+    as_json: bool,
+    follow: bool,
+) -> None:
+    """Print the job and where its files are, then warnings, then its lines if followed."""
+    from varuna_core.records.logs.tail import clean
+    from vjob.jobs.submit.snapshot import describe
+    from vjob.jobs.submit.submit import find_warnings
+
+    ids = [job.id for job in record.jobs]
+    if as_json:
+        facts = {"run": run.name, "folder": str(run.path), "jobs": ids, **more}
+        print_object(facts, is_line=True)
+    else:
+        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
+        code = describe(record.code)
+        more = {**more, **({"code": clean(code)} if code else {})}
+        look = {"status": f"vjob status {ids[0]}", "logs": f"vjob logs -f {ids[0]}"}
+        for label, text in {**more, "files": str(run.path), **look}.items():
+            click.echo(f"  {label:<8}{text}")
+    for warning in find_warnings(run):
+        say(f"vjob: {warning}", err=True)
+    if follow:
+        sys.exit(_follow(run, record, as_json=as_json))
+
+
+def _follow(run: RunFolder, record: RunRecord, *, as_json: bool) -> int:
+    """Print the run's lines to its end, and return its exit code; as JSON one object a line.
+
+    On a list of machines, as with Varuna's launcher, Ctrl-C ends the run.
+    """
+    from vjob.jobs.monitor.log_lines.print_logs import LineFilter, follow_run
+
+    def say(text: str) -> None:
+        click.echo(text, err=as_json and not text.startswith("{"))
+
+    try:
+        return follow_run(run, say, LineFilter.make(as_json=as_json))
+    except KeyboardInterrupt:
+        if record.scheduler != "ssh":
+            raise
+    from vjob.jobs.runs.cancel import cancel_run
+
+    say(cancel_run(run, now=False, wait_s=CANCEL_S, say=say))
+    return 128 + signal.SIGINT
+
+
+def read_numbers(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    """Check the numbers of an option: `1,2,4`, each 1 or more."""
+    if text is None:
+        return None
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise click.BadParameter(f"{text!r}: want numbers such as 1,2,4")
+    return ",".join(words)
+
+
+@click.command()
+@conf_argument
+@set_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Where the profile goes; default: parallel.profile of CONF.",
+)
+@click.option(
+    "--sizes",
+    callback=read_numbers,
+    metavar="1,2,..",
+    help="Micro-batch sizes; default: doubled until memory or ten minutes run out.",
+)
+@click.option(
+    "--tensor",
+    callback=read_numbers,
+    metavar="1,2,..",
+    help="Tensor-parallel degrees; default: 1 and the conf's parallel.tensor.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
+@json_option
+def profile(
+    conf: Path,
+    overrides: tuple[str, ...],
+    output: Path | None,
+    sizes: str | None,
+    tensor: str | None,
+    dry_run: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Measure what CONF's model costs on its nodes, for the planner.
+
+    A job with CONF's nodes times every kind of layer on every kind of GPU, and the links between
+    them. The profile goes to the run folder and to --output; one that is there is extended.
+
+    \b
+    vjob profile conf.yaml --follow
+    vjob profile conf.yaml --sizes 1,2,4 --tensor 1,2
+    """
+    from vjob.jobs.planning.resolve_auto import resolve_unplanned
+    from vjob.jobs.submit import submit as submitting
+
+    # A job on all of the conf's nodes, whatever a planner would choose.
+    resolved = resolve_unplanned(conf, overrides, require_env=not dry_run)
+    target = choose_output(resolved.conf, resolved.path.parent, output)
+    words = build_words(target, sizes, tensor)
+    if dry_run:
+        from vjob.jobs.submit.chain import NO_RUNS
+
+        _preview(submitting.prepare(resolved, words, for_preview=True), NO_RUNS, as_json)
+        return
+    run, record = submitting.submit(resolved, words, executor=make_executor(resolved))
+    print_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
+
+
+def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:
+    """The profile's path; InputError where the ranks would not see it, or cannot profile at all."""
+    from vjob.jobs.conf.schema import BUILT_IN
+    from vjob.jobs.planning.inputs import name_profile
+    from vjob.jobs.submit.build_plan import parse_mount
+
+    if conf.program.kind not in BUILT_IN:
+        raise InputError(
+            f"vjob profile measures {' and '.join(BUILT_IN)}; a script of your own measures its "
+            "model with varuna_core.Profiler and is submitted like any other (docs/profiling.md)"
+        )
+    target = name_profile(conf, base) if output is None else Path.cwd() / output
+    assert target is not None, "check_program refuses a conf without model"
+    container = conf.container
+    if container.image is not None and container.runtime != "none":
+        seen = [Path(parse_mount(mount).target) for mount in container.mounts]
+        seen += [Path(conf.log_folder)]
+        seen += [] if container.workdir else [Path(conf.workdir or base)]
+        if not any(target.is_relative_to(path) for path in seen):
+            raise InputError(
+                f"--output {target}: the container does not see that folder; choose one below "
+                f"{', '.join(map(str, seen))}"
+            )
+    return target
+
+
+def build_words(target: Path, sizes: str | None, tensor: str | None) -> Sequence[str]:
+    """Further arguments of the built-in program."""
+    words = ["--profile", str(target)]
+    words += ["--sizes", sizes] if sizes else []
+    return words + (["--tensor", tensor] if tensor else [])
+
+
+@click.command()
+@conf_argument
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--host", "hosts", multiple=True, help="A machine; once for each node, in order.")
+@click.option("--elastic", help="MIN:MAX nodes, by torchrun's own rendezvous.")
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    help="How often torchrun starts failed ranks again; default: cluster.restarts.",
+)
+@set_option
+@json_option
+def export(
+    conf: Path,
+    folder: Path,
+    hosts: tuple[str, ...],
+    elastic: str | None,
+    restarts: int | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write CONF as scripts into FOLDER, for machines without Slurm and without vjob.
+
+    \b
+    vjob export conf.yaml byhand                             one machine
+    vjob export conf.yaml byhand --host 10.0.0.1 --host 10.0.0.2
+    vjob export conf.yaml byhand --host 10.0.0.1 --elastic 1:4 --restarts 3
+
+    FOLDER must be seen under the same path on every machine. The container is yours to start: call
+    the scripts inside.
+    """
+    from varuna_core.agent.bundle import write_program
+    from varuna_core.records.files import write_atomic
+    from varuna_core.records.runfolder import RunFolder
+    from vjob.jobs.conf.schema import BUILT_IN
+    from vjob.jobs.planning.resolve_auto import resolve_conf
+    from vjob.jobs.programs.shell_export import Machines, build_scripts
+    from vjob.jobs.programs.start import get_starter, refuse_function
+
+    resolved = resolve_conf(conf, overrides, require_env=False)
+    found = resolved.conf
+    refuse_function(found)
+    machines = Machines(
+        hosts=hosts or ("localhost",),
+        folder=str(folder.resolve()),
+        workdir=found.workdir or str(conf.resolve().parent),
+        elastic=None if elastic is None else _parse_range(elastic),
+        restarts=found.cluster.restarts or 0 if restarts is None else restarts,
+    )
+    read = get_starter(found).read_files(found)
+    files = build_scripts(found, read, machines, resolved.written)
+    written = [folder / name for name in files]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            write_atomic(folder / name, text)
+            # A script may hold secrets of `env`: for its owner alone.
+            os.chmod(folder / name, 0o700 if name.endswith(".sh") else 0o600)
+        if found.program.kind in BUILT_IN:
+            write_program(RunFolder(folder).program)
+            written.append(RunFolder(folder).program)
+    except OSError as error:
+        raise VjobError(f"{folder} cannot be written: {error.strerror}") from None
+    if as_json:
+        print_object({"files": [str(path) for path in written]}, is_line=True)
+        return
+    for path in written:
+        click.echo(path)
+
+
+def _parse_range(text: str) -> tuple[int, int]:
+    low, colon, high = text.partition(":")
+    if not (low.isdecimal() and colon and high.isdecimal()):
+        raise InputError(f"--elastic {text}: give the fewest and the most nodes, as 1:4")
+    return int(low), int(high)

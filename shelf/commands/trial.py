@@ -1,0 +1,121 @@
+"""`vjob try`: two steps of a conf's program on one node, before the whole run waits in a queue."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from vjob.shelf.commands.arguments import (
+    Duration,
+    complete_by,
+    conf_argument,
+    json_option,
+    set_option,
+)
+from vjob.shelf.commands.terminal import StatusLine, say
+
+
+class Progress:
+    """Progress on standard error: one line that changes on a terminal, else a line a change."""
+
+    def __init__(self, *, is_quiet: bool) -> None:
+        self._line = StatusLine()
+        self._is_quiet, self._is_terminal = is_quiet, self._line.is_shown
+        self._last = ""
+
+    def __call__(self, text: str) -> None:
+        plain = re.sub(r" \(at most [^()]*\)", "", text)
+        if self._is_quiet or text == self._last or (plain == self._last and not self._is_terminal):
+            return
+        self._last = text if self._is_terminal else plain
+        if self._is_terminal:
+            self._line.show(text)
+        else:
+            say(f"try: {plain}", err=True)
+
+    def clear(self) -> None:
+        self._line.clear()
+
+
+@click.command(name="try")
+@conf_argument
+@set_option
+@click.option(
+    "--queue",
+    metavar="NAME",
+    shell_complete=complete_by("complete_queue"),
+    help="On a node of this Slurm partition, such as debug.",
+)
+@click.option("--here", is_flag=True, help="On this machine, though Slurm is there.")
+@click.option(
+    "--limit",
+    "limit_s",
+    default="2m",
+    show_default=True,
+    metavar="TIME",
+    type=Duration(is_open=True),
+    help="How long to wait for two steps, once the ranks run.",
+)
+@click.option("--keep", is_flag=True, help="Keep the try's run folder where all is well, too.")
+@json_option
+def try_(
+    conf: Path,
+    overrides: tuple[str, ...],
+    queue: str | None,
+    here: bool,
+    limit_s: float,
+    keep: bool,
+    as_json: bool,
+) -> None:
+    """Try CONF: two steps of its program on one node, with its data, environment and container.
+
+    Says whether it starts, and if not why, and what to do; what memory, time and cost to expect of
+    the whole run, and when it would start, each with how sure that is. Without Slurm it runs on
+    this machine; else on a node of --queue, or of CONF's own first queue.
+
+    \b
+    vjob try conf.yaml --queue debug
+    vjob try conf.yaml --set train.micro_batch_size=8 --json | jq .healthy
+    vjob try conf.yaml --here --limit 10m
+
+    A built-in program runs in all its stages, small where it has no GPUs, and loads a checkpoint
+    that it saved. A script runs as it is and is ended after its second step. The checkpoints of the
+    try lie in a folder of its own inside CONF's, and are removed. Ctrl-C ends the try.
+
+    Exits 0 where all is well, 1 where something was found, 2 where CONF cannot be submitted.
+    """
+    from vjob.jobs.errors import InputError
+    from vjob.jobs.planning.resolve_auto import resolve_conf
+    from vjob.jobs.programs.start import refuse_function
+    from vjob.shelf.trial.result import render
+    from vjob.shelf.trial.trial import Options, run_trial
+
+    if queue is not None and here:
+        raise InputError("give --queue or --here, one of them")
+    resolved = resolve_conf(conf, overrides)
+    refuse_function(resolved.conf)
+    progress = Progress(is_quiet=as_json)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # it cleans up, as for Ctrl-C
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _interrupt)
+    options = Options(queue=queue, is_here=here, limit_s=limit_s, keeps=keep)
+    try:
+        result = run_trial(resolved, options, progress)
+    except KeyboardInterrupt:
+        progress.clear()
+        click.echo("vjob: interrupted", err=True)
+        sys.exit(130)
+    finally:
+        progress.clear()
+    click.echo(json.dumps(result.as_json(), indent=1)) if as_json else say(render(result))
+    sys.exit(0 if result.is_healthy else 1)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,241 @@
+"""`vjob compare`: jobs against each other, or the runs of a sweep against what was swept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from varuna_core.records.files import read_bytes, read_text, write_atomic
+from varuna_core.records.formatting import wrap_text
+from varuna_core.records.logs.tail import clean
+from varuna_core.records.record import format_commit, read_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.api.face import JobLike, job
+from vjob.jobs.errors import InputError
+from vjob.jobs.reporting.report import Say, check_libraries, find_folder, format_now, read_job
+from vjob.jobs.runs.find import RunView, view_runs
+from vjob.jobs.runs.listing import fit_lines, shorten_keys
+from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.job import JobState
+
+if TYPE_CHECKING:
+    from vjob.reports.page.comparison import Compared
+    from vjob.reports.page.sections import ReportTable
+    from vjob.reports.page.sweep_page import SweptRun
+
+
+def compare(*jobs: JobLike) -> dict[str, Any]:
+    """Figures, settings and losses of two or more jobs, as `vjob compare --json` has them.
+
+    >>> found = vjob.compare("first", "last")
+    >>> [job["name"] for job in found["jobs"]] == [one.name for one in vjob.runs(2)]
+    True
+    """
+    return compare_as_json([str(job(one).folder) for one in jobs], Path.cwd())
+
+
+COMMIT = "commit"
+"""Called so among the settings, though it is no key of a conf."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What the words name, in their order."""
+
+    folders: tuple[tuple[Path, RunFolder | None], ...]
+    sweeps: tuple[str, ...]
+    """Words that are sweeps, whose runs are among the folders."""
+
+
+def choose_jobs(names: Sequence[str], here: Path) -> Chosen:
+    """The folders of JOBs and of sweeps' runs; a word that is both is the JOB."""
+    folders: list[tuple[Path, RunFolder | None]] = []
+    sweeps = []
+    for name in names:
+        try:
+            folders.append(find_folder(name, here))
+        except InputError:
+            runs = index.find_sweep(name)
+            if not runs:
+                raise
+            sweeps.append(name)
+            folders += [(run.path, run) for run in runs]
+    if len(names) < 2 and not sweeps:
+        raise InputError("a sweep, or two jobs at least, such as: vjob compare 4711 last")
+    check_libraries("plotly", "jinja2")
+    return Chosen(folders=tuple(folders), sweeps=tuple(sweeps))
+
+
+def compare_as_json(names: Sequence[str], here: Path) -> dict[str, Any]:
+    """The comparison as `vjob compare --json` prints it."""
+    return _build_json(choose_jobs(names, here))
+
+
+def _build_json(chosen: Chosen) -> dict[str, Any]:
+    if chosen.sweeps:
+        from vjob.reports.page.sweep_page import build_sweep_json
+
+        return {"format": 1, "sweeps": chosen.sweeps, "runs": build_sweep_json(load_sweep(chosen))}
+    from vjob.reports.page import comparison
+
+    jobs = [_load(folder, run) for folder, run in chosen.folders]
+    return {"format": 1, **comparison.build_json(jobs)}
+
+
+def compare_jobs(
+    names: Sequence[str],
+    here: Path,
+    say: Say,
+    *,
+    as_json: bool,
+    page: Path | None,
+    cdn: bool,
+    width: int | None = None,
+) -> None:
+    """Print the jobs' figures as a table of this width, or as JSON, or write them as a page."""
+    chosen = choose_jobs(names, here)
+    if as_json:
+        say(json.dumps(_build_json(chosen), indent=1))
+        if page is None:
+            return
+    if chosen.sweeps:
+        _compare_sweep(chosen, here, say, page=page, cdn=cdn, width=width)
+        return
+    from vjob.reports.page import comparison
+
+    jobs = [_load(folder, run) for folder, run in chosen.folders]
+    if page is None:
+        say("\n".join(_render_tables(comparison.build_comparison(jobs), width)).rstrip())
+    else:
+        text = comparison.render_comparison(jobs, made_at=format_now(), cdn=cdn)
+        write_atomic(here / page, text)
+        say(f"wrote {page}")
+
+
+def _render_tables(tables: Sequence[ReportTable], width: int | None) -> Iterator[str]:
+    """The tables of a comparison; where they are too wide, jobs have numbers in place of names."""
+    from vjob.reports.export.text import render_table
+
+    def render(table: ReportTable) -> list[str]:
+        return list(render_table(table, len(table.rows)))
+
+    def fits(lines: Sequence[str]) -> bool:
+        return width is None or max(map(len, lines)) <= width
+
+    if not all(fits(render(table)) for table in tables):
+        names = tables[0].columns[1:]
+        numbers = [str(number) for number in range(1, len(names) + 1)]
+        yield from ("JOBS", *map("  ".join, zip(numbers, names, strict=True)), "")
+        tables = [replace(table, columns=("", *numbers)) for table in tables]
+    for table in tables:
+        lines = render(table)
+        if not fits(lines):  # a long value, such as all arguments of a program
+            lines = []
+            for key, *values in table.rows:
+                cells = map("  ".join, zip(table.columns[1:], values, strict=True))
+                lines += [key, *(wrap_text(f"  {cell}", width) for cell in cells)]
+        yield from (table.title.upper(), *lines, "")
+
+
+def _compare_sweep(
+    chosen: Chosen, here: Path, say: Say, *, page: Path | None, cdn: bool, width: int | None
+) -> None:
+    from vjob.reports.page import sweep_page
+
+    runs = load_sweep(chosen)
+    keys = shorten_keys(dict.fromkeys(key for run in runs for key in run.values))
+    if page is None:
+        table = sweep_page.build_sweep_table(runs, keys)
+        say("\n".join(fit_lines([tuple(map(str.upper, table.columns)), *table.rows], width)))
+    else:
+        name = " and ".join(chosen.sweeps)
+        text = sweep_page.render_sweep(name, runs, keys, made_at=format_now(), cdn=cdn)
+        write_atomic(here / page, text)
+        say(f"wrote {page}")
+
+
+def load_sweep(chosen: Chosen) -> list[SweptRun]:
+    """The runs of sweeps and other jobs beside them, with one query to each scheduler."""
+    from vjob.reports.page.sweep_page import SweptRun, find_figures
+
+    views = {view.run.path: view for view in view_runs([run for _, run in chosen.folders if run])}
+    swept = [view.record for view in views.values() if view.record.sweep in chosen.sweeps]
+    keys = dict.fromkeys(key for record in swept for key in record.swept)
+    found = []
+    for folder, run in dict(chosen.folders).items():
+        try:
+            compared = _load(folder, run)
+        except InputError:  # it never printed a line
+            compared = None
+        view = views.get(folder)
+        found.append(
+            SweptRun(
+                name=folder.name,
+                state=view.state if view is not None else "",
+                message=_explain(view),
+                values=_find_values(view, compared, tuple(keys), chosen.sweeps),
+                figures=find_figures(compared),
+            )
+        )
+    return found
+
+
+def _explain(view: RunView | None) -> str:
+    """Why a run did not end well; empty for others."""
+    if view is None or view.state == JobState.COMPLETED.value:
+        return ""
+    return clean(" ".join(view.record.message.split()))
+
+
+def _find_values(
+    view: RunView | None, compared: Compared | None, keys: Sequence[str], sweeps: Sequence[str]
+) -> Mapping[str, str]:
+    """The run's own values of the keys; of a job that is none of the sweep, its conf's."""
+    if view is not None and view.record.sweep in sweeps:
+        return view.record.swept
+    settings = compared.settings if compared is not None else {}
+    places = {key: re.sub(r"\[(\d+)\]", r".\1", key) for key in keys}
+    return {key: settings[place] for key, place in places.items() if place in settings}
+
+
+def _load(folder: Path, run: RunFolder | None) -> Compared:
+    from vjob.reports.page.comparison import Compared, flatten
+
+    job, analysis = read_job(folder)
+    conf = _read_conf(run) if run is not None else {}
+    settings = flatten(conf) if conf else dict(job.job_info)
+    if run is not None:
+        settings |= _read_commit(run)
+    return Compared(
+        name=job.sources.name,
+        job=job,
+        analysis=analysis,
+        settings=settings,
+        has_conf=bool(conf),
+    )
+
+
+def _read_commit(run: RunFolder) -> dict[str, str]:
+    """The commit as a setting; of changed files with a mark of the change, as two may differ."""
+    record = read_record(run)
+    commit = format_commit(record.code) if record is not None else ""
+    try:
+        mark = hashlib.sha256(read_bytes(run.code_diff)).hexdigest()[:6]
+    except OSError:
+        mark = ""
+    return {COMMIT: f"{commit} ({mark})" if mark else commit} if commit else {}
+
+
+def _read_conf(run: RunFolder) -> object:
+    """The resolved conf, its secrets redacted; empty where it cannot be read."""
+    try:
+        return yaml.safe_load(read_text(run.resolved))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}

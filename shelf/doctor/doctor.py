@@ -1,0 +1,126 @@
+"""`vjob doctor`: what of this machine and its Slurm would trouble a job, each with its remedy.
+
+Diagnoses are made by pure functions from what commands said, so that each has a test from a
+recorded text.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import socket
+import sys
+from collections.abc import Mapping
+
+from varuna_core.agent.checks.gpus import DRIVER
+from varuna_core.agent.meeting.network import list_addresses
+from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
+from vjob.jobs.schedulers.slurm.settings import examine_slurm
+from vjob.shelf.doctor.containers import examine_containers
+
+
+def examine() -> list[Diagnosis]:
+    """Look at everything; nothing here raises."""
+    diagnoses: list[Diagnosis] = []
+    if shutil.which("sbatch") is None:
+        diagnoses.append(
+            Diagnosis(
+                name="slurm",
+                status="note",
+                text="sbatch is not on PATH: runs go to this machine",
+                remedy="log in to a cluster node to use Slurm",
+            )
+        )
+    else:
+        diagnoses += examine_slurm()
+    has_gpus = any(DRIVER.glob("*/information"))
+    diagnoses.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
+    diagnoses += examine_containers()
+    diagnoses.append(judge_host_name(socket.gethostname(), _resolve(socket.gethostname())))
+    diagnoses.append(judge_interfaces(list_addresses()))
+    diagnoses.append(judge_ports(read_text("/proc/sys/net/ipv4/ip_local_port_range")))
+    return diagnoses
+
+
+def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagnosis:
+    """Versions from the packages' metadata: importing torch takes seconds."""
+    missing = [name for name, version in (("torch", torch), ("numpy", numpy)) if version is None]
+    if missing:
+        return Diagnosis(
+            name="training",
+            status="note",
+            text=f"no {' and no '.join(missing)} under {sys.executable}, where bare ranks run",
+            remedy="with it pip install '.[train]' in vjob's checkout; or set program.python or "
+            "container.image",
+        )
+    if has_gpus and str(torch).endswith("+cpu"):
+        return Diagnosis(
+            name="training",
+            status="warn",
+            text=f"torch {torch} is a build without CUDA, and there are GPUs here",
+            remedy=f"install torch for CUDA under {sys.executable}, or set container.image",
+        )
+    return Diagnosis(name="training", status="ok", text=f"torch {torch}, numpy {numpy}")
+
+
+def find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def judge_host_name(name: str, address: str | None) -> Diagnosis:
+    if address is None:
+        return Diagnosis(
+            name="host name",
+            status="warn",
+            text=f"{name} does not resolve",
+            remedy=f"add a line `ADDRESS {name}` to /etc/hosts",
+        )
+    if address.startswith("127."):
+        return Diagnosis(
+            name="host name",
+            status="warn",
+            text=f"{name} resolves to {address}: other nodes cannot reach it there",
+            remedy=f"in /etc/hosts replace `{address} {name}` by this machine's network address",
+        )
+    return Diagnosis(name="host name", status="ok", text=f"{name} is {address}")
+
+
+def judge_interfaces(names: Mapping[str, str]) -> Diagnosis:
+    """Of each address its interface, as the agent finds them: a machine may lack `ip`."""
+    shown = [f"{name} {address}" for address, name in names.items() if name != "lo"]
+    if not shown:
+        return Diagnosis(name="interfaces", status="warn", text="no network address but loopback")
+    return Diagnosis(name="interfaces", status="ok", text=", ".join(shown))
+
+
+def judge_ports(text: str | None) -> Diagnosis:
+    low, _, high = (text or "32768 60999").strip().partition("\t")
+    if int((high or "60999").strip() or 60999) >= 61000:
+        return Diagnosis(
+            name="ports",
+            status="warn",
+            text=f"the ephemeral range {low}-{high.strip()} covers 61000 and up, where vjob takes "
+            "the master's port",
+            remedy="set cluster.port to one outside that range, or lower ip_local_port_range",
+        )
+    return Diagnosis(name="ports", status="ok", text="61000 and up are free of ephemeral ports")
+
+
+def render(diagnoses: list[Diagnosis]) -> str:
+    """One line a diagnosis, the remedy below."""
+    lines = []
+    for diagnosis in diagnoses:
+        lines.append(f"{diagnosis.status:<5} {diagnosis.name}: {diagnosis.text}")
+        if diagnosis.remedy and diagnosis.status != "ok":
+            lines.append(f"      {diagnosis.remedy}")
+    return "\n".join(lines)
+
+
+def _resolve(name: str) -> str | None:
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return None

@@ -1,0 +1,382 @@
+"""Autoscaler of a run that may morph (`vjob tend`): asks for more nodes and drops slow ones.
+
+    batch script ─► vjob tend ─┬─ idle nodes (sinfo), pace, pause ─► growth.py ─► as `vjob grow`
+    (or a terminal)            ├─ its job that waits, no longer worth it ───────► cancelled
+                               └─ ranks' times ─► growth.py ──────────────────► morph/leave
+
+What it may do by itself stands under `morph` in the conf. The manager knows no scheduler, so this
+is no part of it: it asks as a person would, by the same files, and a run goes on without it. One
+poll every `morph.look_s`, and a question about the jobs each minute at most; sinfo, as seldom, only
+where more nodes would be worth a morph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from varuna_core.records import record as records
+from varuna_core.records.files import lock_file, read_lines
+from varuna_core.records.layout import locate_ranks
+from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS
+from varuna_core.records.morphing import (
+    ENDED,
+    RUNNING,
+    ManagerState,
+    add_joins,
+    get_seat,
+    read_join_job,
+    read_joins,
+    read_state,
+)
+from varuna_core.records.plan import Plan, read_attempt_plan, read_facts, read_plan
+from varuna_core.records.record import append_event, read_pause_s
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from vjob.jobs.elastic import membership
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.model.snapshot import Progress
+from vjob.jobs.monitor.readers.attempt import AttemptReader
+from vjob.jobs.monitor.readers.rank_files import TraceFolder
+from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, view_run
+from vjob.jobs.runs.owner import expect_ours
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.base import SELDOM_S, Scheduler
+from vjob.jobs.schedulers.job import JobState, list_fitting
+from vjob.jobs.schedulers.slurm.commands import expand_nodes
+from vjob.shelf.elastic.growth import (
+    Pause,
+    Standing,
+    choose_growth,
+    choose_leaving,
+    find_pause,
+    find_slow_nodes,
+    format_basis,
+    still_pays,
+)
+
+RECENT_STEPS = 50
+ENOUGH_POINTS = 5
+"""Lines of a log, or steps of a trace."""
+ENOUGH_STEPS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pace:
+    """Of one attempt."""
+
+    step: int
+    """The last one that was done."""
+    step_s: float
+    num_steps: int | None = None
+    """Of the training, as far as its lines say."""
+
+
+def find_pace(progress: Progress | None) -> Pace | None:
+    """The median of its last steps; None as long as they are few."""
+    if progress is None or not progress.points:
+        return None
+    first = progress.first_step if progress.first_step is not None else progress.points[0].step
+    last = progress.points[-1].step
+    used = [
+        (point.step, point.step_s)
+        for point in progress.points
+        if point.step_s is not None and math.isfinite(point.step_s) and point.step_s > 0
+        if point.step >= max(first + WARM_UP_STEPS, last - RECENT_STEPS)
+    ]
+    if len(used) < ENOUGH_POINTS or last - first - WARM_UP_STEPS < ENOUGH_STEPS:
+        return None
+    step_s = statistics.median(step_s for _, step_s in used)
+    return Pace(step=last, step_s=step_s, num_steps=progress.num_steps)
+
+
+class AttemptPace:
+    """One attempt, looked at again and again."""
+
+    def __init__(self, attempt: AttemptFolder, plan: Plan) -> None:
+        self.number, self._plan = attempt.number, plan
+        self._reader = AttemptReader(attempt, plan, 0)
+        self._traces = TraceFolder(attempt)
+
+    def find_pace(self) -> Pace | None:
+        return find_pace(self._reader.read().progress)
+
+    def read_works(self) -> dict[int, dict[int, float]]:
+        """What each rank that traces computed itself in each step, the first steps left out."""
+        self._traces.find()
+        self._traces.poll()
+        return {rank: end.works_s() for rank, end in self._traces.ranks.items()}
+
+    def list_steps_s(self) -> dict[int, float]:
+        """What a step of each rank takes, as `read_works` saw it."""
+        medians = {rank: end.medians()[0] for rank, end in self._traces.ranks.items()}
+        return {rank: step_s for rank, step_s in medians.items() if step_s is not None}
+
+    def list_peers(self) -> list[list[int]]:
+        """Ranks that do the same on the same kind of device."""
+        return list_peers(
+            self._plan, {rank: end.device for rank, end in self._traces.ranks.items()}
+        )
+
+    def map_nodes(self) -> dict[int, int]:
+        """Each rank's node, by its index in the attempt's plan."""
+        return {rank: self._plan.node_of_rank(rank).index for rank in range(self._plan.world)}
+
+
+def list_peers(plan: Plan, devices: dict[int, str]) -> list[list[int]]:
+    """By a rank's place in the pipeline, hence all the stages that it holds, and its device."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for rank, found in sorted(locate_ranks(plan.stage_map, plan.tensor).items()):
+        groups.setdefault((found.place, devices.get(rank, "")), []).append(rank)
+    return list(groups.values())
+
+
+LONGEST_WAIT_S = 3600.0
+"""After jobs that never came to anything."""
+LONGEST_PENDING_S = 600.0
+"""Its nodes were idle when it was asked for."""
+SPARE_MIN = 2
+"""Minutes beyond the run's own time that a job which joins asks for."""
+
+
+class Autoscaler:
+    """Adds and drops nodes of one run."""
+
+    def __init__(self, run: RunFolder, say: Callable[[str], None]) -> None:
+        plan = read_plan(run.plan)
+        if plan is None or plan.morphing is None:
+            raise InputError(f"{run.name} keeps its nodes to the end: there is nothing to tend")
+        self._run, self._plan, self._say = run, plan, say
+        self._most, self._fewest = plan.morphing.max_nodes, plan.morphing.min_nodes
+        self._facts = read_facts(run, plan)
+        self.conf = membership.read_submitted(run)
+        self._pace: AttemptPace | None = None
+        self._told = ""
+
+    def poll(self) -> bool:
+        """Evaluate the run once, and act; False once the run is over."""
+        view = view_run(self._run, warn=False, floor_s=SELDOM_S)
+        if view.record.state not in (records.INTENT, records.SUBMITTED):
+            return False
+        if view.problem:
+            self._tell(f"nothing is done meanwhile: {view.problem}")
+            return True
+        state = read_state(self._run.morph)
+        if state is None or state.phase != RUNNING or not view.infos:
+            return state is None or state.phase != ENDED or state.requeue
+        scheduler = schedulers.get_scheduler(view.record.scheduler)
+        standing = self._find_standing(view, state, scheduler)
+        if standing is None:
+            return True
+        self._withdraw(view, standing)
+        if self.conf.morph.leave_slow and self._leave_slow(standing, state):
+            return True  # a morph is coming
+        if self.conf.morph.grow == "auto":
+            self._grow(view, standing, scheduler)
+        return True
+
+    def _find_standing(
+        self, view: RunView, state: ManagerState, scheduler: Scheduler
+    ) -> Standing | None:
+        """Pace and outlook of the run; None until the attempt has done enough steps."""
+        number = state.attempt
+        if self._pace is None or self._pace.number != number:
+            plan = read_attempt_plan(self._run, number)
+            if plan is None:
+                return None
+            self._pace = AttemptPace(self._run.attempt(number), plan)
+        pace = self._pace.find_pace()
+        if pace is None:
+            return None
+        steps = self._facts.steps or pace.num_steps
+        steps_left = math.inf if steps is None else steps - pace.step
+        if steps_left <= 0:
+            return None
+        going = membership.read_leaving(self._run)
+        here = sorted(set(map(get_seat, state.nodes)) - going)
+        left_s = scheduler.find_left_s(view.record.jobs[0].id)
+        return Standing(
+            plan=add_joins(self._plan, read_joins(self._run.morph)),
+            facts=self._facts,
+            here=tuple(here),
+            steps_left=steps_left,
+            step_s=pace.step_s,
+            pause=self._find_pause(),
+            left_s=math.inf if left_s is None else left_s,
+        )
+
+    def _find_pause(self) -> Pause:
+        events = read_lines(self._run.morph_events)
+        pauses = [read_pause_s(e) for e in events if is_event(e, "morph")]
+        return find_pause([pause for pause in pauses if pause is not None])
+
+    # More nodes.
+
+    def _grow(self, view: RunView, standing: Standing, scheduler: Scheduler) -> None:
+        members = membership.read_members(view, self._plan)
+        room = self._most - members.count
+        if room < 1 or any(join.by_itself for join in members.waiting) or self._is_early(view):
+            return
+        if not self._is_wanted():
+            self._tell("`vjob shrink` ended growing by itself; `vjob grow` allows it again")
+            return
+        groups = [g for g in self._plan.groups if membership.choose_group(self._plan, g.queue) == g]
+        if choose_growth(standing, room, {group.name: room for group in groups}) is None:
+            self._tell(f"more nodes would not be worth {standing.pause}")
+            return
+        nodes = scheduler.find_idle([group.queue for group in groups])
+        excluded = {*members.hosts.values(), *membership.read_slow_hosts(self._run)}
+        excluded.update(name for text in self.conf.cluster.exclude for name in expand_nodes(text))
+        idle = {group.name: len(list_fitting(nodes, group, excluded)) for group in groups}
+        offer = choose_growth(standing, room, idle)
+        if offer is None:
+            few = sum(idle.values())
+            self._tell(f"{few or 'no'} idle nodes fit" + (", too few to be worth it" * (few > 0)))
+            return
+        why = (
+            f"{offer.count} more node{'s' * (offer.count > 1)}: about {offer.then_s:.3g} s a step "
+            f"({format_basis(is_predicted=offer.is_predicted)}), now {standing.step_s:.3g} s; "
+            f"worth {standing.pause}"
+        )
+        _, job = membership.grow(
+            self._run,
+            count=offer.count,
+            queue=offer.group.queue,
+            walltime_min=self._find_walltime_min(standing.left_s),
+            why=why,
+        )
+        self._tell(f"job {job} is to bring {why}")
+
+    def _find_walltime_min(self, left_s: float) -> int | None:
+        """No longer than the run itself lasts, so that it starts sooner; as the run's where that
+        comes back with its guests."""
+        cluster = self.conf.cluster
+        if cluster.requeue or math.isinf(left_s):
+            return None
+        return min(cluster.walltime_min, math.ceil(left_s / 60) + SPARE_MIN)
+
+    def _is_wanted(self) -> bool:
+        """True unless the last request of a user was for fewer nodes."""
+        asked = [
+            event["kind"]
+            for event in read_lines(self._run.vjob_events)
+            if is_event(event, "grow-asked", "shrink-asked") and not event.get("why")
+        ]
+        return not asked or asked[-1] == "grow-asked"
+
+    def _is_early(self, view: RunView) -> bool:
+        """After jobs that ended before they were of use: each doubles the wait."""
+        over = find_joined_over(view)
+        own = [join for join in read_joins(self._run.morph) if join.by_itself]
+        failed = sum(1 for join in own if join.number in over)
+        wait_s = min(self.conf.morph.look_s * 2.0**failed, LONGEST_WAIT_S)
+        return bool(own) and failed > 0 and time.time() - own[-1].asked < wait_s
+
+    def _withdraw(self, view: RunView, standing: Standing) -> None:
+        """Jobs of ours that wait and are not worth their morph any more, or whose nodes others
+        took: fewer may be idle by now."""
+        states = {info.leader: info.state for info in view.joined}
+        for join in read_joins(self._run.morph):
+            said = read_join_job(self._run.morph, join)
+            if not join.by_itself or said is None or said.job is None:
+                continue
+            if states.get(said.job) is not JobState.PENDING:
+                continue
+            waited_s = time.time() - join.asked
+            why = ""
+            if not still_pays(standing, join.seats):
+                why = f"it would not be worth {standing.pause} any more"
+            elif waited_s > LONGEST_PENDING_S:
+                why = f"it has waited for {waited_s / 60:.0f} min, so others have its nodes"
+            if why:
+                cancel_joined(view, [join])
+                append_event(self._run.vjob_events, "withdrawn", group=join.name, why=why)
+                self._tell(f"job {said.job}, which has yet to begin, is cancelled: {why}")
+
+    # Fewer.
+
+    def _leave_slow(self, standing: Standing, state: ManagerState) -> bool:
+        """Ask slow nodes to leave; True if any was asked."""
+        assert self._pace is not None
+        members = list(map(get_seat, state.members))
+        nodes = self._pace.map_nodes()
+        if len(members) <= max(nodes.values(), default=-1):
+            return False  # of another attempt
+        seats = {rank: members[index] for rank, index in nodes.items()}
+        found = find_slow_nodes(
+            self._pace.read_works(), self._pace.list_peers(), seats, self._pace.list_steps_s()
+        )
+        slow = [node for node in found if node.seat in standing.here]
+        parting = choose_leaving(standing, slow, self._fewest)
+        if parting is None:
+            if slow:
+                self._tell(
+                    f"node {slow[0].seat} is slow, and stays: no layout without it is worth "
+                    f"{standing.pause}; {slow[0]}"
+                )
+            return False
+        for node in slow:
+            if node.seat in parting.seats:
+                basis = format_basis(is_predicted=parting.is_predicted)
+                why = f"{node}; without it about {parting.then_s:.3g} s a step ({basis}), now "
+                why += f"{standing.step_s:.3g} s"
+                membership.leave_out(self._run, node.seat, why)
+                self._tell(f"node {node.seat} is to leave: {why}")
+        return True
+
+    def _tell(self, text: str) -> None:
+        """Once, until there is something else to say."""
+        if text != self._told:
+            self._told = text
+            self._say(text)
+
+
+def is_event(value: Any, *kinds: str) -> bool:
+    return isinstance(value, dict) and value.get("kind") in kinds
+
+
+@contextlib.contextmanager
+def _hear_signals() -> Iterator[threading.Event]:
+    """Set by the signal that ends us; afterwards signals do what they did."""
+    left = threading.Event()
+    before = {
+        number: signal.signal(number, lambda number, frame: left.set())
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    }
+    try:
+        yield left
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run_autoscaler(run: RunFolder, say: Callable[[str], None]) -> int:
+    """Poll until the run ends or a signal comes; one process a run."""
+    expect_ours(run, "only its owner looks after its size")
+    autoscaler = Autoscaler(run, say)
+    morph = autoscaler.conf.morph
+    if morph.grow == "none" and not morph.leave_slow:
+        raise InputError(f"{run.name}: neither morph.grow nor morph.leave_slow was asked for")
+    run.morph.make()
+    with _hear_signals() as left, lock_file(run.morph.tend_lock, waits=False) as is_ours:
+        if not is_ours:
+            say(f"another `vjob tend` looks after {run.name}")
+            return 0
+        trouble = ""
+        while not left.is_set():
+            try:
+                if not autoscaler.poll():
+                    break
+                trouble = ""
+            except (VjobError, OSError) as error:
+                if str(error) != trouble:
+                    trouble = str(error)
+                    say(trouble)
+            left.wait(morph.look_s)
+    return 0

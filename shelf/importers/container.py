@@ -1,0 +1,136 @@
+"""`container`: its image, mounts and options, of enroot, docker, pyxis and variables."""
+
+from __future__ import annotations
+
+import posixpath
+
+from vjob.jobs.conf.redact import redact_string
+from vjob.shelf.importers.draft import Draft
+from vjob.shelf.importers.launchers import Options
+from vjob.shelf.importers.shell import Assignment, Command, Word
+from vjob.shelf.importers.values import PYXIS, SRUN_REASONS
+
+
+def build_container(draft: Draft) -> None:
+    wrapping = draft.lines.wrapping
+    reuse = draft.take_flag("RELOAD_CONTAINER", "container.reuse")
+    if reuse is not None:
+        draft.values["container.reuse"] = not reuse
+    if reuse:
+        draft.note(
+            "RELOAD_CONTAINER=true is container.reuse: false: each run unpacks the image again; "
+            "auto does so only for an image that changed"
+        )
+    for name in ("CONTAINER_IMAGE_PATH", "CONTAINER_IMAGE"):
+        draft.take_into(name, "container.image", draft.to_path)
+    folder = draft.left.get("CONTAINER_PATH")
+    if folder is not None and folder.value and folder.value.startswith("/"):
+        draft.take_into("CONTAINER_PATH", "container.scratch", _to_parent)
+    for image, command in wrapping.images:
+        draft.used |= command.uses
+        said = f"line {command.line}: enroot create {image.text}"
+        if image.is_open:
+            draft.note(f"{said} is left out: the image is not known; write container.image")
+        else:
+            draft.put("container.image", draft.shorten(image.text), said)
+    mounts: list[str] = []
+    for options, command in wrapping.enroot:
+        draft.used |= command.uses
+        draft.put("container.runtime", "enroot", f"line {command.line}: enroot start")
+        for name in options:
+            said = f"line {command.line}: enroot start --{name} {options[name].text}".rstrip()
+            if name == "root":
+                draft.put("container.remap_root", True, said)
+            elif name == "rw":
+                draft.put("container.writable", True, said)
+            elif name not in ("mount", "env"):
+                draft.note(f"{said} is left out: it has no counterpart")
+        if "rw" not in options:
+            draft.put("container.writable", False, f"line {command.line}: enroot without --rw")
+    for word, command in wrapping.mounts:
+        _add_mounts(draft, word, f"line {command.line}: --mount {word.text}", mounts)
+    for options, command in wrapping.srun:
+        _take_pyxis(draft, options, command, mounts)
+    for _, pairs, image, command in wrapping.docker:
+        _take_docker(draft, pairs, image, command, mounts)
+    for word, command in wrapping.env:
+        _add_env(draft, word, command)
+    if mounts:
+        draft.values["container.mounts"] = mounts
+
+
+def _to_parent(path: str) -> str | None:
+    """The folder that an unpacked image lay in."""
+    parent = posixpath.dirname(path.rstrip("/"))
+    return parent if parent != "/" and parent.isprintable() else None
+
+
+def _add_mounts(draft: Draft, word: Word, said: str, mounts: list[str]) -> None:
+    if word.is_open:
+        draft.note(f"{said} is left out: its path is not known; write container.mounts")
+        return
+    for part in word.text.split(","):
+        source, _, rest = part.partition(":")
+        target, _, flags = rest.partition(":")
+        target = target or source
+        mount = f"{draft.shorten(source)}:{target}" + (":ro" if "ro" in flags.split("+") else "")
+        if not source or not target.startswith("/"):
+            draft.note(f"{said} is left out: a mount is source:target, the target absolute")
+        elif mount not in mounts:
+            mounts.append(mount)
+            draft.record(said, "container.mounts")
+
+
+def _take_pyxis(draft: Draft, options: Options, command: Command, mounts: list[str]) -> None:
+    for name, word in options.items():
+        said = f"line {command.line}: srun --{name}={word.text}".rstrip("=")
+        if name not in PYXIS:
+            continue
+        if name == "container-mounts":
+            _add_mounts(draft, word, said, mounts)
+        elif word.is_open:
+            draft.note(f"{said} is left out: its value is not known")
+        elif PYXIS[name] is None:
+            draft.note(f"{said} is left out: {SRUN_REASONS.get(name, 'it is so already')}")
+        else:
+            key, value = PYXIS[name] or ("", None)
+            draft.put(key, draft.shorten(word.text) if value is None else value, said)
+            if name == "container-image":
+                draft.put("container.runtime", "pyxis", said)
+
+
+def _take_docker(
+    draft: Draft, pairs: list[tuple[str, Word]], image: Word, command: Command, mounts: list[str]
+) -> None:
+    draft.used |= command.uses
+    said = f"line {command.line}: docker run"
+    if image.is_open:
+        draft.note(f"{said} {image.text} is left out: the image is not known")
+        return
+    draft.put("container.image", f"docker://{image.text}", f"{said} {image.text}")
+    for name, word in pairs:
+        option = f"{said} {'-' if len(name) < 3 else '--'}{name} {word.text}".rstrip()
+        if name in ("v", "volume"):
+            _add_mounts(draft, word, option, mounts)
+        elif name in ("e", "env"):
+            _add_env(draft, word, command)
+        elif name in ("w", "workdir") and not word.is_open:
+            draft.put("container.workdir", word.text, option)
+        elif name in ("net", "network", "ipc", "p", "publish", "shm-size"):
+            draft.note(f"{option} is left out: network and /dev/shm are the node's")
+        else:
+            draft.note(f"{option} is left out: vjob starts the container")
+
+
+def _add_env(draft: Draft, word: Word, command: Command) -> None:
+    name, equals, value = word.text.partition("=")
+    if word.is_open or not equals:
+        draft.note(
+            f"line {command.line}: {redact_string(word.text)} is left out of env: its "
+            "value is not known; name it in pass_env"
+        )
+        return
+    draft.left.setdefault(
+        name,
+        Assignment(name=name, value=value, raw=value, line=command.line, exported=True),
+    )

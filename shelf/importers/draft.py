@@ -1,0 +1,214 @@
+"""The conf while it is put together, and its text with the reasons above it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from vjob.jobs.conf.document import render_value
+from vjob.jobs.conf.redact import redact_string
+from vjob.shelf.importers.launchers import Lines
+from vjob.shelf.importers.shell import Assignment, Command, ShellConf
+from vjob.shelf.importers.values import to_flag, to_number
+
+HEAD = """\
+# Translated from {name}. `vjob submit --dry-run` shows what it makes.
+"""
+SECTIONS = (
+    "name", "program", "model", "data", "train", "parallel", "cluster", "container", "workdir",
+    "setup", "profile", "env", "pass_env",
+)  # fmt: skip
+"""In the order in which `vjob init` has them."""
+_LEADING_HOME = re.compile(r"(?:(?<=^)|(?<=[=:]))~(?=/|$)")
+
+
+class Draft:
+    """The keys found so far, and a note for each variable, option and line that is no key."""
+
+    def __init__(
+        self,
+        found: ShellConf,
+        lines: Lines,
+        files: Mapping[str, str],
+        environ: Mapping[str, str],
+    ) -> None:
+        self.found = found
+        self.lines = lines
+        self.files = files
+        self.environ = environ
+        self.left = dict(found.variables)
+        """Variables that no key has taken yet."""
+        self.notes: list[str] = []
+        """What was left out, or should be looked at, and why."""
+        self.taken: list[str] = []
+        """What became which key."""
+        self.comments: dict[str, str] = {}
+        self.values: dict[str, Any] = {}
+        """By dotted key."""
+        self.groups: list[dict[str, Any]] = []
+        self.used: set[str] = set(found.decided)
+        """Variables in the lines that were taken, and those that decided a branch."""
+        for line, text in found.not_understood:
+            self.note(f"line {line}: not understood, left out: {redact_string(text)}")
+        for reason in found.reasons:
+            self.note(redact_string(reason))
+        for command in lines.others:
+            self.note(
+                f"line {command.line}: not understood, left out: {redact_string(command.raw)}"
+            )
+        self.notes.sort(key=_get_line)
+
+    def note(self, message: str) -> None:
+        message = _make_printable(message)
+        if message not in self.notes:
+            self.notes.append(message)
+
+    def record(self, what: str, key: str) -> None:
+        """Record what became a key."""
+        line = f"{_make_printable(redact_string(what))} -> {key}"
+        if line not in self.taken:
+            self.taken.append(line)
+
+    def put(self, key: str, value: Any, what: str) -> None:
+        """Set a key that is not set yet."""
+        if key in self.values and self.values[key] != value:
+            self.note(f"{redact_string(what)} is not used: {key} is {self.values[key]} already")
+            return
+        self.values[key] = value
+        self.record(what, key)
+
+    def take(self, name: str, key: str, convert: Callable[[str], Any]) -> Any:
+        """The variable's value, converted; None with a note where that is not possible."""
+        assignment = self.left.get(name)
+        if assignment is None or key in self.values:
+            return None
+        del self.left[name]
+        value = None if assignment.value is None else convert(assignment.value.strip())
+        if value is None:
+            self.note(
+                f"line {assignment.line}: {spell(assignment)} cannot be used for {key}; left out"
+            )
+        else:
+            self.comments[key] = f"was {spell(assignment)}"
+            self.record(spell(assignment), key)
+        return value
+
+    def take_into(self, name: str, key: str, convert: Callable[[str], Any]) -> None:
+        value = self.take(name, key, convert)
+        if value is not None:
+            self.values[key] = value
+
+    def take_number(self, name: str, key: str) -> int | None:
+        value: int | None = self.take(name, key, to_number)
+        return value
+
+    def take_flag(self, name: str, key: str) -> bool | None:
+        value: bool | None = self.take(name, key, to_flag)
+        return value
+
+    def shorten(self, path: str) -> str:
+        """A path of a conf's key, its home folder as ~."""
+        home = self.environ.get("HOME")
+        if home and (path == home or path.startswith(home + "/")):
+            return "~" + path.removeprefix(home)
+        return path
+
+    def expand(self, text: str) -> str:
+        """A word of a command or environment, where nothing expands ~."""
+        home = self.environ.get("HOME")
+        text = _LEADING_HOME.sub(lambda _: str(home), text) if home else text
+        return text.replace("${", "$${")  # the conf's own references are written so
+
+    def find_copied(self, path: str, what: str, launch: Command) -> str:
+        """Where a file lies before `cp -r FROM TO` or `cp -r FROM/* TO` copies it; by the last
+        such line before the launch."""
+        place = next(i for i, other in enumerate(self.found.commands) if other is launch)
+        for command in reversed(self.found.commands[:place]):
+            words = [word.text for word in command.words if not word.text.startswith("-")]
+            if words[0] != "cp" or len(words) != 3 or any(word.is_open for word in command.words):
+                continue
+            source, target = words[1], words[2].rstrip("/")
+            if path.startswith(f"{target}/") and target and source.startswith("/"):
+                path = source.removesuffix("/*") + path.removeprefix(target)
+                self.note(
+                    f"line {command.line}: {redact_string(' '.join(words))}: nothing is copied; "
+                    f"{what} is {path}, where it lies before"
+                )
+                break
+        return path
+
+    def to_path(self, text: str) -> str | None:
+        """`shorten` as a converter; None where the text is no path."""
+        return self.shorten(text) if text and text.isprintable() else None
+
+
+def spell(assignment: Assignment) -> str:
+    """`NAME=value` as it was written, without secrets."""
+    return _make_printable(redact_string(f"{assignment.name}={assignment.raw}"))
+
+
+def _make_printable(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def _get_line(note: str) -> int:
+    match = re.match(r"line (\d+):", note)
+    return int(match[1]) if match else 0
+
+
+def render_page(draft: Draft, title: str, notes: Sequence[str]) -> str:
+    """The whole file: notes and what was taken as comments, then the conf."""
+    lines = [HEAD.format(name=title)]
+    for head, items in (("Left out, or to be looked at", notes), ("Taken", draft.taken)):
+        if items:
+            lines.append(f"#\n# {head}:\n")
+            lines += [f"#   {item}\n" for item in items]
+    return "".join(lines) + _render(_build_tree(draft), draft.comments)
+
+
+def render_draft(draft: Draft) -> str:
+    """The conf alone, without comments."""
+    return _render(_build_tree(draft), {})
+
+
+def _build_tree(draft: Draft) -> dict[str, Any]:
+    """The conf as nested mappings, sections in order."""
+    tree: dict[str, Any] = {}
+    for section in SECTIONS:
+        for key, value in draft.values.items():
+            first, *rest = key.split(".")
+            if first != section:
+                continue
+            if not rest:
+                tree[first] = value
+                continue
+            inner = tree.setdefault(first, {})
+            for name in rest[:-1]:
+                inner = inner.setdefault(name, {})
+            inner[rest[-1]] = value
+        if section == "cluster" and draft.groups:
+            tree.setdefault("cluster", {})["nodes"] = draft.groups
+    return tree
+
+
+def _render(conf: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    lines: list[str] = []
+    for key, value in conf.items():
+        if isinstance(value, dict) and key not in ("program", "env"):
+            inner = {name: item for name, item in value.items() if item not in ({}, [])}
+            if inner:
+                lines.append(f"{key}:")
+            for name, item in inner.items():
+                lines += _render_key("  ", name, item, comments.get(f"{key}.{name}"))
+        elif value not in (None, {}, []):
+            lines += _render_key("", key, value, comments.get(key))
+    return "\n".join(lines) + "\n"
+
+
+def _render_key(indent: str, name: str, value: Any, comment: str | None) -> list[str]:
+    if name == "nodes":
+        groups = [{key: item for key, item in group.items() if item is not None} for group in value]
+        return [f"{indent}nodes:", *(f"{indent}  - {render_value(group)}" for group in groups)]
+    line = f"{indent}{name}: {render_value(value)}"
+    return [f"{line:<34}  # {comment}" if comment else line]

@@ -1,0 +1,90 @@
+"""Leaves out the keys that do not fit the rest of the conf, and lists the files that are absent."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from vjob.jobs.conf.loading.check import check_conf, find_missing_paths
+from vjob.jobs.conf.loading.load import parse_conf_lines
+from vjob.jobs.conf.redact import REDACTED, is_secret, redact_string
+from vjob.jobs.errors import ConfError, Problem
+from vjob.shelf.importers.draft import Draft, render_draft
+
+
+def leave_out_misfits(draft: Draft) -> None:
+    """Leave out the keys that do not fit, each with the check's own words, until all fit."""
+    for _ in range(40):
+        problems = _find_problems(draft)
+        if not any(_drop(draft, problem) for problem in problems):  # checked again after each
+            for problem in problems:
+                draft.note(f"to correct: {problem}")
+            return
+
+
+def _find_problems(draft: Draft) -> list[Problem]:
+    text = render_draft(draft)
+    try:
+        conf, lines = parse_conf_lines(text, "conf.yaml", Path("/"), (), draft.environ)
+    except ConfError as error:
+        return list(error.problems)
+    return check_conf(conf, lines, require_paths=False)
+
+
+def _drop(draft: Draft, problem: Problem) -> bool:
+    """Leave out the key that a problem names; False where there is none to leave out."""
+    group = re.match(r"cluster\.nodes\[(\d+)\]\.(\w+)", problem.key)
+    if group is not None and int(group[1]) < len(draft.groups):
+        value = draft.groups[int(group[1])].pop(group[2], None)
+        if value is None:
+            return False
+        key = group[0]
+    else:
+        key = re.sub(r"\[.*", "", problem.key)
+        while key and key not in draft.values:
+            key = key.rpartition(".")[0]
+        if not key or key in ("program", "name", "model"):
+            return _stand_in(draft, problem)
+        value = draft.values.pop(key)
+        if key in ("env", "cluster.sbatch") and isinstance(value, dict):
+            inner = problem.key.removeprefix(f"{key}.")
+            rest = {name: item for name, item in value.items() if name != inner}
+            value = value.get(inner)
+            if rest and value is not None:
+                draft.values[key] = rest
+            key = f"{key}.{inner}"
+    draft.comments.pop(key, None)
+    shown = REDACTED if is_secret(key) else value
+    draft.note(f"{key} = {shown} is left out: {problem.message}")
+    return True
+
+
+def _stand_in(draft: Draft, problem: Problem) -> bool:
+    """A model or data for Megatron-LM in the place of those that could not be used."""
+    values, section = draft.values, problem.key.partition(".")[0]
+    missing = {"model": ("model", "gpt2-small"), "data": ("data.synthetic", True)}
+    if section not in missing or missing[section][0] in values:
+        return False
+    for key in [key for key in values if key.startswith(f"{section}.")]:
+        draft.note(f"{key} = {values.pop(key)} is left out: {problem.message}")
+        draft.comments.pop(key, None)
+    key, value = missing[section]
+    values[key] = value
+    draft.note(f"{key}: {value} stands in: {problem.key} {problem.message}")
+    return True
+
+
+def find_absent(draft: Draft, base: Path | None) -> list[str]:
+    """Files that a submit from the conf's folder would miss."""
+    if base is None:
+        return []
+    environ = {**os.environ, **draft.environ}
+    try:
+        conf = parse_conf_lines(render_draft(draft), "conf.yaml", base, (), environ)[0]
+    except ConfError:
+        return []
+    return [
+        f"not here: {key} = {redact_string(str(value))} {message}"
+        for key, value, message in find_missing_paths(conf, base)
+    ]

@@ -1,0 +1,419 @@
+"""The live list of all runs: a row a run, what is known of the one under the cursor, and keys.
+
+It is left with the folder of a run to be opened, or with none; `start.py` opens that run's own
+screen and comes back here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.message import Message
+from textual.widgets import Input
+
+from vjob.jobs.monitor.model.run_row import RunRow, format_step
+from vjob.shelf.screen import theme
+from vjob.shelf.screen.key_screen import Failed, KeyApp, KeyScreen, Repeat
+from vjob.shelf.screen.pages import Confirmation, TextPage
+from vjob.shelf.screen.pane import TextLines
+from vjob.shelf.screen.table_pane import REST, Cell, Column, Flag, TablePane
+from vjob.shelf.screen.theme import (
+    Marks,
+    format_age,
+    format_coarse_duration,
+    format_seconds,
+)
+
+DETAIL = 5
+"""Lines about the run under the cursor, as in CSS; none on a low screen."""
+LOW = 14
+LATE_S = 15.0
+LIST_KEYS = (
+    ("Enter", "the live screen of the run under the cursor; q there comes back"),
+    ("q", "quit; all runs go on"),
+    ("arrows, j, k", "move; PgUp, PgDn, Home, End"),
+    ("f", "filter by parts of run, job, state, verdict or reason; Esc clears"),
+    ("<  >  o", "sort by the column before or after; the other way round"),
+    ("space", "mark the run for a comparison, or take the mark away"),
+    ("d", "compare the marked runs, or the one that is marked with this one: vjob compare"),
+    ("c", "cancel the run under the cursor, after a question"),
+    ("mouse", "click: sort by a column, choose a run; twice: open it"),
+)
+ASKS = "filter runs: a part of run, job, state, verdict or reason; Enter keeps, Esc clears"
+
+
+def _health_cell(row: RunRow, marks: Marks) -> Cell:
+    if row.verdict is None:
+        return row.state, theme.DIM
+    return row.verdict.health.value, theme.word(row.verdict.health)
+
+
+def _duration_cell(seconds: float | None) -> Cell:
+    return "" if seconds is None else format_coarse_duration(seconds), theme.PLAIN
+
+
+def _find_share(row: RunRow) -> float | None:
+    """How much of the run is done; without a known end more than all that have one."""
+    return row.step if row.step is None or not row.num_steps else row.step / row.num_steps
+
+
+RUN_COLUMNS = (
+    Column[RunRow](
+        title="run", width=14, place=0,
+        show=lambda row, marks: (row.run, theme.PLAIN), key=lambda row: row.submitted,
+        first_down=True,
+    ),
+    Column[RunRow](
+        title="verdict", width=9, place=1, show=_health_cell, key=lambda row: row.health,
+    ),
+    Column[RunRow](
+        title="step", width=7, place=2,
+        show=lambda row, marks: (format_step(row) if row.step is not None else "", theme.PLAIN),
+        key=lambda row: _find_share(row), first_down=True,
+    ),
+    Column[RunRow](
+        title="s/step", width=7, place=5, is_number=True, first_down=True,
+        show=lambda row, marks: (format_seconds(row.step_s), theme.PLAIN),
+        key=lambda row: row.step_s,
+    ),
+    Column[RunRow](
+        title="left", width=12, place=3, is_number=True,
+        show=lambda row, marks: _duration_cell(row.left_s), key=lambda row: row.left_s,
+    ),
+    Column[RunRow](
+        title="age", width=4, place=4, is_number=True,
+        show=lambda row, marks: (format_age(row.age_s), theme.PLAIN), key=lambda row: row.age_s,
+    ),
+    Column[RunRow](
+        title="state", width=10, place=6,
+        show=lambda row, marks: (row.state, theme.DIM), key=lambda row: row.state,
+    ),
+    Column[RunRow](
+        title="job", width=8, place=7,
+        show=lambda row, marks: (",".join(row.jobs), theme.DIM),
+        key=lambda row: ",".join(job.zfill(12) for job in row.jobs) or None,
+    ),
+    Column[RunRow](
+        title="reason", width=REST, place=8,
+        show=lambda row, marks: (row.message, theme.DIM), key=lambda row: row.message or None,
+    ),
+)  # fmt: skip
+
+
+class RunPane(TablePane[RunRow]):
+    """One row a run, at first the newest above."""
+
+    columns = RUN_COLUMNS
+
+    def __init__(self, marks: Marks, *, id: str) -> None:
+        super().__init__(marks, id=id)
+        self.marked: list[str] = []
+        """Folders of runs that are to be compared, in the order of their marks."""
+
+    def name_row(self, row: RunRow) -> str:
+        return row.target
+
+    def find_words(self, row: RunRow) -> str:
+        words = (row.run, row.name, *row.jobs, row.state, row.health, row.message)
+        return " ".join(words).lower()
+
+    def flag_row(self, row: RunRow) -> Flag:
+        return ("*" if row.target in self.marked else " "), theme.WARM
+
+    def make_heading(self) -> Text:
+        title = self.begin_title("runs").append(f"  {len(self.all_rows):,}", theme.PLAIN)
+        if self.marked:
+            title.append(f"  {len(self.marked)} marked", theme.WARM)
+        return title
+
+    def mark(self) -> None:
+        row = self.row_here
+        if row is None:
+            return
+        if row.target in self.marked:
+            self.marked.remove(row.target)
+        else:
+            self.marked.append(row.target)
+        self.show()
+
+
+class RunSource(Protocol):
+    """Source of rows."""
+
+    @property
+    def problem(self) -> str:
+        """Why a scheduler did not answer; empty where all did."""
+
+    def read(self) -> Sequence[RunRow]: ...
+
+
+class RunActions(Protocol):
+    """What keys do with runs, by their folders."""
+
+    def cancel(self, folder: str) -> str: ...
+
+    def compare(self, folders: Sequence[str], width: int) -> str: ...
+
+
+@dataclass
+class ListPlace:
+    """Where the user was in the list, for when it is shown again."""
+
+    chosen: str | None = None
+    sorted_by: str = RUN_COLUMNS[0].title
+    is_down: bool = True
+    filter: str = ""
+    marked: list[str] = field(default_factory=list)
+
+
+class Listed(Message):
+    """All runs were read."""
+
+    def __init__(self, rows: tuple[RunRow, ...], problem: str, at: float) -> None:
+        super().__init__()
+        self.rows, self.problem, self.at = rows, problem, at
+
+
+class RunListScreen(KeyScreen):
+    """All runs, and the one under the cursor.
+
+    All heights are fixed: a change of one draws the whole screen again, several seconds of a slow
+    line.
+    """
+
+    CSS = f"""
+    RunListScreen #heading {{ height: 1; }}
+    RunListScreen #detail {{ height: {DETAIL}; }}
+    """
+    HINTS = (
+        ("?", "help"), ("q", "quit"), ("Enter", "open"), ("f", "filter"), ("< >", "sort"),
+        ("space", "mark"), ("d", "compare"), ("c", "cancel"),
+    )  # fmt: skip
+    BINDINGS = [  # noqa: RUF012 - Textual's own way
+        ("q", "leave_list", "quit"),
+        ("question_mark", "help", "help"),
+        ("f", "ask", "filter"),
+        ("less_than_sign", "sort_next(-1)", "sort by the column before"),
+        ("greater_than_sign", "sort_next(1)", "sort by the next column"),
+        ("o", "turn", "other way round"),
+        ("space", "mark", "mark"),
+        ("d", "compare", "compare"),
+        ("c", "cancel", "cancel"),
+        ("escape", "clear", "back"),
+    ]
+
+    def __init__(self, marks: Marks, actions: RunActions, place: ListPlace) -> None:
+        super().__init__(marks)
+        self.actions, self.place = actions, place
+        self.heading = TextLines(marks, id="heading")
+        self.runs = RunPane(marks, id="runs")
+        self.detail = TextLines(marks, id="detail")
+        self.hint = TextLines(marks, id="hint")
+        self.prompt = Input(id="prompt", compact=True)
+        self.prompt.cursor_blink = False
+        self._is_asking = False
+        self._begun = time.monotonic()
+        self._looked_at: float | None = None
+        self._problem = ""
+        self.runs.chosen, self.runs.is_moved = place.chosen, place.chosen is not None
+        self.runs.sorted_by, self.runs.is_down = place.sorted_by, place.is_down
+        self.runs.filter, self.runs.marked = place.filter, place.marked
+
+    def compose(self) -> ComposeResult:
+        yield from (self.heading, self.runs, self.detail, self.hint, self.prompt)
+
+    def on_mount(self) -> None:
+        self.set_interval(2.0, self.place_panes)
+        self.runs.focus()
+
+    def on_resize(self) -> None:
+        self.place_panes()
+
+    def on_listed(self, message: Listed) -> None:
+        self._looked_at, self._problem = message.at, message.problem
+        self.runs.take_rows(message.rows)
+        self.place_panes()
+
+    def on_failed(self, message: Failed) -> None:
+        self._problem = message.problem
+        self.place_panes()
+
+    def on_table_pane_chosen(self, message: RunPane.Chosen) -> None:
+        self.place_panes()
+        if message.is_meant:
+            self._leave(message.name)
+
+    def place_panes(self) -> None:
+        """Draw head, detail and hint; the table has what they leave."""
+        width, height = self.size.width, self.size.height
+        self.detail.display = height >= LOW
+        self.heading.take([self._render_head(width)])
+        self.detail.take(self._render_detail(width)[:DETAIL])
+        self.hint.take([self.render_hint(width)])
+
+    def _render_head(self, width: int) -> Text:
+        line = Text(style=theme.PLAIN).append(" your runs ", theme.TITLE)
+        age_s = time.monotonic() - (self._looked_at or self._begun)
+        if self._problem or (self._looked_at and age_s > LATE_S):
+            age = f"this is {format_coarse_duration(age_s)} old" if age_s > LATE_S else ""
+            said = ": ".join(filter(None, (age, self._problem)))
+            return line.append(self.marks.fit(self.marks.plain(f" {said}"), width - 12), theme.WARM)
+        if self._looked_at is None:
+            return line.append(" reading ...", theme.DIM)
+        counts = Counter(row.health for row in self.runs.all_rows)
+        for word, count in counts.most_common():
+            if len(line) + len(word) + 8 > width:
+                line.append(f"  {self.marks.cut}", theme.DIM)
+                break
+            line.append(f"  {count} {word}", theme.DIM)
+        if not counts:
+            line.append(" none yet: vjob submit conf.yaml makes one", theme.DIM)
+        return line
+
+    def _render_detail(self, width: int) -> list[Text]:
+        row = self.runs.row_here
+        if row is None:
+            return []
+        plain = self.marks.plain
+        lines = [Text(style=theme.PLAIN)]
+        if row.verdict is not None:
+            lines[0].append(f" {row.health} ", theme.badge(row.verdict.health)).append(" ")
+        lines[0].append(plain(row.message or row.state), theme.STRONG)
+        if row.verdict is not None and row.verdict.advice:
+            advice = f"{self.marks.advice} {plain(row.verdict.advice)}"
+            lines.append(Text(advice, style=theme.WARM))
+        jobs = f"job {' '.join(row.jobs)}  " if row.jobs else ""
+        lines.append(Text(plain(f"{jobs}{row.state}  {row.folder}"), style=theme.DIM))
+        return [part for line in lines for part in line.wrap(self.app.console, max(width, 10))]
+
+    def action_help(self) -> None:
+        width = max(len(key) for key, _ in LIST_KEYS) + 2
+        lines = [
+            Text(key.ljust(width), style=theme.KEY).append(does, theme.PLAIN)
+            for key, does in LIST_KEYS
+        ]
+        self.app.push_screen(TextPage(self.marks, "keys", lines))
+
+    def action_sort_next(self, direction: int) -> None:
+        self.runs.sort_next(direction)
+
+    def action_turn(self) -> None:
+        self.runs.sort(self.runs.sorted_by)
+
+    def action_ask(self) -> None:
+        self._is_asking = True
+        self.prompt.placeholder, self.prompt.value = ASKS, self.runs.filter
+        self.prompt.display, self.hint.display = True, False
+        self.prompt.focus(scroll_visible=False)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._is_asking:
+            self.runs.set_filter(event.value)
+            self.place_panes()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._close_prompt()
+
+    def _close_prompt(self) -> None:
+        self._is_asking = False
+        self.prompt.display, self.hint.display = False, True
+        self.runs.focus(scroll_visible=False)
+
+    def action_clear(self) -> None:
+        """Undo one thing: the prompt and its filter, or the marks."""
+        if self._is_asking or self.runs.filter:
+            self._close_prompt()
+            self.runs.set_filter("")
+        else:
+            self.runs.marked.clear()
+            self.runs.show()
+        self.place_panes()
+
+    def action_mark(self) -> None:
+        self.runs.mark()
+
+    def action_compare(self) -> None:
+        here = self.runs.row_here
+        wanted = list(self.runs.marked)
+        if len(wanted) == 1 and here is not None and here.folder not in wanted:
+            wanted.append(here.folder)
+        if len(wanted) < 2:
+            self.say("mark two runs with space; d then compares them")
+            return
+        width = self.size.width
+        self.start("compare", "comparing ...", lambda: self.actions.compare(wanted, width))
+
+    def action_cancel(self) -> None:
+        row = self.runs.row_here
+        if row is None or row.is_over:
+            self.say("there is nothing to cancel: the run is over" if row else "there is no run")
+            return
+        folder, ids = row.target, " and ".join(row.jobs) or row.run
+        says = (
+            f"vjob cancel {row.run}: ranks that can are asked to checkpoint and to leave; then "
+            f"{ids} ends, whatever it is doing."
+        )
+
+        def cancel(is_wanted: bool | None) -> None:
+            if is_wanted:
+                self.start("cancel", "cancelling ...", lambda: self.actions.cancel(folder))
+
+        self.app.push_screen(Confirmation(self.marks, "Cancel the run?", says), cancel)
+
+    def action_leave_list(self) -> None:
+        self._leave(None)
+
+    def _leave(self, folder: str | None) -> None:
+        runs = self.runs
+        self.place.chosen, self.place.filter = runs.chosen, runs.filter
+        self.place.sorted_by, self.place.is_down = runs.sorted_by, runs.is_down
+        self.app.exit(folder)
+
+
+class RunListApp(KeyApp[str | None]):
+    """Feeds the list; ends with the folder of a run to open, or None."""
+
+    def __init__(
+        self,
+        source: RunSource,
+        actions: RunActions,
+        place: ListPlace,
+        *,
+        interval_s: float,
+        marks: Marks | None = None,
+    ) -> None:
+        super().__init__(marks)
+        self.source = source
+        self.list_screen = RunListScreen(self.marks, actions, place)
+        self._looks = Repeat(self._read, interval_s)
+
+    @property
+    def shown(self) -> RunListScreen:
+        return self.list_screen
+
+    @property
+    def repeats(self) -> Sequence[Repeat]:
+        return (self._looks,)
+
+    def after_work(self) -> None:
+        self._looks.poke()
+
+    def _read(self) -> None:
+        try:
+            rows = tuple(self.source.read())
+            self.post(Listed(rows, self.source.problem, time.monotonic()))
+        except Exception as error:  # whatever it is: said on the screen, and tried again
+            self.post(Failed(str(error) or type(error).__name__))
+
+
+def run_list(
+    source: RunSource, actions: RunActions, place: ListPlace, *, interval_s: float
+) -> str | None:
+    """Show the list until it is left; returns the folder of a run to open."""
+    return RunListApp(source, actions, place, interval_s=interval_s).run()

@@ -1,0 +1,310 @@
+"""A table of rows with a cursor: its columns, how rows are sorted and filtered, and the pane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rich.style import Style
+from rich.text import Text
+from textual import events
+from textual.message import Message
+
+from vjob.shelf.screen import theme
+from vjob.shelf.screen.pane import ScrollPane
+from vjob.shelf.screen.theme import Marks
+
+REST = 0
+"""Width of a column that takes what the others leave."""
+Cell = tuple[str, Style]
+Flag = tuple[str, Style]
+"""The sign before a row, a space where it has none."""
+Key = float | str | None
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column(Generic[Row]):
+    """One column. Its width leaves room for the arrow of a sorted one."""
+
+    title: str
+    width: int
+    place: int
+    """Columns of the greatest place are left out first where they do not fit."""
+    show: Callable[[Row, Marks], Cell]
+    key: Callable[[Row], Key]
+    """None sorts last, in either direction."""
+    is_number: bool = False
+    is_fixed: bool = False
+    """As wide as it is set, whatever stands in it; so are numbers."""
+    first_down: bool = False
+    """The greatest comes first when it is chosen."""
+
+
+LEAST_REST = 12
+MARGIN = 2
+"""Two signs before a row: the cursor's and the culprit's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedColumn(Generic[Row]):
+    """A column where it stands on the screen."""
+
+    column: Column[Row]
+    start: int
+    width: int
+
+
+def place_columns(
+    columns: Sequence[Column[Row]], rows: Sequence[Row], width: int, marks: Marks
+) -> list[PlacedColumn[Row]]:
+    """The columns that fit, as wide as they need; those that nothing is in give way first."""
+    used = [column for column in columns if column.place == 0 or _has_any(column, rows)]
+    widths = {column.title: _find_width(column, rows, marks) for column in used}
+    while len(used) > 1 and sum(widths[c.title] + 1 for c in used) + MARGIN > width:
+        used.remove(max(used, key=lambda column: column.place))
+    rest = width - MARGIN - sum(widths[column.title] + 1 for column in used)
+    placed, start = [], MARGIN
+    for column in used:
+        own = widths[column.title] + (max(0, rest) if column.width == REST else 0)
+        own = min(own, max(1, width - start))
+        placed.append(PlacedColumn(column=column, start=start, width=own))
+        start += own + 1
+    return placed
+
+
+def _has_any(column: Column[Row], rows: Sequence[Row]) -> bool:
+    return not rows or any(column.key(row) is not None for row in rows)
+
+
+def _find_width(column: Column[Row], rows: Sequence[Row], marks: Marks) -> int:
+    """Width of a column: of text as long as the longest, of numbers as it is set."""
+    if column.width == REST:
+        return LEAST_REST
+    if column.is_number or column.is_fixed:
+        return column.width
+    longest = max((len(column.show(row, marks)[0]) for row in rows), default=column.width)
+    return max(len(column.title) + 1, min(longest, 2 * column.width))
+
+
+def render_titles(
+    placed: Sequence[PlacedColumn[Row]], sorted_by: str, is_down: bool, marks: Marks
+) -> Text:
+    """The line above the rows; the column that rows are sorted by has an arrow."""
+    line = Text(" " * MARGIN, style=theme.TITLE)
+    for item in placed:
+        title = item.column.title
+        if title == sorted_by:
+            title += marks.down if is_down else marks.up
+        shown = title.rjust(item.width) if item.column.is_number else title.ljust(item.width)
+        line.append(shown[: item.width] + " ")
+    return line
+
+
+def render_row(
+    row: Row, placed: Sequence[PlacedColumn[Row]], *, is_here: bool, flag: Flag, marks: Marks
+) -> Text:
+    """One row; `flag` is the sign before it."""
+    line = Text(style=theme.HERE if is_here else theme.PLAIN)
+    line.append(marks.here if is_here else " ")
+    line.append(*flag)
+    for item in placed:
+        text, style = item.column.show(row, marks)
+        shown = marks.fit(marks.plain(text), item.width)
+        line.append(
+            shown.rjust(item.width) if item.column.is_number else shown.ljust(item.width), style
+        )
+        line.append(" ")
+    return line
+
+
+class Order(Generic[Row]):
+    """The order of rows; at most looks no row moves, and none is compared."""
+
+    def __init__(self) -> None:
+        self._way: tuple[str, bool] = ("", False)
+        self._keys: list[Key] = []
+        self._places: list[int] = []
+
+    def sort(
+        self, columns: Sequence[Column[Row]], rows: Sequence[Row], title: str, is_down: bool
+    ) -> list[Row]:
+        """Sort by a column; rows of which nothing is known last, equal ones as they come."""
+        column = next(column for column in columns if column.title == title)
+        keys = [column.key(row) for row in rows]
+        if keys != self._keys or self._way != (title, is_down):
+            self._keys, self._way = keys, (title, is_down)
+            known: Any = {at: key for at, key in enumerate(keys) if key is not None}
+            unknown = [at for at, key in enumerate(keys) if key is None]
+            self._places = [*sorted(known, key=known.__getitem__, reverse=is_down), *unknown]
+        return [rows[at] for at in self._places]
+
+
+class TablePane(ScrollPane, Generic[Row]):
+    """A row a thing; the cursor stays on its thing when rows move."""
+
+    BINDINGS = [  # noqa: RUF012 - Textual's own way
+        ("up,k", "step(-1)", "up"),
+        ("down,j", "step(1)", "down"),
+        ("pageup", "leap(-1)", "page up"),
+        ("pagedown", "leap(1)", "page down"),
+        ("home", "goto(-1)", "first"),
+        ("end", "goto(1)", "last"),
+    ]
+    num_top = 2
+    columns: tuple[Column[Row], ...]
+
+    class Chosen(Message):
+        """The cursor came to a row; `is_meant` where it was by Enter or a click."""
+
+        def __init__(self, name: str, is_meant: bool) -> None:
+            super().__init__()
+            self.name = name
+            self.is_meant = is_meant
+
+    def __init__(self, marks: Marks, *, id: str) -> None:
+        super().__init__(marks, id=id)
+        self.sorted_by = self.columns[0].title
+        self.is_down = False
+        self.filter = ""
+        self.chosen: str | None = None
+        """The name of the cursor's row."""
+        self.is_moved = False
+        """The user moved the cursor."""
+        self.rows: list[Row] = []
+        """As shown: sorted and filtered."""
+        self.all_rows: tuple[Row, ...] = ()
+        self._placed: list[PlacedColumn[Row]] = []
+        self._order: Order[Row] = Order()
+
+    def name_row(self, row: Row) -> str:
+        """What the cursor keeps to."""
+        raise NotImplementedError
+
+    def find_words(self, row: Row) -> str:
+        """Text that the filter searches, in lower case."""
+        raise NotImplementedError
+
+    def flag_row(self, row: Row) -> Flag:
+        raise NotImplementedError
+
+    def make_heading(self) -> Text:
+        """The title above the columns, without filter and part."""
+        raise NotImplementedError
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def here(self) -> int:
+        """The cursor's row; the first where its own is not shown."""
+        for number, row in enumerate(self.rows):
+            if self.name_row(row) == self.chosen:
+                return number
+        return 0
+
+    @property
+    def row_here(self) -> Row | None:
+        return self.rows[self.here] if self.rows else None
+
+    def take_rows(self, rows: tuple[Row, ...], wanted: str | None = None) -> None:
+        """Rows of a new look; the cursor goes to `wanted` until the user moves it."""
+        self.all_rows = rows
+        self.renew()
+        name = wanted if wanted and not self.is_moved else self.chosen
+        if rows and (name != self.chosen or name is None):
+            self.chosen = name or self.name_row((self.rows or list(rows))[0])
+            self.post_message(self.Chosen(self.chosen, is_meant=False))
+            self._reveal()
+
+    def renew(self) -> None:
+        """Filter, sort, and show."""
+        rows = self.all_rows
+        if wanted := self.filter.lower().split():
+            words = [(row, self.find_words(row)) for row in rows]
+            rows = tuple(row for row, text in words if all(word in text for word in wanted))
+        self.rows = self._order.sort(self.columns, rows, self.sorted_by, self.is_down)
+        self._placed = place_columns(self.columns, self.all_rows, self.size.width, self.marks)
+        self.show()
+
+    def sort(self, title: str) -> None:
+        """Sort by a column; by the same one again in the other direction."""
+        column = next(column for column in self.columns if column.title == title)
+        self.is_down = not self.is_down if title == self.sorted_by else column.first_down
+        self.sorted_by = title
+        self.renew()
+        self._reveal()
+
+    def sort_next(self, direction: int) -> None:
+        """Sort by the next column of those that are seen."""
+        titles = [item.column.title for item in self._placed] or [self.sorted_by]
+        place = titles.index(self.sorted_by) if self.sorted_by in titles else 0
+        self.sort(titles[(place + direction) % len(titles)])
+
+    def set_filter(self, text: str) -> None:
+        self.filter = text
+        self.renew()
+        self._reveal()
+
+    def make_title(self, y: int) -> Text:
+        if y == 1:
+            return render_titles(self._placed, self.sorted_by, self.is_down, self.marks)
+        title = self.make_heading()
+        if self.filter:
+            words = f"  filter {self.marks.plain(self.filter)!r}: {self.num_rows:,}"
+            title.append(words, theme.WARM)
+        if self.format_part():
+            title.append(f"  row{self.format_part()}", theme.DIM)
+        return title
+
+    def make_row(self, number: int) -> Text:
+        row = self.rows[number]
+        is_here = self.name_row(row) == self.chosen
+        flag = self.flag_row(row)
+        return render_row(row, self._placed, is_here=is_here, flag=flag, marks=self.marks)
+
+    def choose(self, number: int, *, is_meant: bool) -> None:
+        """Put the cursor on a row."""
+        if not self.rows:
+            return
+        self.is_moved = True
+        name = self.name_row(self.rows[max(0, min(number, self.num_rows - 1))])
+        if name != self.chosen or is_meant:
+            self.chosen = name
+            self.post_message(self.Chosen(name, is_meant))
+        self._reveal()
+
+    def _reveal(self) -> None:
+        here = self.here
+        if self.page:
+            self.top = min(max(self.top, here - self.page + 1), here)
+        self.show()
+
+    def action_step(self, rows: int) -> None:
+        self.choose(self.here + rows, is_meant=False)
+
+    def action_leap(self, pages: int) -> None:
+        self.choose(self.here + pages * max(1, self.page - 1), is_meant=False)
+
+    def action_goto(self, direction: int) -> None:
+        self.choose(self.num_rows if direction > 0 else 0, is_meant=False)
+
+    def key_enter(self) -> None:
+        self.choose(self.here, is_meant=True)
+
+    def on_click(self, event: events.Click) -> None:
+        if event.y == 1:
+            for item in self._placed:
+                if item.start <= event.x <= item.start + item.width:
+                    self.sort(item.column.title)
+            return
+        number = self.top + event.y - self.num_top
+        if event.y >= self.num_top and number < self.num_rows:
+            self.choose(number, is_meant=event.chain > 1)
+
+    def on_resize(self) -> None:
+        self._placed = place_columns(self.columns, self.all_rows, self.size.width, self.marks)
+        super().on_resize()
+        self._reveal()

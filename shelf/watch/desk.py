@@ -1,0 +1,310 @@
+"""Side effects of `vjob watch`: prints, writes events, notifies, and acts where it was asked to.
+
+cancel    as `vjob cancel`: asks the ranks to checkpoint first, where they can
+requeue   scontrol requeue: the same job starts anew, from its last checkpoint
+exclude   says how to submit without the nodes that were at fault; changes no job
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+import yaml
+
+from varuna_core.records.files import read_text
+from varuna_core.records.logs.tail import clean, clean_name
+from varuna_core.records.record import RunRecord, append_event, read_events, read_record
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.model.run_row import RunRow
+from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
+from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
+from vjob.jobs.monitor.readers.run_table import RunTable
+from vjob.jobs.runs.cancel import cancel_run
+from vjob.jobs.runs.owner import expect_ours, is_ours
+from vjob.jobs.schedulers.slurm import commands as slurm
+from vjob.shelf.watch.gauges import GaugeFile, export_look, export_runs
+from vjob.shelf.watch.notify import Channels, find_channels, read_webhook, send
+from vjob.shelf.watch.watch import FINE, Look, Notice, watch_job
+
+Say = Callable[..., None]
+"""Prints a text; on standard error with `err`."""
+CANCEL, REQUEUE, EXCLUDE = "cancel", "requeue", "exclude"
+ALLOWED = {
+    Health.SLOW.value: (CANCEL, REQUEUE, EXCLUDE),
+    Health.STALLED.value: (CANCEL, REQUEUE, EXCLUDE),
+    Health.FAILING.value: (CANCEL, REQUEUE, EXCLUDE),
+    Health.DEAD.value: (EXCLUDE,),
+}
+"""UNKNOWN is no reason for anything; what is dead can be submitted again, not requeued."""
+CANCEL_WAIT_S = 60
+EXPORT_BUDGET_S = 10.0
+"""For the logs of runs that are over, of one look."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchAction:
+    """An action to take once such news have held."""
+
+    news: str
+    verb: str
+
+
+def parse_action(text: str) -> WatchAction:
+    """`STALLED=cancel`."""
+    news, _, verb = text.partition("=")
+    news, verb = news.strip().upper(), verb.strip().lower()
+    if verb not in ALLOWED.get(news, ()):
+        allowed = "; ".join(f"{name}={'|'.join(verbs)}" for name, verbs in ALLOWED.items())
+        raise InputError(f"--on {text}: allowed are {allowed}")
+    return WatchAction(news=news, verb=verb)
+
+
+def check_actions(actions: list[WatchAction], record: RunRecord) -> None:
+    """Refuse before the watch begins what could not be done when it matters."""
+    if not any(action.verb == REQUEUE for action in actions):
+        return
+    if record.scheduler != "slurm":
+        raise InputError(f"requeue is Slurm's, and {record.run} runs by {record.scheduler}")
+    if record.layout == "split":
+        raise InputError(f"{record.run} is split: its jobs would be requeued one by one")
+
+
+def act(
+    action: WatchAction,
+    notice: Notice,
+    run: RunFolder,
+    record: RunRecord,
+    say: Callable[[str], None],
+) -> str:
+    """Carry out an action; returns what was done, in words."""
+    if action.verb == CANCEL:
+        return cancel_run(run, now=False, wait_s=CANCEL_WAIT_S, say=say)
+    if action.verb == REQUEUE:
+        job = record.jobs[0].id
+        command = slurm.build_requeue_command(job)
+        result = process.run(command, env=process.tool_environment(os.environ))
+        if result.code != 0:
+            said = (result.err or result.out).strip()
+            raise VjobError(f"job {job} was not requeued (cluster.requeue: true allows it): {said}")
+        return f"job {job} is requeued"
+    return _exclude(notice, run, record)
+
+
+def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
+    node = notice.verdict.node
+    if not node:
+        return "no node is named by the verdict: none is excluded"
+    before = [
+        str(event["node"])
+        for event in read_events(run)
+        if event.get("kind") == "action" and event.get("verb") == EXCLUDE and event.get("node")
+    ]
+    nodes = sorted({*_read_excluded(run), *before, node})
+    words = ["vjob", "submit", record.conf, "--set", f"cluster.exclude=[{', '.join(nodes)}]"]
+    return f"{node} is to be avoided: {shlex.join(words)}"
+
+
+def _read_excluded(run: RunFolder) -> list[str]:
+    """Nodes that the run's conf excludes already."""
+    try:
+        conf = yaml.safe_load(read_text(Path(run.resolved)))
+        return [str(node) for node in conf["cluster"]["exclude"]]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions:
+    """Options of `vjob watch`."""
+
+    every_s: float
+    for_min: float | None = None
+    mail: str | None = None
+    webhook_file: Path | None = None
+    command: str | None = None
+    quiet: bool = False
+    on: tuple[str, ...] = ()
+    as_json: bool = False
+    openmetrics: Path | None = None
+    """File of gauges, written at each look."""
+
+
+def export_all(file: Path, *, every_s: float, for_min: float | None) -> int:
+    """Write the gauges of all runs, until a signal or until the time is up; the exit code."""
+    desk = Desk(None, None, Channels(), [], find_end(for_min), False)
+    gauges = GaugeFile(file, desk.complain)
+    desk.listen()
+    table = RunTable(warn=False)
+
+    def read() -> tuple[list[RunRow], str]:
+        return table.read(EXPORT_BUDGET_S), table.problem
+
+    export_runs(gauges, read, time.time, lambda: desk.wait(every_s))
+    return 0 if gauges.is_well else 1
+
+
+def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo) -> int:
+    """Watch until the job ends or the time is up; returns the exit code. `say` prints a text."""
+    actions = [parse_action(text) for text in options.on]
+    given = Channels(
+        mail=options.mail, webhook=read_webhook(options.webhook_file), command=options.command
+    )
+    look = open_look(job, here)
+    run = find_own_run(look()[0])
+    record = None if run is None else read_record(run)
+    if run is None or record is None:
+        if actions:
+            raise InputError(
+                f"{job} is a folder of logs, no run of vjob: nothing can be done to it"
+            )
+        channels = given
+    else:
+        if actions:
+            expect_ours(run, "nothing is done to it for you")
+        check_actions(actions, record)
+        channels = find_channels(run, Path(record.conf), given) if not options.quiet else given
+    end = find_end(options.for_min)
+    desk = Desk(
+        run, record, Channels() if options.quiet else channels, actions, end, options.as_json, say
+    )
+    if options.openmetrics is not None:
+        name = Path(job).name if record is None else record.name
+        look = export_look(look, GaugeFile(options.openmetrics, desk.complain), name)
+    desk.listen()
+    if desk.channels.names:
+        say(f"notices go to: {', '.join(desk.channels.names)}", err=True)
+    return watch_job(look, desk, every_s=options.every_s, told=read_told(run))
+
+
+def find_end(for_min: float | None) -> float | None:
+    """By the clock that never steps back."""
+    return None if for_min is None else time.monotonic() + 60 * for_min
+
+
+def open_look(job: str, here: Path) -> Look:
+    return JudgedReader(open_reader(job, here)).read
+
+
+def find_own_run(snapshot: Snapshot) -> RunFolder | None:
+    """The run's folder; None for a bare folder of logs."""
+    run = RunFolder(Path(snapshot.folder))
+    return run if run.record.is_file() else None
+
+
+def read_told(run: RunFolder | None) -> str:
+    """News of the last notice that reached anybody, perhaps sent by an earlier watch."""
+    told = FINE
+    for event in [] if run is None else read_events(run):
+        if event.get("kind") == "notice" and (
+            not event.get("to") or event["to"] != event.get("failed")
+        ):
+            told = str(event.get("news", FINE))
+    return told
+
+
+class Desk:
+    """Surroundings of a watch: terminal, events of the run, channels, actions."""
+
+    def __init__(
+        self,
+        run: RunFolder | None,
+        record: RunRecord | None,
+        channels: Channels,
+        actions: list[WatchAction],
+        end: float | None,
+        as_json: bool,
+        say: Say = click.echo,
+    ) -> None:
+        self.channels = channels
+        self._echo = say
+        self._run, self._record, self._actions = run, record, actions
+        self._end, self._as_json = end, as_json
+        self._left = threading.Event()
+
+    def listen(self) -> None:
+        """Leave on a signal; one that is ignored, as nohup has it, stays so."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self.leave)
+
+    def leave(self, number: int, frame: FrameType | None) -> None:
+        """On a signal: after what is being done; on a second one at once."""
+        self._left.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    def wait(self, seconds: float) -> bool:
+        if self._end is not None:
+            left = self._end - time.monotonic()
+            if left <= 0:
+                return False
+            seconds = min(seconds, left)
+        return not self._left.wait(seconds)
+
+    def tell(self, verdict: Verdict, snapshot: Snapshot) -> None:
+        facts: dict[str, Any] = {"health": verdict.health.value, "rule": verdict.rule}
+        facts["reason"] = verdict.reason
+        facts |= {"node": verdict.node} if verdict.node else {}
+        facts |= {} if verdict.rank is None else {"rank": verdict.rank}
+        self._note("verdict", **facts)
+        clock = time.strftime("%H:%M:%S", time.localtime(snapshot.now))
+        told = {"kind": "verdict", "time": snapshot.now, "run": snapshot.run, **verdict.as_json()}
+        text = f"{clock}  {verdict.health.value:<13} {clean_name(verdict.reason)}"
+        if verdict.advice and verdict.exit_code:
+            text += f"\n{'':24}{clean_name(verdict.advice)}"
+        self._print(text, told)
+
+    def notify(self, notice: Notice) -> None:
+        problems = send(notice, self.channels, lambda seconds: not self._left.wait(seconds))
+        for name, problem in problems.items():
+            self.complain(f"{name}: {problem}")
+        # Not the problems themselves: what a user's command says of itself may hold secrets.
+        self._note("notice", news=notice.news, to=self.channels.names, failed=[*problems])
+        for action in self._actions:
+            if action.news == notice.news:
+                self._act(action, notice)
+
+    def _act(self, action: WatchAction, notice: Notice) -> None:
+        assert self._run is not None and self._record is not None
+        told: dict[str, Any] = {"verb": action.verb, "because": action.news}
+        told |= {"node": notice.verdict.node} if notice.verdict.node else {}
+        try:
+            done = act(action, notice, self._run, self._record, self._say)
+        except VjobError as error:
+            self._note("action", **told, failed=str(error))
+            self.complain(f"--on {action.news}={action.verb}: {error}")
+            return
+        self._note("action", **told, done=done)
+        self._print(f"{'':10}{action.verb}: {done}", {"kind": "action", **told, "done": done})
+
+    def complain(self, text: str) -> None:
+        self._echo(f"vjob: {clean(text)}", err=True)
+
+    def _say(self, text: str) -> None:
+        self._echo(clean(text), err=True)
+
+    def _print(self, text: str, value: dict[str, Any]) -> None:
+        click.echo(json.dumps(value)) if self._as_json else self._echo(clean(text))
+        sys.stdout.flush()
+
+    def _note(self, kind: str, **facts: Any) -> None:
+        """In the run's events; a full disk, or a colleague's run, does not end a watch."""
+        if self._run is None or not is_ours(self._run):
+            return
+        try:
+            append_event(self._run.vjob_events, kind, **facts)
+        except OSError as error:
+            self.complain(f"{self._run.vjob_events} cannot be written: {error.strerror}")

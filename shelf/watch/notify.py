@@ -1,0 +1,254 @@
+"""Sends notices by mail, a webhook, or a command of the user.
+
+A channel that fails is said and not raised: who watches goes on watching. The webhook's address is
+a secret (whoever has it can write there): no error and no event holds more of it than its host.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from varuna_core.records.files import read_text
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.conf.loading.load import read_conf
+from vjob.jobs.conf.redact import REDACTED, redact_string
+from vjob.jobs.conf.schema import Notify
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.runs.owner import is_ours
+from vjob.shelf.watch.watch import Notice
+
+WEBHOOK_VARIABLE = "VJOB_WEBHOOK"
+TRY_S = 10.0
+WAITS_S = (1.0, 2.0, 4.0)
+"""Between the tries of a webhook."""
+COMMAND_S = 60.0
+MAILERS = ("/usr/sbin/sendmail", "/usr/lib/sendmail")
+RUN_COMMAND = ["sh", "-c", 'eval "$VJOB_NOTIFY"']
+"""The command's own text may hold a secret, which would stand in the list of processes."""
+
+Pause = Callable[[float], bool]
+"""Waits so many seconds; False where nobody wants to wait any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Channels:
+    """Channels that notices go to."""
+
+    mail: str | None = None
+    webhook: str | None = None
+    command: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Channels({', '.join(self.names) or 'none'})"
+
+    @property
+    def names(self) -> list[str]:
+        """The channels without secrets."""
+        found = [f"mail to {self.mail}"] if self.mail else []
+        found += [f"webhook at {find_host(self.webhook)}"] if self.webhook else []
+        return [*found, "command"] if self.command else found
+
+
+def find_channels(
+    run: RunFolder, conf: Path, given: Channels, environ: Mapping[str, str] = os.environ
+) -> Channels:
+    """`given` first, then VJOB_WEBHOOK, then `notify` of the run.
+
+    A run folder keeps no secrets: what is hidden there is looked up in the conf that was submitted.
+    Of a run of somebody else only what is given counts.
+    """
+    kept = _read_kept(run) if is_ours(run) else {}
+    wanted = {
+        name: getattr(given, name) or kept.get(name) for name in ("mail", "webhook", "command")
+    }
+    wanted["webhook"] = given.webhook or environ.get(WEBHOOK_VARIABLE) or wanted["webhook"]
+    hidden = [name for name, value in wanted.items() if value and REDACTED in value]
+    if hidden:
+        notify = _read_again(conf)
+        for name in hidden:
+            wanted[name] = getattr(notify, name, None)
+            if not wanted[name]:
+                hint = f"set {WEBHOOK_VARIABLE}" if name == "webhook" else f"give --{name}"
+                raise InputError(
+                    f"notify.{name} is hidden in the run's folder, and {conf} does not say it any "
+                    f"more: {hint}, or `--quiet` to notify nobody"
+                )
+    if wanted["webhook"]:
+        check_webhook(wanted["webhook"])
+    return Channels(**wanted)
+
+
+def _read_kept(run: RunFolder) -> dict[str, str]:
+    try:
+        value = yaml.safe_load(read_text(run.resolved))
+        notify = value.get("notify") or {}
+        return {name: str(told) for name, told in notify.items() if told}
+    except (OSError, yaml.YAMLError, AttributeError):
+        return {}
+
+
+def _read_again(conf: Path) -> Notify | None:
+    try:
+        return read_conf(conf, require_paths=False, require_env=False).notify
+    except (VjobError, OSError):  # moved, or rewritten since
+        return None
+
+
+def read_webhook(path: Path | None) -> str | None:
+    """The URL that stands in a file. In a command line all users of the machine could read it."""
+    if path is None:
+        return None
+    if str(path).startswith(("http:/", "https:/")):
+        raise InputError(
+            f"--webhook takes a file with the URL in it, or set {WEBHOOK_VARIABLE}: anybody on "
+            "this machine can read your command lines"
+        )
+    try:
+        words = path.read_text(encoding="utf-8", errors="replace").split()
+    except OSError as error:
+        raise InputError(f"--webhook {path}: {error.strerror}") from None
+    if not words:
+        raise InputError(f"--webhook {path}: it is empty, and should hold a URL")
+    return words[0]
+
+
+def check_webhook(url: str) -> None:
+    """Refuse what is no web address, without repeating it."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or not url.isascii() or not url.isprintable() or " " in url:
+        raise InputError("the webhook must be a URL that begins with https:// or http://")
+
+
+def find_host(url: str) -> str:
+    """All of a webhook that may be shown."""
+    try:
+        return urllib.parse.urlsplit(url).hostname or "?"
+    except ValueError:
+        return "?"
+
+
+def send(notice: Notice, channels: Channels, pause: Pause) -> dict[str, str]:
+    """To all channels; of those that failed what went wrong, by name, without secrets."""
+    deliveries: list[tuple[str | None, Callable[[str], None]]] = [
+        (channels.mail, lambda to: send_mail(notice, to)),
+        (channels.webhook, lambda url: post(url, notice.as_json(), pause)),
+        (channels.command, lambda text: run_command(text, notice.as_json())),
+    ]
+    wanted = [(value, deliver) for value, deliver in deliveries if value]
+    problems = {}
+    for name, (value, deliver) in zip(channels.names, wanted, strict=True):
+        try:
+            deliver(value)
+        except VjobError as error:
+            problems[name] = redact_string(str(error).replace(channels.webhook or "\n", REDACTED))
+    return problems
+
+
+# Mail.
+
+
+def build_mail(notice: Notice, to: str) -> EmailMessage:
+    mail = EmailMessage()
+    mail["To"] = to
+    mail["Subject"] = " ".join(f"vjob: {notice.headline}".split())[:200]
+    mail["Date"] = formatdate(localtime=True)
+    mail["Message-ID"] = make_msgid(domain="vjob.invalid")
+    mail["Auto-Submitted"] = "auto-generated"
+    value = notice.as_json()
+    jobs = ", ".join(value["jobs"])
+    mail.set_content(
+        f"{value['text']}\n\nrun {value['run']}\njob {jobs}\nfiles {value['folder']}\n"
+    )
+    return mail
+
+
+def send_mail(notice: Notice, to: str) -> None:
+    """Through the machine's own mailer."""
+    program = shutil.which("sendmail") or next(filter(os.path.exists, MAILERS), None)
+    if program is None:
+        raise VjobError(
+            "this machine has no sendmail: run `vjob watch` where there is one, or use a webhook"
+        )
+    text = build_mail(notice, to).as_bytes()
+    result = process.run_fed([program, "-oi", "-t"], text, env=os.environ, timeout_s=COMMAND_S)
+    if result.code != 0:
+        raise VjobError(f"{program} exited {result.code}: {result.err.strip()[-300:]}")
+
+
+# Webhook.
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A POST that is sent elsewhere becomes a GET, and its body is lost."""
+
+    def redirect_request(self, *words: Any, **options: Any) -> None:
+        return None
+
+
+def post(url: str, value: Mapping[str, Any], pause: Pause) -> None:
+    """Until it is taken, four times at most; what is refused for good is not sent again."""
+    opener = urllib.request.build_opener(_NoRedirects)
+    for wait_s in (*WAITS_S, None):
+        request = urllib.request.Request(
+            url,
+            data=json.dumps(value).encode(),
+            headers={"Content-Type": "application/json", "User-Agent": "vjob"},
+        )
+        begun = time.monotonic()
+        try:
+            with opener.open(request, timeout=TRY_S):
+                return
+        except urllib.error.HTTPError as error:
+            problem = f"HTTP {error.code}"
+            error.close()
+            if error.code < 500 and error.code not in (408, 429):
+                raise VjobError(
+                    f"{problem}; it does not want this, so it is not sent again"
+                ) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            problem = f"{_explain(error)} after {time.monotonic() - begun:.0f} s"
+        if wait_s is None or not pause(wait_s):
+            break
+    raise VjobError(problem)
+
+
+def _explain(error: Exception) -> str:
+    """Without the address, which some of these hold."""
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError):
+        return "no answer"
+    if isinstance(reason, OSError) and reason.strerror:
+        return str(reason.strerror)
+    return type(reason).__name__
+
+
+# Command.
+
+
+def run_command(text: str, value: Mapping[str, Any]) -> None:
+    """With the notice as JSON on its standard input."""
+    env = {**os.environ, "VJOB_NOTIFY": text}
+    data = json.dumps(value).encode() + b"\n"
+    result = process.run_fed(RUN_COMMAND, data, env=env, timeout_s=COMMAND_S)
+    if result.code != 0:
+        raise VjobError(f"exited {result.code}: {(result.err or result.out).strip()[-300:]}")

@@ -1,0 +1,130 @@
+"""Serves a live page until Ctrl-C, and says how to open it.
+
+The address holds a token, so it is in no process' arguments: a browser on this machine is given a
+file, readable by the user alone, that leads there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import html
+import os
+import platform
+import shlex
+import signal
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vjob.shelf.web.server import HOST, Server, Site
+
+Say = Callable[[str], object]
+LOGIN = "VJOB_LOGIN"
+"""The login node as the user of `vjob --host` names it."""
+
+
+def serve_report(job: str, here: Path, say: Say, *, port: int, opens: bool) -> None:
+    """`vjob report JOB --live`."""
+    from vjob.shelf.web.report import open_report
+
+    serve(Site(open_report(job, here)), say, port=port, opens=opens)
+
+
+def serve_status(job: str | None, here: Path, say: Say, *, port: int) -> None:
+    """`vjob status --web [JOB]`, with the reports of the runs that are opened there."""
+    from vjob.shelf.web.status import open_job, open_place, open_runs
+
+    first = open_runs() if job is None else open_job(job, here, (("report/", "report"),))
+    site = Site(first, lambda path: open_place(path, job, here))
+    serve(site, say, port=port, opens=False)
+
+
+def serve(site: Site, say: Say, *, port: int, opens: bool) -> None:
+    """Serve until Ctrl-C, or until the process is asked to end."""
+    with contextlib.suppress(KeyboardInterrupt), _end_on_signals(), contextlib.ExitStack() as stack:
+        stack.callback(site.close)
+        server = stack.enter_context(Server(site, port))
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.callback(server.shutdown)
+        url = f"http://{HOST}:{server.port}/{site.token}/"
+        for line in describe_address(url, server.port, name_login(os.environ)):
+            say(line)
+        sys.stdout.flush()
+        if opens or has_display(os.environ):
+            is_open = _open_browser(stack.enter_context(_write_opener(url)))
+            if opens and not is_open:
+                say("no browser is here to open it")
+        threading.Event().wait()  # the main thread takes the signals
+    say("ended; nothing is served any more")
+
+
+def describe_address(url: str, port: int, login: str) -> list[str]:
+    """The address, and a line to copy for who reads this on another machine."""
+    return [
+        url,
+        "On your laptop run the next line in a second terminal, then open the address there:",
+        f"ssh -NL {port}:{HOST}:{port} {login}",
+        "The address is secret: who has it and an account here sees the page. Ctrl-C ends it.",
+    ]
+
+
+def name_login(environ: Mapping[str, str]) -> str:
+    """This machine as ssh knows it elsewhere: the word after `vjob --host`, else user and host."""
+    login = environ.get(LOGIN)
+    if login:
+        return shlex.quote(login)
+    host = platform.node()
+    return f"{getpass.getuser()}@{host}" if environ.get("SSH_CONNECTION") else host
+
+
+def has_display(environ: Mapping[str, str]) -> bool:
+    """True where a browser would open beside the user: not on a machine that ssh leads to."""
+    if environ.get("SSH_CONNECTION") or environ.get("SSH_TTY") or not sys.stdout.isatty():
+        return False
+    return sys.platform == "darwin" or bool(
+        environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
+    )
+
+
+@contextlib.contextmanager
+def _write_opener(url: str) -> Iterator[Path]:
+    """A file that leads to the address, for the user alone, as long as it is served."""
+    with tempfile.TemporaryDirectory(prefix="vjob-") as folder:  # made with mode 0700
+        path = Path(folder) / "open.html"
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as handle:
+            handle.write(
+                '<!DOCTYPE html><meta charset="utf-8"><meta name="referrer" content="no-referrer">'
+                f'<meta http-equiv="refresh" content="0; url={html.escape(url)}">'
+            )
+        yield path
+
+
+def _open_browser(path: Path) -> bool:
+    with contextlib.suppress(webbrowser.Error, OSError):
+        return webbrowser.open(path.as_uri())
+    return False
+
+
+@contextlib.contextmanager
+def _end_on_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the server as Ctrl-C does."""
+
+    def end(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    # What is ignored stays so, such as SIGHUP under nohup.
+    before = [
+        (name, signal.signal(name, end))
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(name) is not signal.SIG_IGN
+    ]
+    try:
+        yield
+    finally:
+        for name, handler in before:
+            signal.signal(name, handler)

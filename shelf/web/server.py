@@ -1,0 +1,277 @@
+"""HTTP server of live pages: GET alone, on 127.0.0.1 alone, for who has the token alone.
+
+Every user of a login node can connect to its 127.0.0.1, and every web page that a user has open can
+send requests there. Hence
+
+- a token in the path, new with each server, compared in constant time; without it 403 and no word;
+- the Host header names this machine, so no foreign name that resolves to 127.0.0.1 gets through;
+- no CORS headers, no cookies, and a policy by which a page loads nothing from elsewhere and runs no
+  script but the server's own files;
+- the token is in no log (there is none) and goes to no other site (no Referer).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import re
+import secrets
+import socketserver
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from vjob.jobs.errors import InputError, VjobError
+from vjob.shelf.web.feed import Feed
+
+HOST = "127.0.0.1"
+HOSTS = ("127.0.0.1", "localhost", "[::1]")
+"""Names of this machine, at any port: that of `ssh -L` is chosen by the user."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "json": "application/json",
+    "bytes": "application/octet-stream",
+}
+REQUEST_S = 20.0
+"""For a connection that says nothing."""
+MOST_CONNECTIONS = 64
+PACKED_FROM = 1000
+"""Bytes from which on an answer is compressed: it may go through ssh."""
+MOST_PAGES = 32
+"""Open at a time; the one that was looked at longest ago is closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """An answer; that of a refusal is empty."""
+
+    status: int
+    body: bytes = b""
+    kind: str = "html"
+    location: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivePage:
+    """One page: its document without data, its scripts, and what it shows."""
+
+    document: Callable[[], bytes]
+    files: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
+    """Scripts by name."""
+    feed: Feed
+
+
+class Site:
+    """The pages of one server; `find` opens further ones by their path."""
+
+    def __init__(
+        self,
+        first: LivePage,
+        find: Callable[[str], LivePage | None] = lambda path: None,
+        token: str | None = None,
+    ) -> None:
+        self.token = token or secrets.token_urlsafe(24)
+        self._find = find
+        self._pages: dict[str, LivePage] = {"": first}
+        self._lock = threading.Lock()
+
+    def answer(self, method: str, target: str, host: str) -> Reply:
+        """The answer to a request. Pure but for the pages that it opens."""
+        if not is_own_host(host):
+            return Reply(status=403)
+        url = urlsplit(target)
+        token, slash, path = url.path.removeprefix("/").partition("/")
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            return Reply(status=403)
+        if method != "GET":
+            return Reply(status=405)
+        if not slash:
+            return Reply(status=301, location=f"/{self.token}/")
+        place, _, name = path.rpartition("/")
+        if place == "part" or place.endswith("/part"):
+            name, place = f"part/{name}", place.removesuffix("part").removesuffix("/")
+        page = self._open(place)
+        return Reply(status=404) if page is None else _answer_page(page, name, url.query)
+
+    def close(self) -> None:
+        with self._lock:
+            pages = list(self._pages.values())
+        for page in pages:
+            page.feed.close()
+
+    def _open(self, place: str) -> LivePage | None:
+        """The page of this place, opened if need be."""
+        with self._lock:
+            found = self._pages.pop(place, None)
+            if found is None:
+                try:
+                    found = self._find(place)
+                except VjobError:
+                    return None
+            if found is None:
+                return None
+            self._pages[place] = found  # the last that was looked at is the last
+            for old in [name for name in self._pages if name][:-MOST_PAGES]:
+                self._pages.pop(old).feed.close()
+            return found
+
+
+def _answer_page(page: LivePage, name: str, query: str) -> Reply:
+    if not name:
+        return Reply(status=200, body=page.document())
+    if name == "state":
+        asked = parse_qs(query)
+        state = build_state(page.feed, _read_number(asked, "since"), _read_number(asked, "after"))
+        return Reply(status=200, body=json.dumps(state).encode(), kind="json")
+    if name.startswith("part/"):
+        data = page.feed.find_part(name.removeprefix("part/"))
+        return Reply(status=404) if data is None else Reply(status=200, body=data, kind="bytes")
+    script = page.files.get(name)
+    return Reply(status=404) if script is None else Reply(status=200, body=script(), kind="js")
+
+
+def build_state(feed: Feed, since: int, after: int) -> dict[str, Any]:
+    """The small answer that tabs poll: names of parts only where `since` is not the version."""
+    shown = feed.look()
+    lines, last = feed.list_lines(after)
+    state: dict[str, Any] = {
+        "version": shown.version,
+        "note": shown.note,
+        "is_trouble": shown.is_trouble,
+        "is_over": shown.is_over,
+        "every_s": feed.every_s if shown.version else 1.0,
+        "last": last,
+    }
+    if shown.version != since:
+        state["parts"] = dict(shown.names)
+    if lines:
+        state["lines"] = lines
+    return state
+
+
+def _read_number(asked: Mapping[str, list[str]], name: str) -> int:
+    text = asked.get(name, ["0"])[0]
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text) else 0
+
+
+def is_own_host(host: str) -> bool:
+    """True where a Host header names this machine."""
+    name, colon, port = host.strip().lower().rpartition(":")
+    if colon and re.fullmatch(r"[0-9]{1,5}", port):
+        return name in HOSTS
+    return host.strip().lower() in HOSTS
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Serves a site; port 0 takes one that is free. InputError where the port is taken.
+
+    Not http.server's own class, which asks the name service for its own name first.
+    """
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = MOST_CONNECTIONS
+
+    def __init__(self, site: Site, port: int = 0) -> None:
+        self.site = site
+        self._connections: set[Any] = set()
+        try:
+            super().__init__((HOST, port), Handler)
+        except (OSError, OverflowError) as error:
+            raise InputError(
+                f"port {port} of {HOST}: {getattr(error, 'strerror', None) or error}; "
+                "choose another, or none: then a free one is taken"
+            ) from None
+        self.port = int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if len(self._connections) >= MOST_CONNECTIONS:
+            self.shutdown_request(request)
+            return
+        self._connections.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._connections.discard(request)
+        super().shutdown_request(request)
+
+    def server_close(self) -> None:
+        """Connections that are kept alive end too."""
+        super().server_close()
+        for request in list(self._connections):
+            self.shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that broke: the next request of the tab is another."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Carries requests to the site, and keeps still about them."""
+
+    server: Server
+    protocol_version = "HTTP/1.1"
+    timeout = REQUEST_S
+
+    def do_GET(self) -> None:
+        self._send(
+            self.server.site.answer(self.command, self.path, self._find_host()),
+            is_packed="gzip" in self.headers.get("Accept-Encoding", ""),
+        )
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PATCH = do_GET
+    do_TRACE = do_CONNECT = do_GET
+
+    def _find_host(self) -> str:
+        """Empty where there is none, or more than one."""
+        hosts = self.headers.get_all("Host") or []
+        return hosts[0] if len(hosts) == 1 else ""
+
+    def _send(self, reply: Reply, *, is_packed: bool = False) -> None:
+        body = reply.body
+        is_packed = is_packed and len(body) >= PACKED_FROM
+        if is_packed:
+            body = gzip.compress(body, 5, mtime=0)
+        self.send_response_only(reply.status)
+        if reply.status == 200:
+            for name, value in HEADERS.items():
+                self.send_header(name, value)
+            self.send_header("Content-Type", TYPES[reply.kind])
+        if is_packed:
+            self.send_header("Content-Encoding", "gzip")
+        if reply.location:
+            self.send_header("Location", reply.location)
+        self.send_header("Content-Length", str(len(body)))
+        if reply.status != 200 or self.command != "GET":
+            # What such a request carries is not read: it must not be taken for the next one.
+            self.close_connection = True
+            self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """For what is no request: nothing that would help who guesses."""
+        self.close_connection = True
+        self._send(Reply(status=code))
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: paths hold the token."""

@@ -1,0 +1,320 @@
+"""`vjob status` as live pages: one job with its nodes, GPUs and merged log, or all runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from varuna_core.records.formatting import format_duration
+from varuna_core.records.logs.tail import clean
+from vjob.jobs.errors import InputError
+from vjob.jobs.monitor.model.run_row import RunRow, format_step
+from vjob.jobs.monitor.model.snapshot import ENDED, Line, Snapshot, Verdict
+from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
+from vjob.jobs.monitor.readers.run_table import RunTable
+from vjob.jobs.monitor.rules.base import is_plain_job
+from vjob.jobs.monitor.rules.pace import find_left_s, find_pace_s
+from vjob.shelf.screen.start import JobActions, JudgedSource
+from vjob.shelf.screen.theme import (
+    format_age,
+    format_coarse_duration,
+    format_loss,
+    format_memory,
+    format_seconds,
+)
+from vjob.shelf.screen.view import NodeRow, View
+from vjob.shelf.web.feed import Feed, Made
+from vjob.shelf.web.server import LivePage
+
+EVERY_S = 2.0
+MOST_ROWS = 200
+"""Of nodes, GPUs and runs."""
+SHOWN = ("node", "rank", "file", "text", "kind")
+"""Of a line of the logs."""
+LIVE = "Live: it changes as the job goes on."
+OVER = "The job is over: nothing changes any more."
+RUNS = "Live: all your runs, the newest first."
+PATH = re.compile(r"(?:run/(?P<run>[A-Za-z0-9_][\w.-]*)/?)?(?P<report>report)?")
+"""Of the pages that links of a page lead to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A row of a table."""
+
+    cells: tuple[str, ...]
+    is_marked: bool = False
+    target: str = ""
+    """Where its first cell leads."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of the page."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusPage:
+    """What stands on a page, top to bottom; empty parts are left out."""
+
+    title: str
+    about: str = ""
+    links: tuple[tuple[str, str], ...] = ()
+    health: str = ""
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    advice: str = ""
+    remarks: tuple[str, ...] = ()
+    progress: tuple[tuple[str, str], ...] = ()
+    share: float | None = None
+    tables: tuple[tuple[str, str, Table], ...] = ()
+    has_log: bool = False
+
+
+class StatusSource:
+    """Reads one job, and the new lines of its logs."""
+
+    def __init__(self, job: str, here: Path, links: tuple[tuple[str, str], ...]) -> None:
+        reader = open_reader(job, here)
+        find_files = getattr(reader, "find_logs", dict)
+        self._source = JudgedSource(JudgedReader(reader), find_files)
+        self._lines = JobActions(self._source).lines
+        self._links = links
+
+    def make(self) -> Made:
+        snapshot, verdict = self._source.read()
+        if snapshot.folder and not os.path.exists(snapshot.folder):
+            raise InputError(f"{snapshot.folder} is not there (any more)")
+        over = verdict.health in ENDED and bool(snapshot.record_state or is_plain_job(snapshot))
+        page = build_job_page(snapshot, verdict, self._links)
+        lines = self._lines.read_new(None)
+        return Made(
+            parts={"page": render(page)},
+            lines=[{name: getattr(line, name) for name in SHOWN} for line in lines],
+            note=OVER if over else LIVE,
+            is_over=over,
+        )
+
+
+class RunsSource:
+    """Reads the rows of all runs."""
+
+    def __init__(self) -> None:
+        self._table = RunTable(warn=False)
+
+    def make(self) -> Made:
+        page = build_runs_page(self._table.read())
+        return Made(parts={"page": render(page)}, note=self._table.problem or RUNS)
+
+
+def open_job(job: str, here: Path, links: tuple[tuple[str, str], ...]) -> LivePage:
+    """The live page of a job. InputError where it is none."""
+    source = StatusSource(job, here, links)
+    return _make_page(
+        StatusPage(title=Path(job).name, links=links), Feed(source.make, every_s=EVERY_S)
+    )
+
+
+def open_runs() -> LivePage:
+    """The live page of all runs."""
+    return _make_page(StatusPage(title="runs"), Feed(RunsSource().make, every_s=EVERY_S))
+
+
+def open_place(path: str, job: str | None, here: Path) -> LivePage | None:
+    """The page that a link leads to: `report` of `job`, `run/NAME` or `run/NAME/report`."""
+    found = PATH.fullmatch(path)
+    name = found and (found["run"] or job)
+    if found is None or name is None:
+        return None
+    if found["report"]:
+        from vjob.shelf.web.report import open_report
+
+        return open_report(name, here)
+    return open_job(name, here, (("../../", "all runs"), ("report/", "report")))
+
+
+def _make_page(empty: StatusPage, feed: Feed) -> LivePage:
+    return LivePage(document=lambda: render(empty), files={"page.js": _read_scripts}, feed=feed)
+
+
+def _read_scripts() -> bytes:
+    web = files("vjob.reports") / "web"
+    return "\n".join((web / name).read_text("utf-8") for name in ("live.js", "status.js")).encode()
+
+
+def render(page: StatusPage) -> bytes:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("vjob.templates", ""),
+        undefined=jinja2.StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+    styles = Markup((files("vjob.reports") / "web" / "page.css").read_text("utf-8"))
+    return environment.get_template("status.html.j2").render(page=page, styles=styles).encode()
+
+
+def _clean(value: Any) -> Any:
+    """Texts of logs without what would not be seen."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return "\n".join(map(clean, value.split("\n")))
+
+
+def build_job_page(
+    snapshot: Snapshot, verdict: Verdict, links: tuple[tuple[str, str], ...] = ()
+) -> StatusPage:
+    """The page of one look."""
+    view = View.make(snapshot, verdict)
+    rows = sorted(view.rows, key=lambda row: (not row.is_culprit, not row.is_bad, row.index))
+    tables = [
+        ("nodes", "Nodes", _build_nodes(rows, snapshot.now)),
+        ("gpus", "GPUs", _build_gpus(rows)),
+    ]
+    loss = snapshot.progress.loss if snapshot.progress is not None else None
+    step = snapshot.progress.step if snapshot.progress is not None else None
+    of = snapshot.progress.num_steps if snapshot.progress is not None else None
+    pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
+    known = (
+        ("step", f"{step} of {of}" if of else str(step)) if step is not None else None,
+        ("a step takes", f"{format_seconds(pace_s)} s") if pace_s else None,
+        ("time left", format_coarse_duration(left_s)) if left_s else None,
+        ("loss", format_loss(loss)) if loss is not None else None,
+        ("checkpoint", f"step {snapshot.checkpoint_step}")
+        if snapshot.checkpoint_step is not None
+        else None,
+    )
+    return StatusPage(
+        title=Path(snapshot.run).name,
+        about=_describe_job(snapshot),
+        links=links,
+        health=verdict.health.value,
+        reason=verdict.reason,
+        evidence=tuple(map(_format_line, verdict.evidence[:5])),
+        facts=verdict.facts,
+        advice=verdict.advice,
+        remarks=verdict.remarks,
+        progress=tuple(item for item in known if item is not None),
+        share=min(100.0, round(100 * step / of, 1)) if step is not None and of else None,
+        tables=tuple(item for item in tables if item[2].rows),
+        has_log=True,
+    )
+
+
+def _describe_job(snapshot: Snapshot) -> str:
+    jobs = [f"{job.id} {job.state.lower()}" for job in snapshot.scheduler.jobs[:4]]
+    words = [*jobs, snapshot.state.lower() if not jobs else "", snapshot.commit, snapshot.folder]
+    if snapshot.scheduler.problem:
+        words.insert(0, snapshot.scheduler.problem)
+    if snapshot.attempt:
+        words.insert(len(jobs), f"attempt {snapshot.attempt}")
+    return " · ".join(filter(None, words))
+
+
+def _format_line(line: Line) -> str:
+    who = line.node + (f" rank {line.rank}" if line.rank is not None else "")
+    return f"{who} | {line.text}" if who else line.text
+
+
+def _build_nodes(rows: Sequence[NodeRow], now: float) -> Table:
+    columns = ("node", "group", "ranks", "stages", "state", "step", "s/step", "GPU %", "CPU %")
+    found = tuple(
+        Row(
+            cells=(
+                row.node.name,
+                row.node.group,
+                row.ranks,
+                row.stages,
+                row.error or row.state,
+                "" if row.step is None else str(row.step),
+                format_seconds(row.step_s),
+                _round(row.utilization),
+                _round(row.node.cpu_percent),
+                format_memory(row.node.memory_used_mb, row.node.memory_total_mb),
+                format_age(row.beat_age_s),
+                format_age(row.log_age_s),
+            ),
+            is_marked=row.is_culprit or row.is_bad,
+        )
+        for row in rows[:MOST_ROWS]
+    )
+    return Table(
+        columns=(*columns, "memory", "beat", "log"), rows=found, note=_note_more(len(rows), "nodes")
+    )
+
+
+def _build_gpus(rows: Sequence[NodeRow]) -> Table:
+    found = [
+        Row(
+            cells=(
+                row.node.name,
+                gpu.index,
+                gpu.name,
+                _round(gpu.utilization),
+                format_memory(gpu.memory_used_mb, gpu.memory_total_mb),
+                _round(gpu.temperature),
+                _round(gpu.power_w),
+                gpu.throttle,
+            ),
+            is_marked=bool(gpu.throttle),
+        )
+        for row in rows
+        for gpu in row.node.gpus
+        if gpu.index != "cpu"
+    ]
+    return Table(
+        columns=("node", "GPU", "kind", "busy %", "memory", "°C", "W", "held down by"),
+        rows=tuple(found[:MOST_ROWS]),
+        note=_note_more(len(found), "GPUs"),
+    )
+
+
+def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
+    """The page of all runs."""
+    table = Table(
+        columns=("run", "job", "state", "step", "a step", "left", "age", "what"),
+        rows=tuple(_list_runs(rows)),
+        note=_note_more(len(rows), "runs") if rows else "No runs yet: vjob submit conf.yaml",
+    )
+    about = f"{sum(not row.is_over for row in rows)} of {len(rows)} go on"
+    return StatusPage(title="runs", about=about, tables=(("runs", "Runs", table),))
+
+
+def _list_runs(rows: Sequence[RunRow]) -> Iterator[Row]:
+    for row in list(reversed(rows))[:MOST_ROWS]:
+        times = (row.left_s, row.age_s)
+        yield Row(
+            cells=(
+                row.run,
+                ", ".join(row.jobs),
+                row.health,
+                "" if row.step is None else format_step(row),
+                "" if row.step_s is None else format_duration(row.step_s),
+                *("" if seconds is None else format_coarse_duration(seconds) for seconds in times),
+                row.message,
+            ),
+            is_marked=row.verdict is not None and not row.is_over and row.verdict.exit_code != 0,
+            target=f"run/{row.run}/" if row.folder and PATH.fullmatch(f"run/{row.run}/") else "",
+        )
+
+
+def _note_more(count: int, what: str) -> str:
+    return f"and {count - MOST_ROWS} more {what}" if count > MOST_ROWS else ""
+
+
+def _round(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"

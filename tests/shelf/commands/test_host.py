@@ -1,0 +1,346 @@
+"""`vjob --host`: a folder of a laptop, and a real sshd on loopback with another home as its login
+node."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
+
+import pytest
+
+from tests.command import Vjob, wait_for
+from tests.jobs.stub_programs import StubPrograms
+from tests.varuna_core.launch.sshd import SSHD, Sshd
+from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.process import ENTRY
+from vjob.shelf.host import here, there
+from vjob.shelf.host.frames import write_frame
+from vjob.shelf.host.here import Talk, _take, name_tree, take_page, take_picture
+from vjob.shelf.host.there import SENT, Request
+from vjob.shelf.web.serve import describe_address, name_login
+
+pytestmark = pytest.mark.skipif(
+    SSHD is None, reason="no sshd here: apt-get install openssh-server, `make packages` as root"
+)
+CONF = """
+name: far
+program: {script: src/train.py, args: ["{steps}"]}
+cluster:
+  scheduler: local
+  walltime_min: 5
+  grace_s: 2
+  nodes: [{group: m, count: 1, ranks: 1}]
+"""
+BROWSER = """
+print('<html data-height="900">')
+for word in sys.argv:
+    if word.startswith("--screenshot="):
+        open(word.partition("=")[2], "wb").write(b"\\x89PNG" + bytes(100))
+"""
+TRAIN = """
+import sys, time
+from words import WORD
+for step in range(int(sys.argv[1])):
+    print(f"step {step + 1}/{sys.argv[1]} loss {1 / (step + 1):.4f} {WORD}", flush=True)
+    time.sleep(0.1)
+"""
+
+
+class Laptop:
+    """A working tree of git here, and a home with runs on the other side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home, self.folder = folder / "home", folder / "laptop"
+        (self.folder / "src").mkdir(parents=True)
+        self.home.mkdir()
+        self.sshd = Sshd(folder / "sshd", f"SetEnv XDG_STATE_HOME={self.home}/state")
+        self.there = self.home / "vjob" / name_tree(self.folder)
+        ssh = f"ssh -F {self.sshd.config} -p {self.sshd.port}"
+        command = f"HOME={self.home} {sys.executable} {ENTRY}"
+        self.env = {"VJOB_SSH": ssh, "VJOB_HOST_COMMAND": command}
+        self.vjob = Vjob(self.folder, self.env)
+        self.write(4)
+        (self.folder / "src/train.py").write_text(TRAIN)
+        (self.folder / "src/words.py").write_text("WORD = 'first'\n")
+        (self.folder / ".gitignore").write_text("*.bin\n")
+        (self.folder / "data.bin").write_bytes(bytes(1000))
+        subprocess.run(["git", "init", "-q"], cwd=self.folder, check=True)
+
+    def write(self, steps: int) -> None:
+        (self.folder / "conf.yaml").write_text(CONF.replace("{steps}", str(steps)))
+
+    def __call__(self, *words: str, code: int | None = 0) -> str:
+        return self.ask(*words, code=code).stdout
+
+    def ask(self, *words: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
+        return self.vjob("--host", "localhost", *words, code=code)
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "vjob", "--host", "localhost", *words],
+            cwd=self.folder,
+            env=self.vjob.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Iterator[Laptop]:
+    made = Laptop(tmp_path)
+    yield made
+    made.sshd.stop()
+
+
+def test_a_conf_and_its_code_are_run_there_and_all_answers_come_back(laptop: Laptop) -> None:
+    run = json.loads(laptop("submit", "conf.yaml", "--json"))
+    assert run["folder"].startswith(f"{laptop.there}/log/")
+    wait_for(lambda: "DONE" in laptop("status", "last", code=None), 60)
+    logs = laptop("logs", "last")
+    assert "step 4/4 loss 0.2500 first" in logs
+    said = laptop("report", "last")
+    page = laptop.folder / "report-last.html"
+    assert "<html" in page.read_text() and "report-last.html" in said
+    assert str(laptop.home) not in said
+    assert not (laptop.there / "data.bin").exists()  # git ignores it
+    assert not (laptop.folder / "log").exists()
+
+
+def test_the_folder_there_follows_the_one_here(laptop: Laptop) -> None:
+    laptop("submit", "conf.yaml", "--dry-run")
+    before = {path.name: path.stat().st_ino for path in (laptop.there / "src").iterdir()}
+    (laptop.folder / "src/words.py").write_text("WORD = 'second'\n")
+    (laptop.folder / "src/more.py").symlink_to("words.py")
+    (laptop.folder / ".gitignore").unlink()
+    (laptop.there / "of_the_user.txt").write_text("mine")
+    laptop("submit", "conf.yaml", "--dry-run")
+    after = {path.name: path.lstat().st_ino for path in (laptop.there / "src").iterdir()}
+    assert before["train.py"] == after["train.py"]  # not sent again
+    assert (laptop.there / "src/more.py").read_text() == "WORD = 'second'\n"
+    assert not (laptop.there / ".gitignore").exists()
+    assert (laptop.there / "of_the_user.txt").read_text() == "mine"
+    assert "src/words.py" in json.loads((laptop.there / SENT).read_text())
+
+
+def test_what_is_refused_there_is_refused_here(laptop: Laptop) -> None:
+    (laptop.folder / "conf.yaml").write_text("name: far\nprogramm: {}\n")
+    done = laptop.ask("submit", "conf.yaml", code=2)
+    assert "conf.yaml:2: programm" in done.stderr
+
+
+def test_ctrl_c_ends_the_following_and_not_the_run(laptop: Laptop) -> None:
+    laptop.write(200)
+    with laptop.start("submit", "conf.yaml", "--follow") as follows:
+        assert follows.stdout is not None
+        for line in follows.stdout:
+            if "step 2/200" in line:
+                break
+        os.killpg(follows.pid, signal.SIGINT)
+        follows.communicate(timeout=60)
+    assert follows.returncode == 130
+    assert "RUNNING" in laptop("list")
+    laptop("cancel", "last", "--now")
+
+
+def test_a_connection_that_breaks_loses_nothing_and_submits_once(laptop: Laptop) -> None:
+    laptop.write(60)
+    lines = []
+    with laptop.start("submit", "conf.yaml", "--follow") as follows:
+        assert follows.stdout is not None and follows.stderr is not None
+        for line in follows.stdout:
+            lines.append(line)
+            if "step 3/60" in line:
+                break
+        cut_connections(laptop.sshd)
+        lines += follows.stdout  # to its end
+        err = follows.stderr.read()
+    assert follows.returncode == 0, err
+    assert "connecting again" in err
+    steps = [line for line in lines if "/60 loss" in line]
+    assert len(steps) == 60
+    assert len(json.loads(laptop("list", "--json"))) == 1
+
+
+def cut_connections(sshd: Sshd) -> None:
+    """Kill the processes of sshd that serve a connection, not what they started."""
+    children = Path(f"/proc/{sshd.pid}/task/{sshd.pid}/children").read_text().split()
+    assert children
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_command_that_an_earlier_connection_started_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection broke behind the last file; the next one waited for the first one's lock."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    started = []
+
+    def start(kept: Path, folder: Path, request: Request) -> None:
+        started.append(folder)
+        (kept / "pid").touch()
+        (kept / "code").write_text("0")
+
+    def update(base: Path, request: Request, said: BinaryIO, answers: BinaryIO) -> None:
+        start(there.run_index.folder() / "host" / request.key, base, request)
+
+    monkeypatch.setattr(there, "_start", start)
+    monkeypatch.setattr(there, "update_tree", update)
+    said, answers = io.BytesIO(), io.BytesIO()
+    asked = {"key": "0" * 32, "words": ["submit"], "name": "tree", "folder": ".", "page": ""}
+    write_frame(said, **asked, files={}, links={}, columns=80, out=0, err=0)
+    said.seek(0)
+    there.serve(said, answers)
+    assert started == [tmp_path / "vjob" / "tree"]
+    assert b'"code": 0' in answers.getvalue()
+
+
+def test_a_login_node_gets_no_file_that_was_not_offered(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("s3cret")
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "conf.yaml").write_text("name: a")
+    files = {"conf.yaml": (7, 0o600, "")}
+    talk = Talk(login="there", said={"files": files}, root=tmp_path / "tree")
+    sent = io.BytesIO()
+    assert _take(talk, sent, {"want": ["conf.yaml"]}, b"")
+    for name in ("../secret", str(tmp_path / "secret")):
+        with pytest.raises(VjobError, match="not offered"):
+            _take(talk, sent, {"want": [name]}, b"")
+    assert b"name: a" in sent.getvalue() and b"s3cret" not in sent.getvalue()
+
+
+def test_output_that_nobody_reads_is_no_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in `vjob --host LOGIN submit conf.yaml | head -1`: it connected five times more."""
+    connections = []
+
+    class Closed(io.BytesIO):
+        def write(self, data: object) -> int:
+            raise BrokenPipeError
+
+    @contextmanager
+    def connect(command: list[str]) -> Iterator[SimpleNamespace]:
+        connections.append(command)
+        frames = io.BytesIO()
+        write_frame(frames, b"hello", to="out", place=5)
+        frames.seek(0)
+        yield SimpleNamespace(stdin=io.BytesIO(), stdout=frames, returncode=255)
+
+    monkeypatch.setattr(here.process, "talk", connect)
+    monkeypatch.setattr(here, "WAITS_S", (0.0,))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=Closed(), flush=lambda: None))
+    with pytest.raises(BrokenPipeError):
+        here._converse(Talk(login="there", said={"files": {}}, root=Path()))
+    assert len(connections) == 1
+
+
+def test_without_a_vjob_there_it_is_said_what_to_do(laptop: Laptop) -> None:
+    laptop.vjob.env["VJOB_HOST_COMMAND"] = "no-such-vjob"
+    for words in (("submit", "conf.yaml"), ("status",)):
+        assert "VJOB_HOST_COMMAND=" in laptop.ask(*words, code=1).stderr
+    laptop.sshd.stop()
+    done = laptop.ask("submit", "conf.yaml", code=1)
+    assert "ssh localhost" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "page", "rest"),
+    [
+        ("report last", "report-last.html", "report last"),
+        ("report log/far-1/", "report-far-1.html", "report log/far-1/"),
+        ("report last --text", None, "report last --text"),
+        ("report last --text -o x.html", "x.html", "report last --text"),
+        ("report last --output=x.html --cdn", "x.html", "report last --cdn"),
+        ("report last --export csv -o x", None, "report last --export csv -o x"),
+        ("compare 1 2", None, "compare 1 2"),
+        ("compare 1 2 -oy.html", "y.html", "compare 1 2"),
+    ],
+)
+def test_a_page_is_written_here(words: str, page: str | None, rest: str) -> None:
+    assert take_page(words.split()) == (None if page is None else Path(page), False, rest.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "picture", "page", "rest"),
+    [
+        ("report last --png a.png", "a.png", None, "report last"),
+        ("report last --png=a.png -o b.html", "a.png", "b.html", "report last"),
+        ("report last --json --png a.png", "a.png", None, "report last --json"),
+        ("report last", None, "report-last.html", "report last"),
+        ("report last --png", None, None, "report last --png"),
+        ("report last --png=", None, None, "report last --png="),
+    ],
+)
+def test_a_picture_is_written_here(
+    words: str, picture: str | None, page: str | None, rest: str
+) -> None:
+    found, left = take_picture(words.split())
+    assert found == (None if picture is None else Path(picture))
+    shown, _, left = take_page(left, is_usual=found is None)
+    assert (shown, left) == (None if page is None else Path(page), rest.split())
+
+
+def test_a_picture_comes_back(laptop: Laptop) -> None:
+    """It was left on the login node, in a folder that nothing named."""
+    tools = StubPrograms(laptop.home)
+    tools.add("chromium", BROWSER)
+    command = laptop.vjob.env["VJOB_HOST_COMMAND"]
+    laptop.vjob.env["VJOB_HOST_COMMAND"] = f"PATH={tools.path} {command}"
+    (laptop.home / "logs").mkdir()
+    lines = [f"step {step}/9 loss {9 / step}\n" for step in range(1, 10)]
+    (laptop.home / "logs/n1.out").write_text("".join(lines))
+    assert "wrote page.png" in laptop("report", "logs", "--png", "page.png")
+    assert (laptop.folder / "page.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in (laptop.home / "logs").iterdir()) == ["n1.out"]
+
+
+def test_a_live_page_is_reached_by_the_name_that_the_user_gave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (told,) = [line for line in describe_address("u", 41823, "me@hpc") if line.startswith("ssh")]
+    assert told == "ssh -NL 41823:127.0.0.1:41823 me@hpc" and len(told) <= 80
+    calls: list[list[str]] = []
+    monkeypatch.setattr(here.process, "hand_over", lambda words: calls.append(words) or 0)
+    assert here.run_there("me@hpc", ["report", "last", "--live"]) == 0
+    assert "export VJOB_LOGIN=me@hpc;" in calls[0][-1]
+    assert name_login({"VJOB_LOGIN": "me@hpc"}) == "me@hpc"
+    assert "@" in name_login({"SSH_CONNECTION": "1 2 3 4"}) and "@" not in name_login({})
+
+
+def test_folders_of_two_trees_do_not_meet(tmp_path: Path) -> None:
+    names = [name_tree(tmp_path / place / "code") for place in "ab"]
+    assert names[0] != names[1] and all(name.startswith("code-") for name in names)
+
+
+def test_a_folder_that_another_connection_fills_is_not_waited_for_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(there, "LOCK_S", 0.1)
+    with (
+        there._lock(tmp_path),
+        pytest.raises(InputError, match="has been copying"),
+        there._lock(tmp_path),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("host", "lives"), [("another", True), (os.uname().nodename, False)])
+def test_a_command_on_another_machine_of_the_same_name_is_waited_for(
+    tmp_path: Path, host: str, lives: bool
+) -> None:
+    """Several login nodes share a name and a home: a pid means something on its own machine."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / "pid").write_text(f"{ended.pid} {host}\n")
+    assert there._is_living(tmp_path) is lives
