@@ -8,7 +8,9 @@ A second product that finds a gradient there adds to it as it multiplies: an eig
 a product and a sum. In a `B` it does so only while `adding`: autograd's hooks see no gradient then.
 In half precision a GPU adds it to the sum in fp32, in one kernel too, where that sum is there.
 A forward may ask for gradients of its own, of activations: then none of a weight is made.
-A layer whose parameters the user has hooked is left to autograd altogether.
+
+A layer is left to torch altogether where its parameters have hooks of the user's, where its numbers
+are complex, and within torch.func's transforms and forward-mode differentiation.
 
 A module that can put off its own has a method `put_off_to(grads: WeightGrads)`, called once; its
 backward then looks at `grads.putting_off` and, if so, gives `grads.add` the rest and the parameters
@@ -26,6 +28,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 LARGE = 2**16
 """Elements of a weight from which on adding in the product saves more than it costs."""
@@ -79,10 +82,8 @@ class WeightGrads:
         taken, self._waiting = self._waiting, []
         return taken
 
-    def is_hooked(self, parameter: Tensor | None) -> bool:
-        """Somebody but us is to hear of its gradients."""
-        if parameter is None:
-            return False
+    def is_hooked(self, parameter: Tensor) -> bool:
+        """True for a parameter with hooks besides ours."""
         after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         others = any(hook != self.on_made for hook in after.values())
         return others or bool(parameter._backward_hooks)
@@ -123,14 +124,35 @@ class _PuttingOff:
 
     def __call__(self, input: Tensor) -> Tensor:
         weight, bias = self.module.weight, self.module.bias
-        simple = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        simple = simple and weight.is_leaf and weight.requires_grad
-        simple = simple and (bias is None or (bias.is_leaf and bias.requires_grad))
-        simple = simple and not torch.is_autocast_enabled(input.device.type)
-        if not simple or self.grads.is_hooked(weight) or self.grads.is_hooked(bias):
+        if not self._may_split(input, weight, bias):
             return F.linear(input, weight, bias)
         out: Tensor = _Linear.apply(input, weight, bias, self.grads)  # type: ignore[no-untyped-call]
         return out
+
+    def _may_split(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+        """Decide whether `_Linear` may make the two products: it knows plain real tensors and one
+        backward. Everything else is torch's."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling() or is_transformed():
+            return False
+        if torch.is_autocast_enabled(input.device.type):
+            return False
+        if not (input.dtype == weight.dtype and weight.dtype.is_floating_point):
+            return False
+        if input.layout is not torch.strided or input.is_nested:
+            return False
+        return self._may_add_to(weight) and (bias is None or self._may_add_to(bias))
+
+    def _may_add_to(self, parameter: Tensor) -> bool:
+        is_trained = parameter.is_leaf and parameter.requires_grad
+        return is_trained and not self.grads.is_hooked(parameter)
+
+
+def is_transformed() -> bool:
+    """True within torch.func's transforms and forward-mode differentiation, which a Function
+    without `setup_context` and `jvp` does not support. torch has no public name for either (2.13).
+    """
+    within_func: bool = torch._C._are_functorch_transforms_active()
+    return within_func or forward_ad._current_level >= 0
 
 
 class _Linear(torch.autograd.Function):
