@@ -24,7 +24,17 @@ STEP = re.compile(r"([^.\[\]]+)|\[(\d{1,6})\]")
 _KEY = re.compile(r"[^.\[\]\s]+(\[\d{1,6}\]|\.[^.\[\]\s]+)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*(:?[-=?+].*)?")
 _COUNT = re.compile(r"cluster\.nodes\[\d+\]\.count")
+_KEPT_LITERAL = re.compile(
+    r"program\.args(\[\d+\])?|env\..*|cluster\.nodes\[\d+\]\.env\..*"
+    r"|setup(\[\d+\])?|progress|notify\.command",
+    re.DOTALL,
+)
 LITERAL = "for a literal ${ write $${"
+
+
+def is_kept_literal(key: str) -> bool:
+    """True for a text whose `$` are kept when a conf is read: it is filled later, or never."""
+    return _KEPT_LITERAL.fullmatch(key) is not None
 
 
 def list_texts(conf: JobConf) -> Iterator[tuple[str, str]]:

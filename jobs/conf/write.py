@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -14,19 +13,9 @@ import yaml
 
 from vjob.jobs.conf.fates import drop_unwritten
 from vjob.jobs.conf.redact import redact_value
+from vjob.jobs.conf.references import is_kept_literal
 from vjob.jobs.conf.schema import FUNCTION, JobConf, Program
 from vjob.jobs.conf.yaml_tree import join_key
-
-_LITERAL = re.compile(
-    r"program\.args(\[\d+\])?|env\..*|cluster\.nodes\[\d+\]\.env\..*"
-    r"|setup(\[\d+\])?|progress|notify\.command",
-    re.DOTALL,
-)
-
-
-def is_kept_literal(key: str) -> bool:
-    """True for a text whose `$` are kept when a conf is read: it is filled later, or never."""
-    return _LITERAL.fullmatch(key) is not None
 
 
 class _Dumper(yaml.SafeDumper):

@@ -24,9 +24,8 @@ from typing import Any, get_args, get_origin
 from vjob.jobs.conf.parse import get_hints, get_members
 from vjob.jobs.conf.paths import resolve_path
 from vjob.jobs.conf.redact import is_secret, show
-from vjob.jobs.conf.references import REFERENCE, STEP, suggest_reference
+from vjob.jobs.conf.references import REFERENCE, STEP, is_kept_literal, suggest_reference
 from vjob.jobs.conf.schema import MODELS, JobConf
-from vjob.jobs.conf.write import is_kept_literal
 from vjob.jobs.conf.yaml_tree import (
     MAX_NODES,
     Items,
