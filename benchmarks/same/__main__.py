@@ -1,0 +1,117 @@
+"""Compare two commits on the same inputs; exit 1 on a difference that allowed.yaml does not have.
+
+    python -m benchmarks.same --before COMMIT [--after COMMIT] [--only PATTERN ...]
+
+Without --after the working tree is compared. Each commit gets a worktree in a temporary folder,
+and both run in this Python, so it needs their dependencies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.same.collect import (
+    Command,
+    collect_live,
+    collect_plans,
+    collect_runs,
+    collect_submits,
+)
+from benchmarks.same.difference import Difference, compare, read_allowances, sort_out
+from benchmarks.same.inputs import Case, make_runs, write_confs
+
+ALLOWED = Path(__file__).parent / "allowed.yaml"
+SHOWN = 12
+"""Differences shown of one output."""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--before", required=True, metavar="COMMIT")
+    parser.add_argument("--after", metavar="COMMIT", help="default: the working tree")
+    parser.add_argument("--allowed", type=Path, default=ALLOWED, help="default: allowed.yaml here")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN",
+                        help="outputs to show, such as 'status/*'")  # fmt: skip
+    options = parser.parse_args(words)
+    allowances = read_allowances(options.allowed)
+    with ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="same-")))
+        checkouts = [
+            stack.enter_context(checked_out(commit, temporary / name)) if commit else ROOT
+            for name, commit in (("before", options.before), ("after", options.after))
+        ]
+        before, after = collect_both(checkouts, temporary)
+    found = [one for one in compare(before, after) if is_asked(one.name, options.only)]
+    refused, allowed = sort_out(found, allowances)
+    show(refused)
+    for step, number in allowed.items():
+        print(f"allowed  {number:5d}  {step}")
+    print(f"{len(before)} and {len(after)} outputs compared, {len(refused)} differences refused")
+    return 1 if refused or not before else 0
+
+
+@contextmanager
+def checked_out(commit: str, folder: Path) -> Iterator[Path]:
+    """A worktree of `commit`, which goes away again."""
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "-q", "--detach", str(folder), commit], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=False)
+
+
+def collect_both(checkouts: Sequence[Path], temporary: Path) -> tuple[dict[str, Any], ...]:
+    """Outputs of each checkout, from copies of the same inputs at the same path."""
+    stored, place = temporary / "stored", temporary / "place"
+    stored.mkdir()
+    write_confs(stored / "confs")
+    cases = make_stored_runs(checkouts[0], place)
+    shutil.copytree(place / "runs", stored / "runs", symlinks=True)
+    clock = time.time()
+    found = []
+    for checkout in checkouts:
+        shutil.rmtree(place)
+        shutil.copytree(stored, place, symlinks=True)
+        vjob = Command(checkout, place, clock)
+        outputs = collect_runs(vjob, place / "runs", cases)
+        outputs |= collect_plans(vjob, place / "confs")
+        outputs |= collect_submits(vjob, place / "confs")
+        (place / "live").mkdir()
+        outputs |= collect_live(Command(checkout, place, None), place / "live")
+        found.append(outputs)
+    return tuple(found)
+
+
+def make_stored_runs(checkout: Path, place: Path) -> list[Case]:
+    runs = place / "runs"
+    runs.mkdir(parents=True)
+    vjob = Command(checkout, place, None)
+    return make_runs(lambda *words: vjob(*words, folder=runs), runs)
+
+
+def is_asked(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def show(differences: Sequence[Difference]) -> None:
+    for name in dict.fromkeys(one.name for one in differences):
+        here = [one for one in differences if one.name == name]
+        print(f"--- {name}: {len(here)} differences")
+        for one in here[:SHOWN]:
+            print(f"    {str(one)[:300]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
