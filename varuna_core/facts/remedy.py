@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Callable, Dict, FrozenSet, Iterable, Mapping, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
 
 class Context(str, Enum):
@@ -293,20 +293,21 @@ def render(remedy: Remedy, context: Context) -> str:
         clause = "submit again"  # what their script makes of its checkpoints is not known
     else:
         clause = _CLAUSES[remedy.action](remedy, name)
-    clause = f"{clause} {remedy.detail}".strip().replace(" ,", ",")
+    gap = "" if remedy.detail[:1] in (",", ":", "") else " "
+    clause = f"{clause}{gap}{remedy.detail}".strip()
     return f"if {remedy.when}, {clause}" if remedy.when else clause
 
 
 def render_all(remedies: Iterable[Remedy], context: Context) -> str:
     """All remedies that exist in `context`: steps after semicolons, alternatives after `or`."""
-    text = ""
+    steps: List[List[str]] = []
     for remedy in remedies:
+        if not remedy.instead or not steps:
+            steps.append([])
         clause = render(remedy, context)
-        if clause and text:
-            text += (", or " if remedy.instead else "; ") + clause
-        else:
-            text += clause
-    return text
+        if clause:
+            steps[-1].append(clause)
+    return "; ".join(", or ".join(step) for step in steps if step)
 
 
 def explain(meaning: str, remedies: Iterable[Remedy], context: Context) -> str:
@@ -356,9 +357,11 @@ _CLAUSES: Mapping[Action, Callable[[Remedy, str], str]] = {
     Action.EXCLUDE: lambda remedy, name: f"leave {remedy.value or 'the node'} out {name}",
     Action.MAKE_ROOM: lambda remedy, name: "make room",
     Action.MOVE: lambda remedy, name: f"move {name}",
-    Action.RELEASE: _say("release it"),
+    Action.RELEASE: lambda remedy, name: (
+        f"release it with `scontrol release {remedy.value or 'JOB'}`"
+    ),
     Action.RESUBMIT: _say("submit again"),
-    Action.RESUME: _say("submit again: it goes on from its last checkpoint"),
+    Action.RESUME: _say("submit again, and it goes on from its last checkpoint"),
     Action.CANCEL: _say("cancel it"),
     Action.WAIT: _say("wait"),
     Action.ASK_ADMIN: lambda remedy, name: "ask an admin",

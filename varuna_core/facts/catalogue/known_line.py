@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Remedy
@@ -21,9 +21,14 @@ class Scope(str, Enum):
     NODE = "node"
     """The kernel or a driver of a node."""
     SCHEDULER = "scheduler"
+    """The scheduler and its steps, in the logs of a job."""
     CONTAINER = "container"
     """A container runtime, before the ranks start."""
     SSH = "ssh"
+    SUBMIT = "submit"
+    """The scheduler's command, as it refuses a job."""
+    PENDING = "pending"
+    """The scheduler's reason for a job that waits, or ended before its script began."""
 
 
 class Stream(str, Enum):
@@ -45,6 +50,22 @@ class Proof(str, Enum):
     """Worth showing; not a failure."""
     IGNORE = "ignore"
     """It looks like a failure and is none."""
+
+
+class Fate(str, Enum):
+    """What becomes of a job that waits for a reason."""
+
+    PASSES = "passes"
+    """Time, other jobs or an admin end it; the job then starts as it is."""
+    NEVER = "never"
+    """The job, or what it asks for, has to be changed first."""
+    ENDED = "ended"
+    """No reason to wait: how a job ended, kept by the scheduler in the same field."""
+
+
+TEARDOWN_S = 900.0
+"""A process that an error has ended may wait so long for its peers before it exits: NCCL's watchdog
+gives them up to ten minutes."""
 
 
 @dataclass(frozen=True)
@@ -73,5 +94,22 @@ class KnownLine:
     """It counts as a cause only on the rank that failed first."""
     fatal: bool = False
     """The process that this befell cannot go on."""
-    fate: str = ""
-    """Reasons of a scheduler for waiting: `passes`, `never` or `ended`."""
+    fate: Optional[Fate] = None
+    """Set for the scheduler's reasons."""
+    before: str = ""
+    """The row of ours that a plug-in's row comes before; else it comes after all."""
+
+
+def make_row(
+    scope: Scope,
+    proof: Proof,
+    name: str,
+    pattern: str,
+    meaning: str = "",
+    *remedies: Remedy,
+    **more: Any,
+) -> KnownLine:
+    """One row of a table; an error that ends its process may stand long before the end."""
+    if more.get("fatal"):
+        more.setdefault("within_s", TEARDOWN_S)
+    return KnownLine(name, pattern, scope, proof=proof, meaning=meaning, remedies=remedies, **more)

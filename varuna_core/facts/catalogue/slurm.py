@@ -1,0 +1,354 @@
+"""Slurm: lines in the logs of a job, refusals of sbatch, and reasons of a job that waits.
+
+Up to 22.05, and wherever EnforcePartLimits is off, sbatch accepts what can never start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from varuna_core.facts.catalogue.known_line import Fate, KnownLine, Proof, Scope, make_row
+from varuna_core.facts.catalogue.remedies import (
+    FEWER_WORKERS,
+    MORE_MEMORY,
+    SHARE_LOG_FOLDER,
+    ask_admin,
+    do,
+    look_at,
+)
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.remedy import Action, Remedy, Target
+
+cause = partial(make_row, Scope.SCHEDULER, Proof.CAUSE)
+fallout = partial(make_row, Scope.SCHEDULER, Proof.FALLOUT)
+
+LOG_LINES = (
+    cause(
+        "host out of memory",
+        r"(?i)Detected [1-9]\d* oom[-_ ]?kill|Out of memory: Killed process|oom-kill:constraint"
+        r"|Memory cgroup out of memory|oom_kill_process|invoked oom-killer"
+        r"|cgroup out-of-memory handler|Exceeded (job|step) memory limit"
+        r"|tasks? [\d,\[\]-]+: Out Of Memory|exceeded (virtual )?memory limit",
+        "the memory of the node was used up",
+        MORE_MEMORY,
+        replace(FEWER_WORKERS, instead=True),
+        fatal=True,
+        cause=EndCause.OOM_HOST,
+    ),
+    cause(
+        "time limit",
+        r"DUE TO TIME LIMIT|\bthe time limit was reached\b",
+        "",
+        Remedy(Action.RAISE, Target.WALLTIME),
+        Remedy(Action.RESUME, when="it writes checkpoints"),
+        fatal=True,
+        cause=EndCause.TIME_LIMIT,
+    ),
+    cause(
+        "preempted",
+        r"DUE TO PREEMPTION|\bjob \S+ (was )?preempted\b",
+        "a job of higher priority took its nodes",
+        Remedy(Action.RESUME),
+        fatal=True,
+        cause=EndCause.PREEMPTED,
+    ),
+    cause(
+        "node failure",
+        r"DUE TO NODE FAIL|srun: error: Node failure on|Job \S+ killed due to node failure"
+        r"|error: Nodes? \S+ (are |is )?not responding|\bwas lost: no sign of life\b",
+        "the node went away",
+        Remedy(Action.EXCLUDE, Target.NODE, "it"),
+        Remedy(Action.RESUBMIT),
+        Remedy(
+            Action.SET,
+            Target.MORPH,
+            "true",
+            "for a run that goes on without such a node",
+            instead=True,
+        ),
+        fatal=True,
+        cause=EndCause.NODE_FAIL,
+    ),
+    cause(
+        "requeued",
+        r"\*\*\* (JOB|STEP) .*\bDUE TO JOB REQUEUE",
+        "the job was put back into the queue, by you, an admin or a preemption",
+        fatal=True,
+        cause=EndCause.REQUEUED,
+    ),
+    cause(
+        "cancelled",
+        r"\*\*\* JOB \S+ ON \S+ CANCELLED AT ",
+        "somebody cancelled it: you, with vjob cancel or scancel, or an admin",
+        fatal=True,
+        cause=EndCause.CANCELLED,
+    ),
+    cause(
+        "launch failed",
+        r"srun: error: (Task|Application) launch (.*)failed|slurmstepd: error: execve\(\)"
+        r"|slurmstepd: error: couldn't chdir|Slurmd could not connect IO"
+        r"|[Jj]ob credential (expired|revoked|replayed)"
+        r"|srun: error: Unable to (create step|confirm allocation|allocate)"
+        r"|Requested (node|partition) configuration (is )?not available|More processors requested",
+        "the step could not start",
+        Remedy(Action.INSPECT, Target.LOG_FOLDER, detail="on that node"),
+        do("check that the job asks for what its nodes have"),
+        do("check that the clock and the Slurm version of that node fit the others"),
+        fatal=True,
+        cause=EndCause.LAUNCH_FAILED,
+    ),
+    fallout(
+        "srun ends the step",
+        r"\*\*\* STEP \S+ ON \S+ CANCELLED AT |srun: error: \S{1,80}: tasks? [\d,\[\]-]{1,200}: "
+        r"(Terminated|Killed|Exited|Aborted|Force)|srun: (Terminating|Force Terminated|Job step "
+        r"aborted|First task exited)|srun: launch/slurm: _step_signal: Terminating"
+        r"|slurmstepd: error: .*(Broken pipe|Unable to send|task_exit)",
+        "srun ended the others: look at the first rank that failed",
+    ),
+)
+"""What Slurm and the kernel write into the logs of a job."""
+
+FEWER_NODES = Remedy(Action.LOWER, Target.NODES)
+LESS_TIME = Remedy(Action.LOWER, Target.WALLTIME)
+OTHER_QUEUE = Remedy(Action.CHANGE, Target.QUEUE, instead=True)
+OTHER_QOS = Remedy(Action.CHANGE, Target.QOS, instead=True)
+RELEASE = Remedy(Action.RELEASE)
+LIMITS = look_at("sacctmgr show qos", "and `sacctmgr show assoc user=$USER`")
+
+refusal = partial(make_row, Scope.SUBMIT, Proof.CAUSE, cause=EndCause.REFUSED)
+
+REFUSALS = (
+    refusal(
+        "queue",
+        r"(?i)invalid partition",
+        "the queue does not exist",
+        Remedy(Action.SET, Target.QUEUE, "one that `sinfo -s` lists"),
+    ),
+    refusal(
+        "account",
+        r"(?i)invalid account",
+        "",
+        Remedy(Action.SET, Target.ACCOUNT, "one of `sacctmgr show assoc user=$USER`"),
+    ),
+    refusal(
+        "qos",
+        r"(?i)invalid qos",
+        "",
+        Remedy(Action.SET, Target.QOS, "one that your account has"),
+    ),
+    refusal(
+        "gpus",
+        r"(?i)invalid generic resource",
+        "no node has these GPUs",
+        Remedy(Action.SET, Target.GPUS, "what `sinfo -o '%P %G'` shows"),
+    ),
+    refusal(
+        "node count",
+        r"(?i)node count specification invalid",
+        "the queue has fewer nodes",
+        FEWER_NODES,
+    ),
+    refusal(
+        "node configuration",
+        r"(?i)requested node configuration is not available",
+        "no node of the queue has all that was asked for",
+        look_at("sinfo -o '%P %N %c %m %G'", "for CPUs, memory and GPUs"),
+        Remedy(Action.LOWER, Target.CPUS),
+        Remedy(Action.LOWER, Target.MEMORY, instead=True),
+        Remedy(Action.CHANGE, Target.GPUS, instead=True),
+    ),
+    # Before the next: the words of any such limit end with "user's size and/or time limits".
+    refusal(
+        "number of jobs",
+        r"(?i)submitjob",
+        "so many jobs may not wait and run at once (MaxSubmitJobs)",
+        LIMITS,
+        do("submit fewer jobs, or submit them later"),
+    ),
+    refusal("longest time", r"(?i)maxwall", "", LESS_TIME, OTHER_QOS),
+    refusal(
+        "policy",
+        r"(?i)violates accounting/qos policy",
+        "a limit of your account or QOS",
+        LIMITS,
+    ),
+    refusal("time limit", r"(?i)time limit", "", LESS_TIME, OTHER_QUEUE),
+    refusal(
+        "controller",
+        r"(?i)unable to contact slurm controller",
+        "the controller is down or SLURM_CONF points elsewhere",
+        Remedy(Action.RUN, value="scontrol ping"),
+    ),
+    refusal(
+        "dependency",
+        r"(?i)dependency problem",
+        "Slurm has forgotten a job that this one is to wait for",
+        do("look at `vjob status` of that run"),
+        Remedy(Action.RESUBMIT),
+    ),
+    refusal(
+        "no cluster",
+        r"(?i)configuration source",
+        "the commands of Slurm are here and know no cluster",
+        do("submit where `sinfo` answers"),
+        Remedy(Action.SET, Target.SCHEDULER, "local", "to run on this machine", instead=True),
+    ),
+)
+"""What sbatch says when it refuses a job; searched for in all that it wrote."""
+
+
+def _reason(fate: Fate, pattern: str, meaning: str, *remedies: Remedy, **more: Any) -> KnownLine:
+    """A reason, named by the first of Slurm's words for it unless `name` is given."""
+    name = more.pop("name", "") or pattern.partition("|")[0].replace(".", " ")
+    whole = rf"^(?:{pattern})(?![A-Za-z])"
+    proof = Proof.CAUSE if fate is Fate.ENDED else Proof.WARNING
+    return make_row(Scope.PENDING, proof, name, whole, meaning, *remedies, fate=fate, **more)
+
+
+_passes = partial(_reason, Fate.PASSES)
+_never = partial(_reason, Fate.NEVER)
+_ended = partial(_reason, Fate.ENDED)
+SINFO = look_at("sinfo -R", "to see why")
+
+REASONS = (
+    _never(
+        "PartitionConfig",
+        "its queue has fewer nodes or allows less time than it asks for",
+        FEWER_NODES,
+        replace(LESS_TIME, instead=True),
+        look_at("scontrol show partition"),
+    ),
+    _never("PartitionNodeLimit", "its queue allows or has fewer nodes", FEWER_NODES),
+    _never("PartitionTimeLimit", "its queue allows less time", LESS_TIME),
+    _never(
+        "BadConstraints",
+        "no node has these features",
+        Remedy(Action.CHANGE, Target.CONSTRAINT, "one that `sinfo -o %f` lists"),
+    ),
+    _never(
+        "InvalidAccount|AccountNotAllowed|Job.s.account.not.permitted",
+        "",
+        Remedy(Action.SET, Target.ACCOUNT, "one that the queue allows"),
+    ),
+    _never(
+        "InvalidQOS|QOSNotAllowed|Job.s.QOS.not.permitted",
+        "",
+        Remedy(Action.SET, Target.QOS, "one that the queue allows"),
+    ),
+    _never(
+        r"[^\n]*\bnot.permitted.to.use.this.partition",
+        "",
+        replace(OTHER_QUEUE, instead=False),
+        ask_admin("for access", instead=True),
+        name="queue not permitted",
+    ),
+    _never(
+        "DependencyNeverSatisfied",
+        "the job it depends on failed",
+        Remedy(Action.CANCEL),
+        cause=EndCause.DEPENDENCY_FAILED,
+    ),
+    _never(
+        r"(Assoc|QOS)\w{0,40}Max\w{0,40}(PerJob|PerNode)\w*|QOSMin\w+|MaxMemPerLimit",
+        "a limit for single jobs",
+        LIMITS,
+        name="limit per job",
+    ),
+    _never(
+        "DeadLine",
+        "it cannot end before its deadline",
+        Remedy(Action.CHANGE, Target.DEADLINE),
+        cause=EndCause.DEADLINE,
+    ),
+    _never(
+        "ReservationDeleted",
+        "its reservation is gone",
+        Remedy(Action.CHANGE, Target.RESERVATION),
+    ),
+    _never(
+        "BurstBufferOperation",
+        "its burst buffer failed, and it is held",
+        ask_admin("to look at it"),
+    ),
+    _never("JobHeldUser", "it is held", RELEASE),
+    _never(
+        "JobHoldMaxRequeue",
+        "it was requeued too often (max_batch_requeue), and is held",
+        do("find out why it fails"),
+        RELEASE,
+    ),
+    _never(
+        "launch.failed.requeued.held",
+        "no node could start it",
+        SHARE_LOG_FOLDER,
+        RELEASE,
+        cause=EndCause.LAUNCH_FAILED,
+    ),
+    _never("job.requeued.in.held.state", "it is held", RELEASE),
+    _never("JobHeldAdmin", "it is held by Slurm", ask_admin("to release it")),
+    _passes("Priority", "jobs of higher priority are before it"),
+    _passes("Resources", "no nodes are free for it yet"),
+    _passes("Constraints", "no nodes that have what it asks for are free yet"),
+    _passes("Dependency", "it waits for another job"),
+    _passes("BeginTime", "it waits for its begin time"),
+    _passes("Reservation", "it waits for its reservation"),
+    _passes(
+        "ReqNodeNotAvail,.Reserved.for.maintenance",
+        "nodes that it needs are reserved for maintenance",
+    ),
+    _passes("ReqNodeNotAvail,.May.be.reserved", "nodes that it needs are kept for another job"),
+    _passes("ReqNodeNotAvail", "nodes that it needs are down, drained or in use", SINFO),
+    _passes(
+        "Nodes.required.for.job.are.DOWN",
+        "nodes that it needs are down or drained, until an admin or they themselves return, or are "
+        "kept for jobs of a higher queue",
+        SINFO,
+    ),
+    _passes("PartitionDown|PartitionInactive", "its queue is closed for now"),
+    _passes("NodeDown", "a node that it needs is down", SINFO),
+    _passes("Licenses", "no licence is free"),
+    _passes(
+        r"(Assoc|QOS)Grp\w*Minutes(Limit)?",
+        "the budget of your account or QOS is used up by jobs of the past too; it passes only "
+        "where "
+        "use is forgotten with time",
+        ask_admin("for more"),
+        name="budget",
+    ),
+    _passes(
+        r"(Assoc|QOS)\w*(Grp|Max)\w*|Max\w+PerAccount|QOSUsageThreshold|"
+        r"(Association|QOS)(Job|Resource|Time)Limit|AccountingPolicy",
+        "a limit of your account or QOS is used up by other jobs",
+        name="limit of the account",
+    ),
+    _passes("JobArrayTaskLimit", "as many jobs of its sweep run as may at once"),
+    _passes("BurstBufferResources|BurstBufferStageIn", "its burst buffer is not ready yet"),
+    _passes(
+        "None|Cleaning|Prolog|FedJobLock|SchedDefer",
+        "the scheduler has yet to look at it, or to tidy up",
+    ),
+    _ended(
+        "JobLaunchFailure|launch.failed",
+        "the node could not start the batch script",
+        SHARE_LOG_FOLDER,
+        cause=EndCause.LAUNCH_FAILED,
+    ),
+    # How slurmd spells that it could not make the output file: its error 4021 & 127.
+    _ended(
+        r"RaisedSignal:53\b",
+        "the output of the batch script could not be made on its node",
+        SHARE_LOG_FOLDER,
+        cause=EndCause.NO_OUTPUT,
+        name="no output",
+    ),
+    _ended("TimeLimit", "it reached its time limit before", cause=EndCause.TIME_LIMIT),
+    _ended("OutOfMemory", "it used up its memory before", cause=EndCause.OOM_JOB),
+    _ended(
+        r"InactiveLimit|NonZeroExitCode|SystemFailure|RaisedSignal\S*",
+        "that was the end of it before",
+    ),
+)
+"""Slurm's job_reason_codes.html, all of it, and the sentences that slurmctld writes in place of a
+code. The first row that matches counts."""
