@@ -10,7 +10,7 @@ To add a thing that remedies can name: a member of `Target` and a row of `SPELLI
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional, Tuple
 
@@ -130,6 +130,8 @@ class Target(str, Enum):
     STACKS = "stacks"
     REPORT = "report"
     DOCTOR = "doctor"
+    LOGIN = "login"
+    """A login on a machine by ssh."""
 
 
 NEED_TARGET = frozenset(
@@ -202,7 +204,7 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
         "count of the node group", "--nodes", machines="count of the node group"
     ),
     Target.NODE: _of_scheduler(
-        "with cluster.exclude", "with --exclude", machines="of cluster.machine_list"
+        "with cluster.exclude", "with --exclude", machines="of the list of machines"
     ),
     Target.GPUS: _conf("gpus of the node group", "--gres"),
     Target.RANKS: _conf("ranks of the node group", "--ntasks-per-node"),
@@ -210,7 +212,7 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.RESERVATION: _of_scheduler("cluster.sbatch.reservation", "--reservation"),
     Target.DEADLINE: _of_scheduler("cluster.sbatch.deadline", "--deadline"),
     Target.SCHEDULER: _conf("cluster.scheduler"),
-    Target.MACHINE_LIST: {Context.MACHINES: "cluster.machine_list"},
+    Target.MACHINE_LIST: {Context.MACHINES: "the list of machines"},
     Target.HETERO: _of_scheduler("cluster.hetero"),
     Target.REQUEUE: _of_scheduler("cluster.requeue", "--requeue"),
     Target.RESTARTS: _conf("cluster.restarts"),
@@ -259,6 +261,7 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.STACKS: _command("stacks JOB", "job.stacks()"),
     Target.REPORT: _command("report JOB", "job.report()"),
     Target.DOCTOR: _everywhere("`vjob doctor`"),
+    Target.LOGIN: _everywhere("`ssh JOB`"),
 }
 """The name of each target in each context; a context that is missing has no such thing."""
 
@@ -271,19 +274,25 @@ def context_of(scheduler: str, *, has_conf: bool = True) -> Context:
 
 
 COMMANDS: FrozenSet[Target] = frozenset(
-    (Target.LOGS, Target.ERRORS, Target.STACKS, Target.REPORT, Target.DOCTOR)
+    (Target.LOGS, Target.ERRORS, Target.STACKS, Target.REPORT, Target.DOCTOR, Target.LOGIN)
 )
-"""Targets that are commands; JOB in them becomes the remedy's value."""
+"""Targets that are commands; JOB in them becomes the remedy's value, a job or a machine."""
 ABSENT: FrozenSet[Tuple[Action, Context]] = frozenset(
     (Action.RELEASE, context) for context in (Context.LOCAL, Context.MACHINES)
 )
 """Actions that a context does not have, whatever they are done to."""
 
 
-def render(remedy: Remedy, context: Context) -> str:
-    """The remedy as a clause without a full stop; empty where it does not exist in `context`."""
+def render(remedy: Remedy, context: Context, job: str = "") -> str:
+    """The remedy as a clause without a full stop; empty where it does not exist in `context`.
+
+    `job` is the job or machine that commands are to name; else they say JOB.
+    """
     if (remedy.action, context) in ABSENT:
         return ""
+    names_job = remedy.target in COMMANDS or remedy.action is Action.RELEASE
+    if job and names_job and not remedy.value:
+        remedy = replace(remedy, value=job)
     name = ""
     if remedy.target is not None:
         name = SPELLINGS[remedy.target].get(context, "")
@@ -298,21 +307,21 @@ def render(remedy: Remedy, context: Context) -> str:
     return f"if {remedy.when}, {clause}" if remedy.when else clause
 
 
-def render_all(remedies: Iterable[Remedy], context: Context) -> str:
+def render_all(remedies: Iterable[Remedy], context: Context, job: str = "") -> str:
     """All remedies that exist in `context`: steps after semicolons, alternatives after `or`."""
     steps: List[List[str]] = []
     for remedy in remedies:
         if not remedy.instead or not steps:
             steps.append([])
-        clause = render(remedy, context)
+        clause = render(remedy, context, job)
         if clause:
             steps[-1].append(clause)
     return "; ".join(", or ".join(step) for step in steps if step)
 
 
-def explain(meaning: str, remedies: Iterable[Remedy], context: Context) -> str:
+def explain(meaning: str, remedies: Iterable[Remedy], context: Context, job: str = "") -> str:
     """The meaning of a message and what to do about it; either may be missing."""
-    return ": ".join(part for part in (meaning, render_all(remedies, context)) if part)
+    return ": ".join(part for part in (meaning, render_all(remedies, context, job)) if part)
 
 
 def _change(verb: str) -> Callable[[Remedy, str], str]:

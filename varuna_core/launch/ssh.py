@@ -17,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from varuna_core.facts.catalogue.known_line import Scope
+from varuna_core.facts.catalogue.tables import BUILT_IN, match_rows
+from varuna_core.facts.remedy import Context
 from varuna_core.launch.machines import Machine
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
@@ -31,32 +34,6 @@ OPTIONS = (
 )
 FAILED = 255
 """ssh's own failures, among them a lost connection."""
-_REASONS = (
-    (
-        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "its host key is not the one in known_hosts; if the machine was installed again, "
-        "`ssh-keygen -R` its name and `{ssh}` once by hand",
-    ),
-    (
-        r"Host key verification failed|host key is known",
-        "its host key is not known here; `{ssh}` once by hand and compare the key",
-    ),
-    (
-        r"Permission denied|Too many authentication failures",
-        "it refused the login: `{ssh}` must work without a password (ssh-copy-id, or IdentityFile "
-        "in ~/.ssh/config)",
-    ),
-    (
-        r"Could not resolve hostname|Name or service not known",
-        "no such host is known here; fix the list, or name it in ~/.ssh/config",
-    ),
-    (
-        r"Connection (refused|timed out|reset)|timed out|No route to host|unreachable"
-        r"|Connection closed|kex_exchange",
-        "it cannot be reached; take it off the list, or see that its sshd runs and answers `{ssh}`",
-    ),
-    (r"Bad configuration option|Bad owner or permissions|Can't open user config", "ssh says so"),
-)
 
 
 def build_ssh_command(machine: Machine, config: str | None = None) -> list[str]:
@@ -88,10 +65,11 @@ def render_script(words: Sequence[str], env: Mapping[str, str]) -> str:
 def explain_failure(machine: Machine, errors: str) -> str:
     """Why ssh failed, from what it wrote, and what to do."""
     lines = [line.strip() for line in errors.splitlines() if line.strip(" @\r\n")]
-    for pattern, advice in _REASONS:
-        said = [line for line in lines if re.search(pattern, line)]
-        if said:
-            return f"{advice.format(ssh=spell_ssh(machine))} (ssh: {said[0]})"
+    row = BUILT_IN.match(Scope.SSH, "\n".join(lines))
+    if row is not None:
+        said = next(line for line in lines if match_rows([row], line))
+        text = row.explain(Context.MACHINES, spell_ssh(machine).removeprefix("ssh "))
+        return f"{text} (ssh: {said})"
     return f"ssh: {lines[-1]}" if lines else "ssh failed without a word"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+from varuna_core.facts.remedy import Context, context_of
 from varuna_core.records.exits import RankExit
 from varuna_core.records.requests import REQUEUE
 from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot, Verdict
@@ -75,6 +76,11 @@ def is_bare(snapshot: Snapshot) -> bool:
 def is_plain_job(snapshot: Snapshot) -> bool:
     """A Slurm job that vjob did not submit."""
     return bool(snapshot.scheduler.name) and not snapshot.record_state
+
+
+def context_of_job(snapshot: Snapshot) -> Context:
+    """The words in which remedies for this job are to be written."""
+    return context_of(snapshot.scheduler.name, has_conf=not is_plain_job(snapshot))
 
 
 def rows_in(snapshot: Snapshot, states: Iterable[str]) -> list[JobRow]:

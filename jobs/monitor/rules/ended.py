@@ -20,6 +20,7 @@ from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
     advise,
+    context_of_job,
     find_failed,
     find_life,
     format_line,
@@ -312,7 +313,7 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
 def _by_start(snapshot: Snapshot) -> Cause | None:
     """The batch script itself never ran, or died before any rank."""
     for row in snapshot.scheduler.jobs:
-        why = explain_launch(build_info(row))
+        why = explain_launch(build_info(row), context_of_job(snapshot))
         if why:
             return Cause(reason=why)
     if snapshot.attempt is not None or not snapshot.scheduler_lines:

@@ -11,6 +11,7 @@ from vjob.jobs.monitor.model.snapshot import Health, JobRow, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     RUNNING,
     advise,
+    context_of_job,
     format_names,
     is_between,
     is_coming_again,
@@ -57,7 +58,9 @@ def submitting(snapshot: Snapshot) -> Verdict | None:
 
 
 def never_starts(snapshot: Snapshot) -> Verdict | None:
-    why = explain_reason([build_info(row) for row in rows_in(snapshot, ("PENDING",))])
+    why = explain_reason(
+        [build_info(row) for row in rows_in(snapshot, ("PENDING",))], context_of_job(snapshot)
+    )
     if not why:
         return None
     return Verdict(
@@ -167,7 +170,7 @@ def _format_wait(snapshot: Snapshot, row: JobRow) -> str:
         return row.reason or "the scheduler gives no reason"
     is_requeued = row.reason == "BeginTime" and (row.restarts or snapshot.earlier)
     more = ", which Slurm sets some two minutes after a requeue" if is_requeued else ""
-    return f"{row.reason}: {known.text}{more}"
+    return f"{row.reason}: {known.explain(context_of_job(snapshot), row.id)}{more}"
 
 
 def _advise_wait(snapshot: Snapshot, row: JobRow) -> str:

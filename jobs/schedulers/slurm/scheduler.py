@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.catalogue.tables import BUILT_IN
+from varuna_core.facts.remedy import Context
 from varuna_core.records.machine import KEPT, clean_environment
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
@@ -175,50 +178,6 @@ def _can_expedite() -> bool:
     return slurm.can_expedite(facts)
 
 
-REFUSALS = (
-    (
-        "invalid partition",
-        "the queue does not exist: `sinfo -s` lists them; set cluster.nodes[].queue",
-    ),
-    ("invalid account", "set cluster.account to one of `sacctmgr show assoc user=$USER`"),
-    ("invalid qos", "set cluster.qos to one that your account has"),
-    ("invalid generic resource", "no node has these GPUs: see `sinfo -o '%P %G'`; set gpus"),
-    ("node count specification invalid", "the queue has fewer nodes: lower count"),
-    (
-        "requested node configuration is not available",
-        "no node of the queue has all that was asked: `sinfo -o '%P %N %c %m %G'` shows CPUs, "
-        "memory and GPUs; lower cpus or memory_gb, or ask for other gpus",
-    ),
-    # Before the next: the words of any such limit end with "user's size and/or time limits".
-    (
-        "submitjob",
-        "so many jobs may not wait and run at once (MaxSubmitJobs, `sacctmgr show assoc "
-        "user=$USER` or `show qos`): submit fewer, or later",
-    ),
-    ("maxwall", "lower cluster.walltime_min, or take another qos"),
-    (
-        "violates accounting/qos policy",
-        "a limit of your account or QOS: `sacctmgr show assoc user=$USER`, `sacctmgr show qos`",
-    ),
-    ("time limit", "lower cluster.walltime_min, or take another queue"),
-    (
-        AWAY,
-        "the controller is down or SLURM_CONF points elsewhere: try `scontrol ping`",
-    ),
-    (
-        "dependency problem",
-        "Slurm has forgotten a job that this one is to wait for: `vjob status` of that run shows "
-        "how it ended; then submit again",
-    ),
-    (
-        "configuration source",
-        "Slurm's commands are here and know no cluster: submit where `sinfo` answers, or set "
-        "cluster.scheduler: local to run on this machine",
-    ),
-)
-"""What sbatch says when it refuses, and what to do."""
-
-
 SUBMIT_S = 600.0
 """A controller under load answers after minutes; Slurm's own patience ends sooner."""
 TIMED_OUT = 124
@@ -243,8 +202,14 @@ def explain_refusal(text: str) -> str:
     told = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in told if "error" in line.lower() or "sbatch" in line] or told
     said = "".join(f"\n    {line}" for line in lines)
-    remedies = [f"\n  {remedy}" for words, remedy in REFUSALS if words in text.lower()]
-    return f"sbatch refused the job:{said}{''.join(remedies[:1])}"
+    row = find_refusal(text)
+    remedy = row.explain(Context.CONF) if row is not None else ""
+    return f"sbatch refused the job:{said}" + (f"\n  {remedy}" if remedy else "")
+
+
+def find_refusal(text: str) -> KnownLine | None:
+    """The row of what sbatch wrote as it refused a job; None for one that is not known."""
+    return BUILT_IN.match(Scope.SUBMIT, text)
 
 
 def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float]) -> list[str]:

@@ -24,7 +24,8 @@ CONF_KEY = re.compile(
     r"\b(train|cluster|morph|parallel|container|program|model|sbatch)\.[a-z_]+"
     r"|\blog_folder\b|\bnode group\b|\bpass_env\b|\bset env\b"
 )
-OPTION = re.compile(r"(^|[\s`])--[a-z]")
+OPTIONS = {words.get(Context.SBATCH, "") for words in SPELLINGS.values()}
+OPTION = re.compile("|".join(rf"{name}\b" for name in sorted(OPTIONS) if name.startswith("--")))
 OF_SLURM = re.compile(
     r"\.queue\b|cluster\.(account|qos|exclude|sbatch|hetero|requeue)|memory_gb|cpus of|scontrol"
 )

@@ -112,7 +112,10 @@ def test_secrets_and_arguments_are_no_part_of_the_ssh_command() -> None:
 
 
 RECORDED = [
-    ("root@localhost: Permission denied (publickey).", "it refused the login: `ssh -p 7 ann@b`"),
+    (
+        "root@localhost: Permission denied (publickey).",
+        "it refused the login: run `ssh -p 7 ann@b`",
+    ),
     (
         "No ED25519 host key is known for [localhost]:7 and you have requested strict checking.\n"
         "Host key verification failed.",

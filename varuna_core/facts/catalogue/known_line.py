@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, Optional, Tuple
 
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.remedy import Remedy
+from varuna_core.facts.remedy import Context, Remedy, explain
 
 
 class Scope(str, Enum):
@@ -98,6 +98,10 @@ class KnownLine:
     """Set for the scheduler's reasons."""
     before: str = ""
     """The row of ours that a plug-in's row comes before; else it comes after all."""
+
+    def explain(self, context: Context, job: str = "") -> str:
+        """The meaning and the remedies in the words of a context."""
+        return explain(self.meaning, self.remedies, context, job)
 
 
 def make_row(

@@ -17,8 +17,7 @@ failure = partial(
     cause=EndCause.MACHINE_UNREACHABLE,
 )
 
-LOG_IN = Remedy(Action.RUN, value="ssh MACHINE", detail="once by hand")
-"""MACHINE becomes the words that reach the machine at hand."""
+LOG_IN = Remedy(Action.RUN, Target.LOGIN, detail="once by hand")
 OFF_THE_LIST = Remedy(Action.REMOVE, Target.MACHINE_LIST, instead=True)
 
 ROWS = (
@@ -43,9 +42,11 @@ ROWS = (
         "login refused",
         r"Permission denied|Too many authentication failures",
         "it refused the login",
-        do(
-            "make `ssh MACHINE` work without a password (ssh-copy-id, or IdentityFile in "
-            "~/.ssh/config)"
+        Remedy(
+            Action.RUN,
+            Target.LOGIN,
+            detail=", which must work without a password (ssh-copy-id, or IdentityFile in "
+            "~/.ssh/config)",
         ),
     ),
     failure(
@@ -60,7 +61,7 @@ ROWS = (
         r"Connection (refused|timed out|reset)|timed out|No route to host|unreachable"
         r"|Connection closed|kex_exchange",
         "it cannot be reached",
-        do("see that its sshd runs and answers `ssh MACHINE`"),
+        Remedy(Action.RUN, Target.LOGIN, detail="to see whether its sshd answers"),
         OFF_THE_LIST,
     ),
     failure(

@@ -207,7 +207,7 @@ def test_a_batch_script_that_never_ran_says_why() -> None:
     snapshot = over(healthy(progress=None, nodes=(), ranks=(), attempt=None), "FAILED")
     jobs = (JobRow(id="4711", state="FAILED", exit_code="0:53"),)
     lost = replace(snapshot, scheduler=Scheduler(name="slurm", jobs=jobs))
-    assert "output could not be made" in judge(lost).reason
+    assert "the output of the batch script could not be made" in judge(lost).reason
     said = replace(snapshot, scheduler_lines=("module: command not found",))
     assert "command not found" in judge(said).reason
 

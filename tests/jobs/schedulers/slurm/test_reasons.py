@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from varuna_core.facts.catalogue.known_line import Fate
+from varuna_core.facts.remedy import Context
 from vjob.jobs.schedulers.job import JobInfo, JobState
 from vjob.jobs.schedulers.slurm.commands import parse_show_job_output, parse_squeue_output
 from vjob.jobs.schedulers.slurm.reasons import (
-    Fate,
     explain_launch,
     explain_reason,
     find_killer,
@@ -77,7 +78,7 @@ def test_every_reason_that_slurm_documents_has_its_fate_and_a_remedy(
 ) -> None:
     found = {name: find_reason(name) for name in names}
     assert {name: row.fate for name, row in found.items() if row} == dict.fromkeys(names, fate)
-    assert all(row.text for row in found.values() if row)
+    assert all(row.explain(Context.CONF) for row in found.values() if row)
 
 
 @pytest.mark.parametrize("sentence", SENTENCES)
@@ -139,7 +140,7 @@ def ended(reason: str, exit_code: str = "0:0") -> JobInfo:
 )
 def test_a_job_that_no_node_could_start_asks_for_the_log_folder(info: JobInfo, word: str) -> None:
     said = explain_launch(info)
-    assert said.startswith(word) and "is log_folder on a file system that the nodes see" in said
+    assert said.startswith(word) and "check log_folder, which the nodes must see" in said
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_our_text_is_submitted_in_a_cleaned_environment(
     ("said", "remedy"),
     [
         ("sbatch: error: invalid partition specified: gpux", "sinfo"),
-        ("sbatch: fatal: Could not establish a configuration source", "scheduler: local"),
+        ("sbatch: fatal: Could not establish a configuration source", "cluster.scheduler to local"),
     ],
 )
 def test_a_refusal_comes_with_slurms_words_and_a_remedy(
