@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib.util
 import os
 import select
 import signal
@@ -14,10 +15,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import vjob
 from vjob.jobs.errors import VjobError
 
-ENTRY = Path(vjob.__file__).absolute().with_name("__main__.py")
+
+def find_entry() -> Path:
+    """The `__main__.py` of the vjob that this module belongs to.
+
+    Its place relative to this file differs: a wheel has `vjob/jobs`, an editable installation maps
+    `vjob.jobs` to a folder beside `vjob`. The package itself is not imported, as it imports us.
+    """
+    spec = importlib.util.find_spec("vjob")
+    assert spec is not None and spec.origin is not None, "vjob is a package with a file"
+    return Path(spec.origin).absolute().with_name("__main__.py")
+
+
+ENTRY = find_entry()
 """Run by its path, it imports this very vjob; no environment is needed, so none reaches ranks."""
 TIMEOUT_S = 60.0
 END_S = 10.0

@@ -84,6 +84,13 @@ def test_nobody_imports_a_composition_root() -> None:
             assert not roots & set(imports(path)), path
 
 
+def test_no_part_imports_the_face_that_leads_to_all_of_them() -> None:
+    """`vjob` itself hands out names of its parts: a part that imported it would close a circle."""
+    for package in OURS:
+        for path in files(package):
+            assert "vjob" not in set(imports(path)), path
+
+
 def test_only_the_torch_free_part_of_varuna_core_is_used_elsewhere() -> None:
     parts = ("facts", "records", "agent", "data", "schedule", "planner", "launch", "functions")
     parts += ("morph.gain", "plugins")

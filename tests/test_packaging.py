@@ -163,6 +163,8 @@ def test_the_wheel_works_on_every_python_that_is_here(
 def check_command(python: Path, env: dict[str, str], folder: Path) -> None:
     where = "import vjob.jobs, vjob.templates as t; print(vjob.jobs.__file__, t.__file__)"
     assert str(ROOT) not in call(python, "-c", where, env=env)
+    entry = Path(call(python, "-c", "from vjob.jobs.process import ENTRY; print(ENTRY, end='')"))
+    assert entry.parts[-3:] == ("site-packages", "vjob", "__main__.py") and entry.is_file()
     vjob = python.with_name("vjob")
     assert "submit" in call(vjob, "--help", env=env)
     conf = folder / "conf.yaml"

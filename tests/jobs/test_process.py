@@ -22,6 +22,22 @@ def shell(text: str) -> list[str]:
     return ["sh", "-c", text]
 
 
+@pytest.mark.parametrize("words", [["-c"], ["-S", "-c"]], ids=["installed", "by its folder"])
+def test_a_checkout_starts_itself_by_its_own_file(words: list[str], tmp_path: Path) -> None:
+    """Whether an editable installation finds `vjob.jobs` or the link in `vjob/` does."""
+    libraries = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    code = "import os; os.chdir('/'); from vjob.jobs.process import ENTRY; print(ENTRY, end='')"
+    done = subprocess.run(
+        [sys.executable, *words, code],
+        env={**os.environ, "PYTHONPATH": libraries if "-S" in words else ""},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(done.stdout) == ROOT / "vjob/__main__.py"
+
+
 def test_lines_come_from_both_streams_and_a_progress_bar_once() -> None:
     seen: list[str] = []
     text = "echo one; printf '10%%\\r50%%\\r100%%\\n'; echo two >&2; printf end; exit 3"
