@@ -49,6 +49,13 @@ def find_anchors(page: Path) -> set[str]:
     return set(found)
 
 
+def get_commands(group: click.Group) -> dict[str, click.Command]:
+    """Import the commands of a group, hidden ones too."""
+    context = click.Context(group)
+    found = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return {name: command for name, command in found.items() if command is not None}
+
+
 def find_commands(text: str) -> Iterator[list[str]]:
     """Split each `vjob` command of a shell text into words, also after `srun` and the like."""
     for line in re.sub(r"\\\n", " ", text).splitlines():

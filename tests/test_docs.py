@@ -25,6 +25,7 @@ from tests.documents import (
     find_commands,
     find_links,
     find_wrong_commands,
+    get_commands,
     parse_command,
     read_prose,
 )
@@ -89,7 +90,7 @@ def test_code_in_the_documents_is_code(page: str, text: str) -> None:
 
 def list_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path
-    for name, command in group.commands.items():
+    for name, command in get_commands(group).items():
         if isinstance(command, click.Group):
             yield from list_commands(command, (*path, name))
         elif not command.hidden:

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, FishComplete, ZshComplete
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ZshComplete,
+    add_completion_class,
+)
 
 Complete = Callable[[click.Context, click.Parameter, str], list[str]]
 _INDEX = re.compile(r"\[\d+\]")
@@ -66,6 +72,12 @@ class FishWords(FishComplete):
     source_template = FishComplete.source_template.replace(
         'string split "," $completion', 'string split --max 1 "," $completion'
     )
+
+
+def register_shells() -> None:
+    """Our words in place of click's own."""
+    for shell in (BashWords, FishWords, ZshWords):
+        add_completion_class(shell)
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

@@ -17,11 +17,14 @@ import re
 import select
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
+
+import click
 
 from varuna_core.records.files import PRIVATE_FOLDER, lock_file, read_json, write_json
 from vjob.jobs import process
@@ -99,6 +102,12 @@ def parse_request(said: Mapping[str, Any]) -> Request:
 def _parse_facts(facts: Sequence[Any]) -> tuple[int, int, str]:
     size, mode, digest = facts
     return int(size), int(mode), str(digest)
+
+
+@click.command(hidden=True)
+def there() -> None:
+    """Answer a `vjob --host` of another machine, on standard input and output."""
+    serve(sys.stdin.buffer, sys.stdout.buffer)
 
 
 def serve(said: BinaryIO, answers: BinaryIO) -> None:

@@ -43,6 +43,11 @@ PRELOADED = (
 PACKAGES = ("varuna_core.runtime.", "varuna_core.profiling.", "varuna_core.checkpoint.")
 COMMANDS = (
     "vjob.shelf.commands.cli",
+    "vjob.shelf.commands.monitor",
+    "vjob.shelf.commands.report",
+    "vjob.shelf.commands.runs",
+    "vjob.shelf.commands.submit",
+    "vjob.shelf.commands.trial",
     "vjob.jobs.monitor.log_lines",
     "vjob.jobs.monitor.readers.run",
     "vjob.shelf.screen.start",

@@ -17,6 +17,7 @@ import yaml
 
 from tests import ROOT
 from tests.command import PROGRAMS, Vjob
+from tests.documents import get_commands
 from tests.second_user import STRANGER, Colleague, make_colleague, open_folder
 from varuna_core.records.runfolder import RunFolder
 from vjob.shelf.commands.cli import cli
@@ -120,7 +121,7 @@ def test_each_command_is_tried_here_or_takes_no_run() -> None:
 
 
 def list_commands(group: click.Group, before: str = "") -> Iterator[str]:
-    for name, command in group.commands.items():
+    for name, command in get_commands(group).items():
         if isinstance(command, click.Group):
             yield from list_commands(command, f"{before}{name} ")
         else:

@@ -16,6 +16,7 @@ import click
 import pytest
 
 from tests import ROOT
+from tests.documents import get_commands
 from tests.jobs.confs import HETJOB, make_conf, make_plan
 from varuna_core.records.files import write_json
 from varuna_core.records.plan import write_plan
@@ -102,7 +103,7 @@ def test_queues_groups_and_actions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_option_that_is_completed_names_a_function_that_is_there() -> None:
     def walk(group: click.Group) -> None:
-        for command in group.commands.values():
+        for command in get_commands(group).values():
             if isinstance(command, click.Group):
                 walk(command)
                 continue

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests import ROOT
 from tests.command import Vjob
+from tests.documents import get_commands
 from tests.test_docs import list_commands
+from tests.toys import build_environment, install_toy, settle
 from vjob.shelf.commands.cli import COMMANDS, cli
 
 
@@ -28,11 +33,77 @@ def test_help_fits_80_columns(words: tuple[str, ...]) -> None:
 def test_summaries_are_whole_and_grouped() -> None:
     text = get_help()
     flat = " ".join(text.split())
-    for title, commands in COMMANDS.items():
+    commands = get_commands(cli)
+    for title, rows in COMMANDS.items():
         assert f"\n{title}:\n" in text
-        for command in commands:
-            assert f"{command.name} {command.get_short_help_str(1000)}" in flat
+        for row in rows:
+            assert f"{row.name} {row.help}" in flat
+            assert commands[row.name].get_short_help_str(1000) == row.help
+            assert commands[row.name].name == row.name
     assert all("..." not in get_help(*words).partition("\n")[2] for words in [(), ("container",)])
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], []], ids=str)
+def test_the_help_imports_no_command_and_no_library_but_click(words: list[str]) -> None:
+    code = (
+        "import sys; from vjob.shelf.commands.cli import cli\n"
+        f"try: cli.main({words!r}, prog_name='vjob')\n"
+        "except SystemExit: pass\n"
+        "print(*sys.modules, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    found = set(done.stderr.split())
+    ours = {name for name in found if name.startswith(("vjob.jobs.", "vjob.shelf."))}
+    assert ours == {
+        "vjob.jobs.errors",
+        "vjob.shelf.commands",
+        "vjob.shelf.commands.cli",
+        "vjob.shelf.commands.terminal",
+    }
+    foreign = {name.partition(".")[0] for name in found} - set(sys.stdlib_module_names)
+    assert not foreign & {"textual", "pandas", "jinja2", "yaml", "submitit", "numpy", "torch"}
+
+
+TOY = """
+import click
+
+@click.command()
+def toy():
+    \"\"\"Play with a toy. Nothing else.\"\"\"
+    click.echo("wheee")
+
+toy.API = 1
+"""
+
+
+def test_a_command_of_a_plugin_is_listed_completed_and_run(tmp_path: Path) -> None:
+    """Its own line of help is shown once it has been used; before, it is not imported for it."""
+    folder = install_toy(tmp_path / "toys", "vjob.commands", "toy = toy_command:toy", TOY)
+    settle(folder)
+    env = {**build_environment(tmp_path, folder), "COMP_CWORD": "1"}
+    env["COMP_WORDS"] = "vjob to"
+
+    def vjob(*words: str, **variables: str) -> str:
+        return subprocess.run(
+            [sys.executable, ROOT / "vjob/__main__.py", *words],
+            env={**env, **variables}, capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+
+    assert "From plug-ins:\n  toy         A plug-in of toy-dist 1.0.\n" in vjob("--help")
+    assert vjob("toy") == "wheee\n"
+    assert "From plug-ins:\n  toy         Play with a toy.\n" in vjob("--help")
+    assert vjob(_VJOB_COMPLETE="bash_complete").split() == ["plain,toy"]
+    (folder / "toy_command.py").write_text("toy = 3\n")
+    assert "Play with a toy." in vjob("--help")
+    done = subprocess.run(
+        [sys.executable, ROOT / "vjob/__main__.py", "toy"],
+        env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.startswith("vjob: plug-in toy of toy-dist 1.0 is left out: toy_command:toy")
+    assert "No such command 'toy'" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["container", "data"])

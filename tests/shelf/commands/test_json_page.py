@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from tests import ROOT
 from tests.command import PROGRAMS, read_out, wait_for
+from tests.documents import get_commands
 from tests.jobs.planning.test_plan_command import CONF, PRICES, put_profile
 from tests.jobs.planning.test_recalibrate import make_run
 from tests.jobs.schedulers.slurm.test_commands import ESTIMATES
@@ -130,7 +131,7 @@ def test_every_command_that_prints_facts_takes_json_and_is_on_the_page() -> None
         command: click.Command = cli
         for word in words:
             assert isinstance(command, click.Group)
-            command = command.commands[word]
+            command = get_commands(command)[word]
         name = " ".join(words)
         assert any(option.name == "as_json" for option in command.params), name
         assert any(f"{name} " in f"{title.replace(',', ' ')} " for title in PAGE), name

@@ -1,0 +1,134 @@
+"""Commands for before the first run: a conf, its schema, a check of the machine, completion."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from vjob.jobs.errors import InputError
+from vjob.shelf.commands.arguments import json_option
+from vjob.shelf.commands.terminal import say
+
+
+@click.command()
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, path_type=Path),
+    help="Translate shell scripts: a file or a folder.",
+)
+@click.option("--minimal", is_flag=True, help="Only the keys that are needed.")
+@click.option(
+    "--for",
+    "kind",
+    type=click.Choice(["script", "gpt", "ddp", "deepspeed", "megatron"]),
+    help="A short conf for this kind of program.",
+)
+def init(source: Path | None, minimal: bool, kind: str | None) -> None:
+    """Print a commented conf.yaml, a short one, or the translation of shell scripts.
+
+    A short one names the files that must be there; its queue and GPUs are those that sinfo shows.
+
+    --from takes a _00_conf.sh, job scripts with #SBATCH lines, and scripts with lines of
+    run_varuna, torch.distributed.launch, torchrun, deepspeed or Megatron-LM, or their folder. What
+    is left out stands above the conf and on standard error, with the reason.
+
+    \b
+    vjob init > conf.yaml
+    vjob init --minimal > conf.yaml
+    vjob init --for ddp > conf.yaml
+    vjob init --from _00_conf.sh > conf.yaml
+    vjob init --from examples/pretrain_gpt2_distributed.sh > conf.yaml
+    vjob init --from Megatron-LM-2/ > conf.yaml
+    """
+    if (source is not None) + minimal + (kind is not None) > 1:
+        raise InputError("give one of --from, --minimal and --for")
+    if minimal or kind:
+        from vjob.jobs.conf.starters import render_starter
+        from vjob.jobs.schedulers.slurm.scheduler import find_starting_nodes
+
+        groups, note = find_starting_nodes()
+        click.echo(render_starter(kind or "minimal", groups, note), nl=False)
+        return
+    if source is None:
+        from vjob.jobs.conf.document import render_init
+
+        click.echo(render_init(), nl=False)
+        return
+    from vjob.shelf.importers.translate import translate_source
+
+    text, notes = translate_source(source, os.environ)
+    click.echo(text, nl=False)
+    for note in notes:
+        say(f"note: {note}", err=True)
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of conf.yaml, for completion and checks in an editor.
+
+    \b
+    vjob schema > conf.schema.json
+
+    With the YAML extension of VS Code, and other editors that run yaml-language-server, a conf
+    whose first line is `# yaml-language-server: $schema=conf.schema.json` is checked as you type.
+    """
+    from vjob.jobs.conf.json_schema import build_schema
+
+    click.echo(json.dumps(build_schema(), indent=1))
+
+
+@click.command()
+@click.argument("conf", required=False, type=click.Path(path_type=Path, exists=True))
+@click.option("--gpu", is_flag=True, help="Check GPUs alone, by a job on a node of CONF, or here.")
+@json_option
+def doctor(conf: Path | None, gpu: bool, as_json: bool) -> None:
+    """Check this machine and its Slurm setup, and say what to fix.
+
+    \b
+    vjob doctor                      where you submit
+    srun -N2 vjob doctor             on two nodes, where the containers are
+    vjob doctor --gpu conf.yaml      two ranks on GPUs of one node
+
+    With --gpu: driver, torch, NCCL, a message, a training step, readings.
+    """
+    from vjob.shelf.doctor import doctor as doctors
+
+    if conf is not None and not gpu:
+        raise InputError(f"{conf}: a conf goes with --gpu; `vjob try` tries its program")
+    if gpu:
+        from vjob.shelf.doctor.gpu_check import check_gpus
+
+        findings = check_gpus(conf, lambda text: None if as_json else say(text, err=True))
+    else:
+        findings = doctors.examine()
+    if as_json:
+        click.echo(json.dumps([finding.as_json() for finding in findings], indent=1))
+    else:
+        say(doctors.render(findings))
+    sys.exit(1 if any(finding.status == "fail" for finding in findings) else 0)
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    \b
+    eval "$(vjob completion bash)"        # or put that line in ~/.bashrc
+    vjob completion fish > ~/.config/fish/completions/vjob.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from vjob.shelf.commands.completing import register_shells
+
+    register_shells()
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise InputError(f"no completion for {shell}")
+    root = click.get_current_context().find_root().command
+    click.echo(kind(root, {}, "vjob", "_VJOB_COMPLETE").source())
