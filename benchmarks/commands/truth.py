@@ -34,7 +34,7 @@ from tests.cluster.lab import Lab
 from tests.command import Vjob
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm.commands import (
     build_sacct_command,
     build_squeue_command,
@@ -144,7 +144,7 @@ class Case:
 class Seen:
     """What Slurm and each command say of one run at one time."""
 
-    slurm: tuple[JobInfo, ...]
+    slurm: tuple[SchedulerJob, ...]
     status: Mapping[str, Any]
     code: int
     row: Mapping[str, Any]
@@ -160,8 +160,8 @@ class Seen:
 class More:
     """What else Slurm and vjob have to say of one run, in the same state."""
 
-    squeue: tuple[JobInfo, ...]
-    sacct: tuple[JobInfo, ...]
+    squeue: tuple[SchedulerJob, ...]
+    sacct: tuple[SchedulerJob, ...]
     api: Mapping[str, Any]
     """Of the Python interface."""
     report: str
@@ -561,7 +561,7 @@ def look_further(lab: Lab, case: Case) -> More:
     )
 
 
-def ask_slurm(lab: Lab, jobs: Sequence[str]) -> list[JobInfo]:
+def ask_slurm(lab: Lab, jobs: Sequence[str]) -> list[SchedulerJob]:
     """As the controller says; what it has forgotten, as accounting does."""
     found = []
     for job in jobs:
@@ -586,7 +586,9 @@ def find_problems(cell: Cell, seen: Seen) -> list[str]:
     if not any(word.value in wanted.split() for word in words):
         problems.append(f"Slurm says {sorted(x.value for x in words)}, not {facts.states}")
     if seen.status["state"] not in list_states(cell, seen.slurm):
-        problems.append(f"state {seen.status['state']}, Slurm {[x.word for x in seen.slurm]}")
+        problems.append(
+            f"state {seen.status['state']}, Slurm {[x.native_word for x in seen.slurm]}"
+        )
     if health not in (facts.goes_on if goes_on else facts.healths).split():
         problems.append(f"verdict {health}: {reason}")
     if facts.says and not goes_on and not re.search(facts.says, reason):
@@ -604,8 +606,8 @@ def find_problems(cell: Cell, seen: Seen) -> list[str]:
     if seen.listed["state"] != seen.status["state"]:
         problems.append(f"list says {seen.listed['state']}, status {seen.status['state']}")
     pends = [info for info in seen.slurm if info.state is JobState.PENDING]
-    if facts.waits and not any(info.reason in reason for info in pends):
-        problems.append(f"Slurm's reason {[x.reason for x in pends]}, shown: {reason}")
+    if facts.waits and not any(info.reason_text in reason for info in pends):
+        problems.append(f"Slurm's reason {[x.reason_text for x in pends]}, shown: {reason}")
     return problems
 
 
@@ -615,7 +617,7 @@ def find_more_problems(cell: Cell, seen: Seen, more: More) -> list[str]:
     problems = []
     for name, infos in (("squeue", more.squeue), ("sacct", more.sacct)):
         if infos and state not in list_states(cell, infos):
-            problems.append(f"state {state}, {name} {[x.word for x in infos]}")
+            problems.append(f"state {state}, {name} {[x.native_word for x in infos]}")
     if not more.squeue and not more.sacct:
         problems.append("neither squeue nor sacct knows the job")
     is_over = all(info.state in OVER for info in seen.slurm)
@@ -637,7 +639,7 @@ def find_more_problems(cell: Cell, seen: Seen, more: More) -> list[str]:
     return problems
 
 
-def list_states(cell: Cell, infos: Sequence[JobInfo]) -> set[str]:
+def list_states(cell: Cell, infos: Sequence[SchedulerJob]) -> set[str]:
     """Words that are right for a run of these jobs: one that is over has that of its first job that
     did not end well, one that goes on has that of a job that does."""
     if all(info.state in OVER for info in infos):

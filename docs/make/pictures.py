@@ -51,7 +51,7 @@ from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.jobs.reporting.report import MORE_EVENTS, format_now, read_job
 from vjob.jobs.runs.find import RunView
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.shelf.web import status as web_status
 from vjob.shelf.web.feed import Feed, Made
 from vjob.shelf.web.report import GROWS, ReportSource, open_report
@@ -231,7 +231,7 @@ class GoingSource(ReportSource):
         run = RunFolder(self._folder)
         record = read_record(run)
         assert record is not None
-        info = JobInfo(id="4711", state=JobState.RUNNING, word="RUNNING")
+        info = SchedulerJob(id="4711", state=JobState.RUNNING, native_word="RUNNING")
         return self._read(GROWS, False, RunView(run=run, record=record, infos=(info,)))
 
 

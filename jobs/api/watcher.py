@@ -14,6 +14,7 @@ from submitit.core.core import InfoWatcher
 
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs.find import RunView, is_over, view_runs
+from vjob.jobs.schedulers.node_names import fold_names
 
 DELAY_S = 30
 SOONEST_S = 2.0
@@ -108,7 +109,7 @@ def _describe(job: str, view: RunView) -> dict[str, str]:
     return {
         "JobID": job,
         "State": view.state,
-        "NodeList": ",".join(info.nodes for info in view.infos if info.nodes),
-        "Reason": ", ".join(sorted({info.reason for info in view.infos} - {""})),
+        "NodeList": ",".join(fold_names(info.nodes) for info in view.infos if info.nodes),
+        "Reason": ", ".join(sorted({info.reason_text for info in view.infos} - {""})),
         "Message": view.record.message,
     }

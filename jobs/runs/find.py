@@ -38,7 +38,7 @@ from vjob.jobs.runs.owner import explain_closed, find_owner, is_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import FLOOR_S
-from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm.reasons import explain_launch
 
 log = logging.getLogger(__name__)
@@ -72,9 +72,9 @@ class RunView:
 
     run: RunFolder
     record: RunRecord
-    infos: tuple[JobInfo, ...]
+    infos: tuple[SchedulerJob, ...]
     """One a component; empty where the scheduler has forgotten."""
-    joined: tuple[JobInfo, ...] = ()
+    joined: tuple[SchedulerJob, ...] = ()
     """Components of the jobs that brought more nodes to it."""
     problem: str = ""
     """Why the scheduler did not answer."""
@@ -179,7 +179,7 @@ class RemovedRun:
     """A run whose folder is gone and whose jobs go on."""
 
     run: str
-    infos: tuple[JobInfo, ...]
+    infos: tuple[SchedulerJob, ...]
 
     @property
     def jobs(self) -> list[str]:
@@ -195,7 +195,7 @@ def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
     there are any."""
     if not runs:
         return []
-    found: dict[str, list[JobInfo]] = {}
+    found: dict[str, list[SchedulerJob]] = {}
     with contextlib.suppress(VjobError):  # there is no Slurm, or it does not answer
         found = schedulers.get_scheduler("slurm").find_orphans()
     going = {
@@ -257,7 +257,7 @@ def view_runs(
             jobs = asked.setdefault(_find_asked(run, record), {})
             jobs.update({job.id: since for job in record.jobs})
             jobs.update({job: after for job in joined[str(run.path)]})
-    found: dict[Asked, dict[str, list[JobInfo]]] = {}
+    found: dict[Asked, dict[str, list[SchedulerJob]]] = {}
     problems: dict[str, str] = {}
     for who, jobs in asked.items():
         name, user, path = who
@@ -270,8 +270,8 @@ def view_runs(
                 log.warning("%s", error)
     views = []
     for run, record in known:
-        infos: list[JobInfo] = []
-        more: list[JobInfo] = []
+        infos: list[SchedulerJob] = []
+        more: list[SchedulerJob] = []
         looked = None
         if record.state == records.SUBMITTED and record.scheduler not in problems:
             looked = found.get(_find_asked(run, record))
@@ -400,7 +400,7 @@ def find_jobs(run: RunFolder, record: RunRecord, after: float = 0.0) -> tuple[Jo
     return tuple(JobRecord(id=job, group=group) for job, group in groups.items())
 
 
-def record_end(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> RunRecord:
+def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) -> RunRecord:
     """Once every job is over, record how the run ended and who was the culprit."""
     if any(info.state not in OVER for info in infos):
         _end_rest(run, record, infos)
@@ -415,11 +415,13 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> R
     attempts = run.attempts()
     has_cause = outcome is not None and bool(attempts) and has_own_cause(attempts[-1], outcome)
     worst = find_ended(infos, has_cause=has_cause)
-    fallback = explain_launch(worst) or worst.reason or f"the scheduler says {worst.word}"
+    fallback = (
+        explain_launch(worst) or worst.reason_text or f"the scheduler says {worst.native_word}"
+    )
     return _end(run, record, worst.state.value, fallback, outcome)
 
 
-def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[JobInfo]) -> None:
+def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) -> None:
     """A split run whose first job is over needs no other job to start any more."""
     if not is_ours(run):
         return
@@ -464,7 +466,7 @@ def _name_canceller(record: RunRecord, verdict: str, message: str) -> str:
         message = CANCELS[0]
     if verdict != JobState.CANCELLED.value or message not in CANCELS:
         return message
-    names = {schedulers.get_scheduler(record.scheduler).find_canceller(x.id) for x in record.jobs}
+    names = {schedulers.get_scheduler(record.scheduler).ask_canceller(x.id) for x in record.jobs}
     known = " and ".join(sorted(names - {""}))
     return message.replace("cancelled", f"cancelled by {known}", 1) if known else message
 

@@ -14,7 +14,7 @@ from varuna_core.records.plan import Plan, find_remedy, read_attempt_plan, read_
 from varuna_core.records.record import BY_VJOB_CANCEL, is_cancel_asked
 from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm.reasons import explain_launch
 
 FROM_OUTSIDE = frozenset(OVER - {JobState.COMPLETED, JobState.FAILED})
@@ -24,7 +24,7 @@ LAST_LINES = 400
 """Of a log, looked through for a known message."""
 
 
-def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
+def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Outcome | None:
     """The last attempt's outcome, judged here if its own batch script could not."""
     attempts = run.attempts()
     if not attempts:
@@ -46,7 +46,7 @@ def judge_run(run: RunFolder, infos: Sequence[JobInfo]) -> Outcome | None:
         time.time(),
     )
     if outcome.code == 0:
-        words = ", ".join(sorted({info.word for info in infos}))
+        words = ", ".join(sorted({info.native_word for info in infos}))
         return replace(outcome, code=1, reason=f"the scheduler ended the job: {words}")
     killed = [why for why in map(explain_launch, infos) if why]
     if killed and not exits:  # then no node was lost: nobody ever told the ranks to begin
@@ -98,7 +98,7 @@ def has_own_cause(attempt: AttemptFolder, outcome: Outcome) -> bool:
     return outcome.code == 0 or is_lost or stop.get("kind") in ("rank", "not-ready")
 
 
-def find_ended(infos: Sequence[JobInfo], *, has_cause: bool) -> JobInfo:
+def find_ended(infos: Sequence[SchedulerJob], *, has_cause: bool) -> SchedulerJob:
     """The job, of those of a run that is over, whose word is the run's.
 
     The first that did not end well; but a split run whose jobs left because one of them was ended

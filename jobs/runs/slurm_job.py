@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.runs.find import find_run
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
-from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
+from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm import commands as slurm
 
 JOB = re.compile(r"(\d{1,10})(?:_(\d{1,10})|\+(\d{1,4}))?")
@@ -36,7 +35,7 @@ _PATTERN = re.compile(r"%(\d{0,2})([%AabjJNnstux])")
 class JobPart:
     """One job, one component of a het job, or one element of an array."""
 
-    info: JobInfo
+    info: SchedulerJob
     raw_id: str
     """Its own number, which elements and components have beside their common one."""
     name: str = ""
@@ -160,9 +159,9 @@ def parse_parts(text: str) -> list[JobPart]:
             user=users[0][0] if is_sure else "",
             uid=int(users[0][1]) if is_sure else None,
             queue=facts.get("Partition", ""),
-            submitted=parse_date(facts.get("SubmitTime", "")),
+            submitted=slurm.parse_date(facts.get("SubmitTime", "")),
             started=_find_start(infos[0], facts),
-            ended=parse_date(facts.get("EndTime", "")) if infos[0].state in OVER else None,
+            ended=slurm.parse_date(facts.get("EndTime", "")) if infos[0].state in OVER else None,
             limit_s=slurm.parse_time(facts.get("TimeLimit", "")),
             work_dir=facts.get("WorkDir", ""),
             num_nodes=_parse_count(facts.get("NumNodes", "")),
@@ -173,9 +172,9 @@ def parse_parts(text: str) -> list[JobPart]:
     return found
 
 
-def _drop_future(info: JobInfo) -> JobInfo:
+def _drop_future(info: SchedulerJob) -> SchedulerJob:
     """A running job's reason is of its waiting."""
-    return replace(info, reason="") if info.state is JobState.RUNNING else info
+    return replace(info, reason_code="", reason_text="") if info.state is JobState.RUNNING else info
 
 
 def _find_raw_id(line: str) -> str:
@@ -183,24 +182,16 @@ def _find_raw_id(line: str) -> str:
     return match[1] if match else ""
 
 
-def _find_start(info: JobInfo, facts: dict[str, str]) -> float | None:
+def _find_start(info: SchedulerJob, facts: dict[str, str]) -> float | None:
     """None before it started: then the time is an expectation."""
     if info.state in (JobState.PENDING, JobState.CONFIGURING, JobState.REQUEUED):
         return None
-    return parse_date(facts.get("StartTime", ""))
+    return slurm.parse_date(facts.get("StartTime", ""))
 
 
 def _parse_count(text: str) -> int | None:
     match = re.match(r"\d+", text)
     return int(match[0]) if match else None
-
-
-def parse_date(text: str) -> float | None:
-    """Slurm's local time, `2026-11-23T13:18:48`; None for Unknown, N/A and None."""
-    try:
-        return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
-    except (ValueError, OverflowError):
-        return None
 
 
 def expand_pattern(path: str, part: JobPart) -> str:
@@ -215,7 +206,7 @@ def expand_pattern(path: str, part: JobPart) -> str:
         path = path.replace("\\", "")
         return path if path.startswith("/") else os.path.join(part.work_dir, path)
     job, _, index = part.info.id.partition("_")
-    nodes = slurm.expand_nodes(part.info.nodes)
+    nodes = part.info.nodes
     task = int(index) if index.isdigit() else None
     known = {
         "%": "%",
@@ -256,15 +247,13 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
         cells = line.split("|")
         if len(cells) < 16 or "." in cells[0] or not cells[0][:1].isdigit():
             continue
-        state = slurm.parse_state(cells[2])
         found.append(
             JobPart(
-                info=JobInfo(
-                    id=cells[0],
-                    state=state,
-                    word=cells[2],
-                    nodes="" if cells[3] == "None assigned" else cells[3],
-                    reason="" if cells[4] == "None" else cells[4],
+                info=slurm.build_job(
+                    cells[0],
+                    cells[2],
+                    nodes=cells[3],
+                    reason=cells[4],
                     exit_code=cells[5],
                     start=cells[10],
                 ),
@@ -272,9 +261,9 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
                 user=cells[6],
                 uid=int(cells[7]) if cells[7].isdigit() else None,
                 queue=cells[8],
-                submitted=parse_date(cells[9]),
-                started=parse_date(cells[10]),
-                ended=parse_date(cells[11]),
+                submitted=slurm.parse_date(cells[9]),
+                started=slurm.parse_date(cells[10]),
+                ended=slurm.parse_date(cells[11]),
                 limit_s=slurm.parse_time(cells[12]),
                 num_nodes=_parse_count(cells[13]),
                 work_dir=cells[14],

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import UncertainError, VjobError
-from vjob.jobs.schedulers.job import NOTHING, After, IdleNode, JobInfo
+from vjob.jobs.schedulers.job import NOTHING, After, IdleNode, SchedulerJob
 
 FLOOR_S = 25.0
 """Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a
@@ -69,7 +70,7 @@ class Scheduler(ABC):
         user: int | None = None,
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
-    ) -> dict[str, list[JobInfo]]:
+    ) -> dict[str, list[SchedulerJob]]:
         """The state of each job, one item a component; empty for a job that it has forgotten.
 
         The jobs are those of `user`, else ours. The answer may be `floor_s` old; of a job in
@@ -89,16 +90,16 @@ class Scheduler(ABC):
         """Idle nodes of these queues; none where the scheduler has no queues."""
         return []
 
-    def find_left_s(self, job: str) -> float | None:
-        """Seconds until the job's time limit; None where that is not known."""
-        return None
+    def ask_time_left(self, job: str) -> Known[float]:
+        """Seconds until the job's time limit."""
+        return NotKnown(f"{self.name} does not tell it")
 
-    def find_canceller(self, job: str) -> str:
+    def ask_canceller(self, job: str) -> str:
         """Name of the user who cancelled a job; empty where that is not known."""
         return ""
 
     @abstractmethod
-    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
         """This user's live jobs that carry a run id in their comment, by run id, as of `after`.
 
         Raises UncertainError where the scheduler does not answer.

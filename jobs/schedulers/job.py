@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.plan import GroupPlan
 
 
@@ -30,6 +32,14 @@ class JobState(Enum):
     UNKNOWN = "UNKNOWN"
 
 
+def parse_name(word: str) -> JobState:
+    """The state of this name; UNKNOWN for any other word."""
+    try:
+        return JobState(word)
+    except ValueError:
+        return JobState.UNKNOWN
+
+
 OVER = frozenset(
     {
         JobState.PREEMPTED,
@@ -46,26 +56,48 @@ OVER = frozenset(
 """States that a job does not leave by itself."""
 
 
+NOT_ASKED = NotKnown("the scheduler was not asked for it")
+END_CAUSES: Mapping[JobState, EndCause] = {
+    JobState.PREEMPTED: EndCause.PREEMPTED,
+    JobState.COMPLETED: EndCause.COMPLETED,
+    JobState.CANCELLED: EndCause.CANCELLED,
+    JobState.TIMEOUT: EndCause.TIME_LIMIT,
+    JobState.NODE_FAIL: EndCause.NODE_FAIL,
+    JobState.OUT_OF_MEMORY: EndCause.OOM_JOB,
+    JobState.BOOT_FAIL: EndCause.BOOT_FAIL,
+    JobState.DEADLINE: EndCause.DEADLINE,
+}
+"""The cause that a last state stands for. FAILED says only that some program exited badly."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class JobInfo:
-    """One job, or one component of a het job."""
+class SchedulerJob:
+    """One job, or one component of a het job, as its scheduler reports it."""
 
     id: str
     """As the user types it: 12, 12+1 for a component, 12_3 for an element of an array."""
     state: JobState
-    word: str
-    """The scheduler's own word."""
-    nodes: str = ""
-    """Node list in Slurm's spelling."""
-    reason: str = ""
-    """Why it pends, or how it ended."""
+    native_word: str
+    """The scheduler's own word for the state."""
+    nodes: tuple[str, ...] = ()
+    reason_code: str = ""
+    """The scheduler's code for the reason why it pends or ended, where it has such codes."""
+    reason_text: str = ""
+    """That reason as the scheduler writes it."""
     comment: str = ""
+    """The text that was given to the job when it was submitted."""
     restarts: int = 0
-    exit_code: str = ""
-    start: str = ""
-    """Start, or expected start, as the scheduler writes it."""
-    left_s: float | None = None
-    """Until its time limit, when it was asked; None where that is not known."""
+    code: int | None = None
+    """Exit code of the batch script."""
+    signal: int | None = None
+    """The signal that ended the batch script; 0 where the scheduler says that none did."""
+    start: float | None = None
+    """Start, or expected start, in seconds since the epoch."""
+    left: Known[float] = NOT_ASKED
+    """Seconds until the time limit, at the time `asked`."""
+    end_cause: EndCause | None = None
+    """Why it ended, as far as the scheduler tells; None while it is not over, or where a program
+    of the job failed by itself."""
     asked: float | None = field(default=None, compare=False)
     """The time for which all this is good; None where the scheduler is this machine."""
 
@@ -77,6 +109,11 @@ class JobInfo:
     def component(self) -> int:
         number = self.id.partition("+")[2]
         return int(number) if number.isdigit() else 0
+
+    @property
+    def exit_text(self) -> str:
+        """Exit code and signal, `1:0`; empty where the scheduler has not said."""
+        return "" if self.code is None else f"{self.code}:{self.signal or 0}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -397,7 +397,7 @@ def check_start(run: RunFolder) -> str:
         if record is not None and record.scheduler == "slurm":
             time.sleep(wait_s)
         view = view_run(run, after=time.time())
-        reasons = [info.reason for info in view.infos if info.state is JobState.PENDING]
+        reasons = [info.reason_text for info in view.infos if info.state is JobState.PENDING]
         trouble = explain_reason(view.infos)
         if trouble or "" not in reasons:
             return trouble

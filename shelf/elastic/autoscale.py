@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from varuna_core.facts.known import Value
 from varuna_core.records import record as records
 from varuna_core.records.files import lock_file, read_lines
 from varuna_core.records.layout import locate_ranks
@@ -49,7 +50,7 @@ from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import SELDOM_S, Scheduler
 from vjob.jobs.schedulers.job import JobState, list_fitting
-from vjob.jobs.schedulers.slurm.commands import expand_nodes
+from vjob.jobs.schedulers.node_names import expand_nodes
 from vjob.shelf.elastic.growth import (
     Pause,
     Standing,
@@ -200,7 +201,7 @@ class Autoscaler:
             return None
         going = membership.read_leaving(self._run)
         here = sorted(set(map(get_seat, state.nodes)) - going)
-        left_s = scheduler.find_left_s(view.record.jobs[0].id)
+        left = scheduler.ask_time_left(view.record.jobs[0].id)
         return Standing(
             plan=add_joins(self._plan, read_joins(self._run.morph)),
             facts=self._facts,
@@ -208,7 +209,7 @@ class Autoscaler:
             steps_left=steps_left,
             step_s=pace.step_s,
             pause=self._find_pause(),
-            left_s=math.inf if left_s is None else left_s,
+            left_s=left.value if isinstance(left, Value) else math.inf,
         )
 
     def _find_pause(self) -> Pause:

@@ -20,7 +20,7 @@ from varuna_core.records.record import ENDED, INTENT, REFUSED, SUBMITTED, RunRec
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.shelf import prune as pruning
 from vjob.shelf.commands.cli import cli
 
@@ -31,13 +31,16 @@ class FakeScheduler:
     """Knows one job that lives, and the runs whose jobs are in the queue."""
 
     def __init__(self) -> None:
-        self.orphans: dict[str, list[JobInfo]] = {}
+        self.orphans: dict[str, list[SchedulerJob]] = {}
         self.answers = True
 
-    def poll(self, jobs: list[str], **options: object) -> dict[str, list[JobInfo]]:
-        return {job: [JobInfo(id=job, state=JobState.RUNNING, word="RUNNING")] for job in jobs}
+    def poll(self, jobs: list[str], **options: object) -> dict[str, list[SchedulerJob]]:
+        return {
+            job: [SchedulerJob(id=job, state=JobState.RUNNING, native_word="RUNNING")]
+            for job in jobs
+        }
 
-    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
         if not self.answers:
             raise UncertainError("squeue timed out")
         return self.orphans
@@ -125,7 +128,9 @@ def test_what_lives_or_is_not_known_stays(runs: Runs) -> None:
     runs.add("lost", verdict="UNKNOWN")
     runs.add("again")
     runs.add("refused", state=REFUSED, verdict="")
-    runs.scheduler.orphans["again"] = [JobInfo(id="7", state=JobState.PENDING, word="PENDING")]
+    runs.scheduler.orphans["again"] = [
+        SchedulerJob(id="7", state=JobState.PENDING, native_word="PENDING")
+    ]
     kept = runs.kept("--days", "0")
     assert kept["refused"] == ""
     assert "has not ended" in kept["alive"] and "has not ended" in kept["submitting"]

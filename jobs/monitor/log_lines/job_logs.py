@@ -39,8 +39,8 @@ def explain_no_logs(job: SlurmJob) -> str:
     """Why there is nothing to print."""
     if all(part.started is None for part in job.parts):
         part = job.parts[0]
-        why = f" ({part.info.reason})" if part.info.reason else ""
-        return f"job {job.word} is {part.info.word}{why} and has printed nothing yet"
+        why = f" ({part.info.reason_text})" if part.info.reason_text else ""
+        return f"job {job.word} is {part.info.native_word}{why} and has printed nothing yet"
     if job.notes:
         return f"{job.notes[0]}; look in {job.parts[0].work_dir or 'the folder of its sbatch'}"
     return f"Slurm names no file of job {job.word}'s output: an interactive job, or /dev/null"
@@ -81,7 +81,7 @@ def follow_job(job: SlurmJob, say: Say, wanted: LineFilter) -> int:
             except UncertainError as error:
                 say(f"-- {error}")
             looked = time.monotonic()
-            now = ", ".join(dict.fromkeys(part.info.word for part in job.parts))
+            now = ", ".join(dict.fromkeys(part.info.native_word for part in job.parts))
             if now != state:
                 state = now
                 say(f"-- job {job.word} is {state}")

@@ -421,7 +421,9 @@ def follow_run(
         if time.monotonic() - looked > LOOK_S:
             view = view_run(run)
             looked = time.monotonic()
-            reasons = {info.reason for info in view.infos if info.state is JobState.PENDING} - {""}
+            reasons = {
+                info.reason_text for info in view.infos if info.state is JobState.PENDING
+            } - {""}
             why = f" ({', '.join(sorted(reasons))})" if reasons else ""
             if view.state + why != state:
                 state = view.state + why

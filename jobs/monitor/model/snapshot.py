@@ -24,7 +24,7 @@ FORMAT = 2
 class JobRow:
     """One job, or component of a het job, as the scheduler reports it.
 
-    The form of `schedulers.job.JobInfo` in the JSON output: the state by its name.
+    The form of `schedulers.job.SchedulerJob` in the JSON output: the state by its name.
     """
 
     id: str

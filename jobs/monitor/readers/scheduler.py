@@ -17,7 +17,8 @@ from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
+from vjob.jobs.schedulers.node_names import fold_names
 from vjob.jobs.schedulers.slurm.reasons import is_permanent
 
 FIRST_S = 15.0
@@ -119,18 +120,23 @@ class SchedulerDesk:
             self._good, self._answered = view, self._now() - age_s
 
 
-def make_row(info: JobInfo) -> JobRow:
+def make_row(info: SchedulerJob) -> JobRow:
     """A job as the snapshot has it."""
     waits = info.state is JobState.PENDING and not is_permanent(info)
     return JobRow(
         id=info.id,
         state=info.state.value,
-        word=info.word,
-        nodes=info.nodes,
+        word=info.native_word,
+        nodes=fold_names(info.nodes),
         # Slurm keeps why a job waited while it runs.
-        reason="" if info.state is JobState.RUNNING else info.reason,
+        reason="" if info.state is JobState.RUNNING else info.reason_text,
         # Slurm expects a start of what can never start, too.
-        start=info.start if waits and info.start[:1].isdigit() else "",
+        start=_format_date(info.start) if waits and info.start is not None else "",
         restarts=info.restarts,
-        exit_code=info.exit_code,
+        exit_code=info.exit_text,
     )
+
+
+def _format_date(at: float) -> str:
+    """Local time, `2026-11-23T13:18:48`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))

@@ -178,7 +178,7 @@ class SlurmJobReader:
     def _name_node(self, part: str) -> str:
         """The host where one part has one, else the part."""
         if len(self._job.files) == 1:
-            hosts = slurm.expand_nodes(self._job.parts[0].info.nodes)
+            hosts = self._job.parts[0].info.nodes
             return hosts[0] if hosts else part
         return part
 

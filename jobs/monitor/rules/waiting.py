@@ -18,7 +18,7 @@ from vjob.jobs.monitor.rules.base import (
     is_over,
     rows_in,
 )
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import SchedulerJob, parse_name
 from vjob.jobs.schedulers.slurm.reasons import explain_reason, find_reason
 
 ORPHAN_S = 600.0
@@ -193,15 +193,14 @@ def _facts(snapshot: Snapshot) -> tuple[str, ...]:
     return (f"submitted {format_duration(snapshot.now - snapshot.submitted)} ago",)
 
 
-def build_info(row: JobRow) -> JobInfo:
+def build_info(row: JobRow) -> SchedulerJob:
     """The row as jobs/schedulers/slurm/reasons.py wants it."""
-    return JobInfo(
+    code, _, number = row.exit_code.partition(":")
+    return SchedulerJob(
         id=row.id,
-        state=JobState(row.state) if row.state in JobState.__members__ else JobState.UNKNOWN,
-        word=row.word or row.state,
-        nodes=row.nodes,
-        reason=row.reason,
-        restarts=row.restarts,
-        exit_code=row.exit_code,
-        start=row.start,
+        state=parse_name(row.state),
+        native_word=row.word or row.state,
+        reason_text=row.reason,
+        code=int(code) if code.isdigit() else None,
+        signal=int(number) if number.isdigit() else None,
     )

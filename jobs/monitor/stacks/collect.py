@@ -32,7 +32,7 @@ from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.stacks.group import RankStack, Stacks, group_stacks, parse_rank
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.runs.owner import expect_ours
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.local.scheduler import state_file
 from vjob.jobs.schedulers.slurm import commands as slurm
 
@@ -177,11 +177,11 @@ def _build_beside(
 
 
 def build_for_jobs(
-    infos: Sequence[JobInfo], command: Sequence[str], hosts: Set[str]
+    infos: Sequence[SchedulerJob], command: Sequence[str], hosts: Set[str]
 ) -> Iterator[list[str]]:
     """A step in each job, on those of its nodes that take part; each knows itself by its name."""
     for info in infos:
-        names = [name for name in slurm.expand_nodes(info.nodes) if name in hosts]
+        names = [name for name in info.nodes if name in hosts]
         component = info.component if "+" in info.id else None
         if names:
             part = [(component, len(names))]

@@ -45,12 +45,12 @@ def collect_job_stacks(
     """Stacks of the job's Python processes; one that says which rank it is has that number."""
     running = [part for part in job.parts if part.is_running]
     if not running:
-        states = ", ".join(dict.fromkeys(part.info.word for part in job.parts))
+        states = ", ".join(dict.fromkeys(part.info.native_word for part in job.parts))
         raise InputError(f"job {job.word} does not run now: {states}; only what runs has stacks")
     if not all(part.is_ours for part in running):
         owner = running[0].user or "another user"
         raise InputError(f"job {job.word} belongs to user {owner}: only they may look into it")
-    hosts = [name for part in running for name in slurm.expand_nodes(part.info.nodes)]
+    hosts = [name for part in running for name in part.info.nodes]
     with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
         bundle = Path(folder) / "agent.pyz"
         write_bundle(bundle, compiled=False)
@@ -81,7 +81,7 @@ def collect_job_stacks(
 def _build_command(part: JobPart, command: list[str]) -> list[str]:
     """The step of one part; each of its tasks gets all of our standard input."""
     is_component = "+" in part.info.id
-    number = len(slurm.expand_nodes(part.info.nodes))
+    number = len(part.info.nodes)
     component = part.info.component if is_component else None
     leader = part.info.leader if is_component else part.raw_id
     words = slurm.build_beside_command(leader, [(component, number)], "", command)

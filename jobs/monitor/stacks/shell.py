@@ -22,8 +22,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, expect_here, find_running, list_hosts
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.owner import expect_ours
-from vjob.jobs.schedulers.job import JobInfo
-from vjob.jobs.schedulers.slurm import commands as slurm
+from vjob.jobs.schedulers.job import SchedulerJob
 
 
 def open_shell(view: RunView, node: str | None, words: Sequence[str]) -> int:
@@ -76,10 +75,10 @@ def build_step(
     return [*words, *(["--pty"] if sys.stdin.isatty() else []), *command]
 
 
-def _find_job(view: RunView, host: str) -> JobInfo | None:
+def _find_job(view: RunView, host: str) -> SchedulerJob | None:
     """The job, or the part of one, that has the node."""
     infos = (*view.infos, *view.joined)
-    return next((info for info in infos if host in slurm.expand_nodes(info.nodes)), None)
+    return next((info for info in infos if host in info.nodes), None)
 
 
 def build_over_ssh(view: RunView, host: str, command: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
+from varuna_core.facts.cause import EndCause
 from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import Machine, read_machine_list
 from varuna_core.launch.process import local_environment
@@ -28,8 +29,8 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, Scheduler, Submission
-from vjob.jobs.schedulers.job import OVER, JobInfo, JobState
-from vjob.jobs.schedulers.slurm.commands import parse_state
+from vjob.jobs.schedulers.job import END_CAUSES, OVER, JobState, SchedulerJob, parse_name
+from vjob.jobs.schedulers.node_names import expand_nodes
 
 
 def resolve_machine_list(conf: JobConf, *, is_preview: bool) -> JobConf:
@@ -132,7 +133,7 @@ class LocalScheduler(Scheduler):
         user: int | None = None,
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
-    ) -> dict[str, list[JobInfo]]:
+    ) -> dict[str, list[SchedulerJob]]:
         """By their files, which cost nothing: always as of now."""
         states = {job: self._read_state(job) for job in jobs}
         return {job: [judge_state(state)] if state else [] for job, state in states.items()}
@@ -152,7 +153,7 @@ class LocalScheduler(Scheduler):
             raise VjobError(f"job {job} does not run any more")
         os.kill(int(state["pid"]), SIGTERM)
 
-    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
         return {}  # the supervisor's state file lies in the run folder itself
 
     def _read_state(self, job: str) -> dict[str, Any] | None:
@@ -187,22 +188,26 @@ def _read_file(path: Path) -> dict[str, Any]:
     return {k: v for k, v in found.items() if k not in NUMBERS or as_number(v) is not None}
 
 
-def judge_state(state: dict[str, Any]) -> JobInfo:
+def judge_state(state: dict[str, Any]) -> SchedulerJob:
     """The job by its state file; one whose supervisor has died has failed."""
     word, reason = str(state.get("state", "")), str(state.get("reason", ""))
     is_here = state.get("machine") == identify_machine()
+    cause = None
     if word in ("PENDING", "RUNNING") and is_here and not is_alive(state):
         word, reason = "NODE_FAIL", "the supervisor of this job was killed"
+        cause = EndCause.SUPERVISOR_DIED
     if word == "PENDING" and not state.get("pid") and time.time() - state.get("time", 0) > START_S:
-        word, reason = "FAILED", NOT_STARTED
-    return JobInfo(
+        word, reason, cause = "FAILED", NOT_STARTED, EndCause.SUPERVISOR_NOT_STARTED
+    code = str(state.get("exit_code", "")).partition(":")[0]
+    return SchedulerJob(
         id=str(state.get("job", "")),
-        state=parse_state(word),
-        word=word,
-        nodes=str(state.get("nodes", "")),
-        reason=reason,
+        state=parse_name(word),
+        native_word=word,
+        nodes=tuple(expand_nodes(str(state.get("nodes", "")))),
+        reason_text=reason,
         restarts=int(state.get("restarts", 0)),
-        exit_code=str(state.get("exit_code", "")),
+        code=int(code) if code.isdigit() else None,
+        end_cause=cause or END_CAUSES.get(parse_name(word)),
     )
 
 

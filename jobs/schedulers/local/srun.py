@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from vjob.jobs import process
-from vjob.jobs.schedulers.slurm.commands import expand_nodes
+from vjob.jobs.schedulers.node_names import expand_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,28 @@ Text formats (`-O "Name:|"`, `-P`) are stable from Slurm 20.11 to 26.05; the JSO
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.known import Evidence, Known, NotKnown, Value
 from vjob.jobs.errors import UncertainError
-from vjob.jobs.schedulers.job import NOTHING, After, JobInfo, JobState
+from vjob.jobs.schedulers.job import (
+    END_CAUSES,
+    NOTHING,
+    OVER,
+    After,
+    JobState,
+    SchedulerJob,
+    parse_name,
+)
+from vjob.jobs.schedulers.node_names import expand_nodes
 
+NO_OUTPUT = 53
+"""The signal that slurmd puts in place of an output file that it could not make."""
 COMMENT_PREFIX = "vjob:"
 
 
@@ -31,16 +45,84 @@ ALIASES = {
 }
 
 
+NOT_IN_ACCOUNTING = NotKnown("accounting does not tell it")
+NO_NODES = ("", "(null)", "None", "None assigned")
+_NO_OUTPUT = re.compile(r"RaisedSignal:53\b")
+"""How slurmd spells that it could not make the output file: its error 4021 & 127."""
+_NO_LAUNCH = re.compile(r"JobLaunchFailure|launch.failed")
+
+
+def build_job(
+    job: str,
+    word: str,
+    *,
+    nodes: str,
+    reason: str,
+    start: str,
+    exit_code: str = "",
+    comment: str = "",
+    restarts: int = 0,
+    left: Known[float] = NOT_IN_ACCOUNTING,
+) -> SchedulerJob:
+    """A job from the texts of one row."""
+    text, state = parse_reason(reason), parse_state(word)
+    code = re.match(r"\w*", text)
+    numbers = re.fullmatch(r"(\d+):(\d+)", exit_code)
+    status, number = (int(numbers[1]), int(numbers[2])) if numbers else (None, None)
+    return SchedulerJob(
+        id=job,
+        state=state,
+        native_word=word,
+        nodes=() if nodes in NO_NODES else tuple(expand_nodes(nodes)),
+        reason_code=code[0] if code else "",
+        reason_text=text,
+        comment=comment,
+        restarts=restarts,
+        code=status,
+        signal=number,
+        start=parse_date(start),
+        left=left,
+        end_cause=_judge_end(state, word, text, number),
+    )
+
+
+def _judge_end(state: JobState, word: str, reason: str, number: int | None) -> EndCause | None:
+    """The cause of an end, by Slurm's words alone."""
+    if state not in OVER:
+        return None
+    if state is JobState.FAILED and number:  # Slurm calls that a launch failure too
+        return EndCause.NO_OUTPUT if number == NO_OUTPUT else EndCause.BATCH_KILLED
+    if _NO_OUTPUT.match(reason):
+        return EndCause.NO_OUTPUT
+    if _NO_LAUNCH.match(reason):
+        return EndCause.LAUNCH_FAILED
+    return EndCause.REVOKED if word.startswith("REVOKED") else END_CAUSES.get(state)
+
+
+def parse_date(text: str) -> float | None:
+    """Slurm's local time, `2026-11-23T13:18:48`; None for Unknown, N/A and None."""
+    try:
+        return time.mktime(time.strptime(text.strip(), "%Y-%m-%dT%H:%M:%S"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def parse_left(text: str, source: str) -> Known[float]:
+    """Slurm's time as a value; what is no time is not known, with Slurm's own word."""
+    seconds = parse_time(text)
+    if seconds is not None:
+        return Value(seconds, (Evidence(source, text=text.strip()),))
+    word = text.strip()
+    if word == "UNLIMITED":
+        return NotKnown("the job has no time limit", (Evidence(source, text=word),))
+    return NotKnown(f"{source} says {word or 'nothing'}", (Evidence(source, text=word),))
+
+
 def parse_state(word: str) -> JobState:
     """`CANCELLED by 0`, `CANCELLED+` and `RUNNING` alike."""
     match = re.match(r"[A-Z_]+", word.strip())
     key = match.group(0) if match else ""
-    if key in ALIASES:
-        return ALIASES[key]
-    try:
-        return JobState(key)
-    except ValueError:
-        return JobState.UNKNOWN
+    return ALIASES.get(key) or parse_name(key)
 
 
 def build_sbatch_command(
@@ -100,7 +182,7 @@ def build_squeue_command(user: int) -> list[str]:
     return [*command, f"--user={user}", "-O", layout]
 
 
-def parse_squeue_output(text: str) -> list[JobInfo]:
+def parse_squeue_output(text: str) -> list[SchedulerJob]:
     """One row a component. Fields end with `|`, so that none of them can be cut short."""
     found = []
     for line in text.splitlines():
@@ -112,16 +194,15 @@ def parse_squeue_output(text: str) -> list[JobInfo]:
         comment = "|".join(words).rstrip("|").strip()
         is_het = het.isdigit() and het != "0" and offset.isdigit()
         found.append(
-            JobInfo(
-                id=f"{het}+{offset}" if is_het else job,
-                state=parse_state(word),
-                word=word,
-                nodes="" if nodes in ("(null)", "None") else nodes,
-                reason=parse_reason(reason),
+            build_job(
+                f"{het}+{offset}" if is_het else job,
+                word,
+                nodes=nodes,
+                reason=reason,
                 comment="" if comment == "(null)" else comment,
                 restarts=int(restarts) if restarts.isdigit() else 0,
-                start="" if start == "N/A" else start,
-                left_s=parse_time(left),
+                start=start,
+                left=parse_left(left, "squeue"),
             )
         )
     return found
@@ -211,7 +292,7 @@ def build_show_job_command(job: str) -> list[str]:
     return ["scontrol", "--local", "-o", "show", "job", job]
 
 
-def parse_show_job_output(text: str) -> list[JobInfo]:
+def parse_show_job_output(text: str) -> list[SchedulerJob]:
     """`Key=Value` words, one line a component."""
     found = []
     for line in text.splitlines():
@@ -222,21 +303,20 @@ def parse_show_job_output(text: str) -> list[JobInfo]:
         job, index = facts["JobId"], facts.get("ArrayTaskId", "")
         if index.isdigit():  # of one that pends as part of the whole it is a range
             job = f"{facts.get('ArrayJobId', job)}_{index}"
-        nodes = facts.get("NodeList", "")
-        word = facts.get("JobState", "")
-        limit_s, run_s = (parse_time(facts.get(name, "")) for name in ("TimeLimit", "RunTime"))
+        limit, run_s = parse_left(facts.get("TimeLimit", ""), "scontrol"), facts.get("RunTime", "")
+        if isinstance(limit, Value):
+            limit = replace(limit, value=max(0.0, limit.value - (parse_time(run_s) or 0.0)))
         found.append(
-            JobInfo(
-                id=f"{het}+{offset}" if het.isdigit() and offset else job,
-                state=parse_state(word),
-                word=word,
-                nodes="" if nodes == "(null)" else nodes,
-                reason=parse_reason(facts.get("Reason", "").replace("_", " ")),
+            build_job(
+                f"{het}+{offset}" if het.isdigit() and offset else job,
+                facts.get("JobState", ""),
+                nodes=facts.get("NodeList", ""),
+                reason=facts.get("Reason", "").replace("_", " "),
                 comment=facts.get("Comment", ""),
                 restarts=int(facts.get("Restarts", "0") or 0),
                 exit_code=facts.get("ExitCode", ""),
                 start=facts.get("StartTime", ""),
-                left_s=None if limit_s is None else max(0.0, limit_s - (run_s or 0.0)),
+                left=limit,
             )
         )
     return found
@@ -248,7 +328,7 @@ def build_sacct_command(jobs: Sequence[str]) -> list[str]:
     return ["sacct", "-n", "-P", "-X", "-o", fields, "-j", ",".join(jobs)]
 
 
-def parse_sacct_output(text: str) -> list[JobInfo]:
+def parse_sacct_output(text: str) -> list[SchedulerJob]:
     """`26+0|COMPLETED|a[1-2]|None|0:0|...`."""
     found = []
     for line in text.splitlines():
@@ -256,12 +336,11 @@ def parse_sacct_output(text: str) -> list[JobInfo]:
         if len(cells) < 7 or "." in cells[0]:
             continue
         found.append(
-            JobInfo(
-                id=cells[0],
-                state=parse_state(cells[1]),
-                word=cells[1],
-                nodes="" if cells[2] == "None assigned" else cells[2],
-                reason=parse_reason(cells[3]),
+            build_job(
+                cells[0],
+                cells[1],
+                nodes=cells[2],
+                reason=cells[3],
                 exit_code=cells[4],
                 start=cells[5],
                 comment="|".join(cells[6:]),
@@ -339,27 +418,3 @@ def build_beside_command(
         words += [] if component is None else [f"--het-group={component}"]
         words += [*shared, f"--nodes={nodes}", f"--ntasks={nodes}", *command]
     return words
-
-
-def expand_nodes(text: str) -> list[str]:
-    """`rack[1-2]n[01-03],gpu-a[1,3-4]-int` in Slurm's own order."""
-    names: list[str] = []
-    for item in re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text):
-        partial = [""]
-        for part in re.findall(r"\[[^\[\]]*\]|[^\[\]]+", item):
-            choices = _expand_range(part[1:-1]) if part.startswith("[") else [part]
-            partial = [head + choice for head in partial for choice in choices]
-        names += partial
-    return names
-
-
-def _expand_range(text: str) -> list[str]:
-    numbers = []
-    for item in text.split(","):
-        first, dash, last = item.partition("-")
-        if not dash:
-            numbers.append(first)
-            continue
-        width = len(first)
-        numbers += [str(n).zfill(width) for n in range(int(first), int(last) + 1)]
-    return numbers

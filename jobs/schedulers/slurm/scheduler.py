@@ -16,6 +16,7 @@ from pathlib import Path
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.catalogue.tables import BUILT_IN
+from varuna_core.facts.known import Known, NotKnown, Value
 from varuna_core.facts.remedy import Context
 from varuna_core.records.machine import KEPT, clean_environment
 from varuna_core.records.runfolder import RunFolder
@@ -24,7 +25,7 @@ from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.errors import UncertainError, VjobError
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, SELDOM_S, Scheduler, Submission
-from vjob.jobs.schedulers.job import OVER, IdleNode, JobInfo, JobState
+from vjob.jobs.schedulers.job import OVER, IdleNode, JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm import commands as slurm
 from vjob.jobs.schedulers.slurm.commands import COMMENT_PREFIX
 from vjob.jobs.schedulers.slurm.nodes import (
@@ -91,13 +92,13 @@ class SlurmScheduler(Scheduler):
         user: int | None = None,
         floor_s: float = FLOOR_S,
         after: Mapping[str, float] = NO_CHANGES,
-    ) -> dict[str, list[JobInfo]]:
+    ) -> dict[str, list[SchedulerJob]]:
         """One squeue for all jobs of the user, which all his commands share (broker.py).
 
         A job that has changed since the last one is asked about alone, by scontrol: files told of
         it. For those that squeue lacks: scontrol for the first, and one sacct.
         """
-        found: dict[str, list[JobInfo]] = {job: [] for job in jobs}
+        found: dict[str, list[SchedulerJob]] = {job: [] for job in jobs}
         if not found:
             return found
         queue = slurm.build_squeue_command(os.getuid() if user is None else user)
@@ -133,16 +134,19 @@ class SlurmScheduler(Scheduler):
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
         return parse_idle_nodes(_ask(build_sinfo_idle_command(queues)))
 
-    def find_left_s(self, job: str) -> float | None:
+    def ask_time_left(self, job: str) -> Known[float]:
         infos = self.poll([job], floor_s=SELDOM_S)[job]
         now = time.time()
-        left_s = [x.left_s - (now - (x.asked or now)) for x in infos if x.left_s is not None]
-        return min(left_s, default=None)
+        left = [_shift(info.left, now - (info.asked or now)) for info in infos]
+        known = [one for one in left if isinstance(one, Value)]
+        if known:
+            return min(known, key=lambda one: one.value)
+        return left[0] if left else NotKnown(f"Slurm does not show job {job}")
 
     def cancel(self, job: str) -> None:
         _tell(slurm.build_scancel_command(job))
 
-    def find_canceller(self, job: str) -> str:
+    def ask_canceller(self, job: str) -> str:
         """From accounting, which may know it a little later than the controller."""
         command = slurm.build_sacct_command([job])
         try:
@@ -152,8 +156,8 @@ class SlurmScheduler(Scheduler):
         number = slurm.parse_canceller(answer.text)
         return "" if number is None else name_user(number)
 
-    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
-        found: dict[str, list[JobInfo]] = {}
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
+        found: dict[str, list[SchedulerJob]] = {}
         queue = slurm.build_squeue_command(os.getuid())
         for info in _ask_queue(queue, FLOOR_S, after):
             if info.comment.startswith(COMMENT_PREFIX):
@@ -230,13 +234,13 @@ def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float])
     return [job] if is_known or floor_s >= SELDOM_S or now - since < JUST_S else []
 
 
-def _ask_job(job: str, floor_s: float, after: float) -> list[JobInfo]:
+def _ask_job(job: str, floor_s: float, after: float) -> list[SchedulerJob]:
     """One job, by scontrol; none where the controller does not know it."""
     answer = broker.ask(slurm.build_show_job_command(job), floor_s=floor_s, after=after)
     return _date(slurm.parse_show_job_output(answer.text), answer)
 
 
-def _ask_queue(queue: Sequence[str], floor_s: float, after: float) -> list[JobInfo]:
+def _ask_queue(queue: Sequence[str], floor_s: float, after: float) -> list[SchedulerJob]:
     """All jobs of a user, by squeue."""
     known = broker.peek(queue)
     if known is not None and known.text.count("\n") > MANY_JOBS:
@@ -260,21 +264,28 @@ def _confirm(queue: Sequence[str], known: broker.Answer) -> None:
             return
         jobs = list(dict.fromkeys(info.leader for info in live.values()))
         answer = broker.ask(slurm.build_states_command(jobs), floor_s=JUST_S)
-        if slurm.parse_states(answer.text) == {info.id: info.word for info in live.values()}:
+        if slurm.parse_states(answer.text) == {info.id: info.native_word for info in live.values()}:
             broker.confirm(queue, answer.known)
 
 
-def _date(infos: Sequence[JobInfo], answer: broker.Answer) -> list[JobInfo]:
+def _date(infos: Sequence[SchedulerJob], answer: broker.Answer) -> list[SchedulerJob]:
     """Note when they were true."""
     since_s = answer.known - answer.asked
     return [
         replace(
             info,
             asked=answer.known,
-            left_s=None if info.left_s is None else max(0.0, info.left_s - since_s),
+            left=_shift(info.left, since_s),
         )
         for info in infos
     ]
+
+
+def _shift(left: Known[float], since_s: float) -> Known[float]:
+    """Time left, so many seconds later."""
+    if isinstance(left, NotKnown):
+        return left
+    return replace(left, value=max(0.0, left.value - since_s))
 
 
 def _ask(command: Sequence[str]) -> str:
@@ -305,7 +316,7 @@ def _tell(command: Sequence[str]) -> None:
         raise VjobError(f"{' '.join(command)}: {(result.err or result.out).strip()}")
 
 
-def _fill(found: dict[str, list[JobInfo]], infos: Sequence[JobInfo]) -> None:
+def _fill(found: dict[str, list[SchedulerJob]], infos: Sequence[SchedulerJob]) -> None:
     """Fill in jobs of which nothing is known yet."""
     empty = {job for job in found if not found[job]}
     for info in infos:

@@ -25,7 +25,7 @@ from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs import find as runs
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Scheduler, Submission
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 ROOMY = MORPH.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8")
 
@@ -49,9 +49,9 @@ class Cluster(Scheduler):
         self.states[job] = JobState.PENDING
         return ["echo", job]
 
-    def poll(self, jobs: Sequence[str], **options: Any) -> dict[str, list[JobInfo]]:
+    def poll(self, jobs: Sequence[str], **options: Any) -> dict[str, list[SchedulerJob]]:
         return {
-            job: [JobInfo(id=job, state=self.states[job], word=self.states[job].value)]
+            job: [SchedulerJob(id=job, state=self.states[job], native_word=self.states[job].value)]
             for job in jobs
         }
 
@@ -59,7 +59,7 @@ class Cluster(Scheduler):
         self.cancelled.append(job)
         self.states[job] = JobState.CANCELLED
 
-    def find_orphans(self, after: float = 0.0) -> dict[str, list[JobInfo]]:
+    def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
         return {}
 
 
@@ -74,7 +74,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
 def test_nothing_is_submitted_where_the_scheduler_does_not_answer(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def poll(jobs: Sequence[str], **options: Any) -> dict[str, list[JobInfo]]:
+    def poll(jobs: Sequence[str], **options: Any) -> dict[str, list[SchedulerJob]]:
         raise UncertainError("Unable to contact slurm controller")
 
     run = make_run(tmp_path)

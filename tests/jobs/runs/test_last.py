@@ -14,7 +14,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs import find
 from vjob.jobs.schedulers import run_index
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm.commands import parse_canceller
 from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
@@ -73,9 +73,9 @@ def test_accounting_names_who_cancelled_a_job() -> None:
 def test_a_run_that_another_cancelled_says_who_did(
     make_run: Make, monkeypatch: pytest.MonkeyPatch, name: str, said: str
 ) -> None:
-    monkeypatch.setattr(SlurmScheduler, "find_canceller", lambda self, job: name)
+    monkeypatch.setattr(SlurmScheduler, "ask_canceller", lambda self, job: name)
     run = make_run("going", SUBMITTED)
-    over = JobInfo(id="77", state=JobState.CANCELLED, word="CANCELLED")
+    over = SchedulerJob(id="77", state=JobState.CANCELLED, native_word="CANCELLED")
     (run.path / "attempt-0").mkdir()
     ended = find.record_end(run, RECORD, [over])
     assert (ended.verdict, ended.message) == ("CANCELLED", said)

@@ -16,7 +16,7 @@ from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs import find as runs
 from vjob.jobs.runs.outcome import explain_end, find_ended, judge_run
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 TOLD = "n0 was told to end by SIGTERM"
 
@@ -94,10 +94,10 @@ def test_a_cancel_after_a_failure_leaves_the_failure_its_reason(tmp_path: Path, 
 
 def test_a_split_run_has_the_word_of_the_job_that_was_ended_from_outside() -> None:
     failed, cancelled = (
-        JobInfo(id=job, state=state, word=state.value)
+        SchedulerJob(id=job, state=state, native_word=state.value)
         for job, state in (("1", JobState.FAILED), ("2", JobState.CANCELLED))
     )
-    done = JobInfo(id="3", state=JobState.COMPLETED, word="COMPLETED")
+    done = SchedulerJob(id="3", state=JobState.COMPLETED, native_word="COMPLETED")
     assert find_ended([failed, cancelled], has_cause=False) is cancelled
     assert find_ended([failed, cancelled], has_cause=True) is failed
     assert find_ended([done, failed], has_cause=False) is failed
@@ -113,13 +113,13 @@ def test_a_failure_before_the_time_limit_stays_the_reason(tmp_path: Path) -> Non
 def test_ranks_that_nobody_told_to_begin_were_not_lost(tmp_path: Path) -> None:
     run = make_run(tmp_path, started=False)
     run.attempt(0).make()
-    facts = {"state": JobState.FAILED, "word": "FAILED", "reason": "JobLaunchFailure"}
-    outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
+    facts = {"state": JobState.FAILED, "native_word": "FAILED", "reason_text": "JobLaunchFailure"}
+    outcome = judge_run(run, [SchedulerJob(id="7", code=0, signal=10, **facts)])  # type: ignore[arg-type]
     assert outcome is not None and outcome.code != 0 and outcome.culprit_rank is None
     assert outcome.reason == "the batch script was ended by SIGUSR1"
     ended = rank_exit(0, "n0", 9, stopped=False, started=0.0, ended=1.0, error="")
     NodeExits(run.attempt(0), 0, 1).write(ended)
-    outcome = judge_run(run, [JobInfo(id="7", exit_code="0:10", **facts)])  # type: ignore[arg-type]
+    outcome = judge_run(run, [SchedulerJob(id="7", code=0, signal=10, **facts)])  # type: ignore[arg-type]
     assert outcome is not None and outcome.reason == "rank 0 on n0 exited 9"
 
 

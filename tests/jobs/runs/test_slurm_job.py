@@ -24,7 +24,7 @@ from vjob.jobs.runs.slurm_job import (
     parse_sacct_parts,
 )
 from vjob.jobs.schedulers.broker import Answer
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 SHOWN = (
     "JobId=31 ArrayJobId=29 ArrayTaskId=2 JobName=my steps UserId=ann(1000) GroupId=ann(1000) "
@@ -37,7 +37,7 @@ SHOWN = (
     "StdIn=/dev/null StdOut=/home/ann/my work/slurm-29_2.out Power="
 )
 PART = JobPart(
-    info=JobInfo(id="29_2", state=JobState.RUNNING, word="RUNNING", nodes="b[1-2]"),
+    info=SchedulerJob(id="29_2", state=JobState.RUNNING, native_word="RUNNING", nodes=("b1", "b2")),
     raw_id="31", name="steps", user="ann", uid=1000, work_dir="/home/ann", started=1.0,
 )  # fmt: skip
 
@@ -78,7 +78,7 @@ def test_patterns_of_a_file_name_are_put_in(pattern: str, path: str) -> None:
 
 
 def test_a_file_whose_node_is_not_known_yet_is_not_guessed() -> None:
-    waiting = replace(PART, info=replace(PART.info, nodes=""))
+    waiting = replace(PART, info=replace(PART.info, nodes=()))
     assert expand_pattern("/x/%N.out", waiting) == ""
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import wait_for
+from varuna_core.facts.known import Value
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
@@ -26,6 +27,12 @@ from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
 ROW = "{job}|N/A|N/A|{word}|a1|None|0|N/A|vjob:x|10:00|"
 COMMAND = ["squeue", "--user=1"]
+
+
+def ask_left(job: str) -> float:
+    left = SlurmScheduler().ask_time_left(job)
+    assert isinstance(left, Value)
+    return left.value
 
 
 class Tools:
@@ -278,7 +285,7 @@ def test_all_runs_of_a_user_are_known_by_one_squeue(tools: Tools) -> None:
     for job in ("1", "2", "3"):
         assert len(SlurmScheduler().poll([job])[job]) == 1
     SlurmScheduler().find_orphans()
-    assert SlurmScheduler().find_left_s("1") == pytest.approx(600, abs=20)
+    assert ask_left("1") == pytest.approx(600, abs=20)
     assert [line.split()[0] for line in tools.calls()] == ["squeue"]
     assert f"--user={os.getuid()}" in tools.calls()[0]
 
@@ -398,7 +405,7 @@ def test_who_looks_after_one_job_alone_asks_about_that_alone(tools: Tools) -> No
     for _ in range(3):
         found = SlurmScheduler().poll(["1"], floor_s=SELDOM_S)
         assert find_states(found) == {"1": ["RUNNING"]}
-        assert SlurmScheduler().find_left_s("1") == pytest.approx(590, abs=30)
+        assert ask_left("1") == pytest.approx(590, abs=30)
     assert [line.split()[0] for line in tools.calls()] == ["scontrol"]
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.jobs.confs import MORPH, make_conf, make_plan
 from tests.jobs.elastic.test_membership import Cluster, left, make_run, show
 from tests.varuna_core.programs.trainings import GPT
+from varuna_core.facts.known import Known, NotKnown, Value
 from varuna_core.records.files import lock_file, read_json, write_json
 from varuna_core.records.morphing import read_joins
 from varuna_core.records.plan import read_plan, write_plan
@@ -25,7 +26,7 @@ from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.process import ENTRY
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.job import IdleNode, JobInfo, JobState
+from vjob.jobs.schedulers.job import IdleNode, JobState, SchedulerJob
 from vjob.jobs.submit.scripts import render_batch
 from vjob.shelf.elastic import autoscale
 from vjob.shelf.elastic.autoscale import Autoscaler
@@ -45,7 +46,7 @@ class Idle(Cluster):
         self.left_s: float | None = None
         self.silent = False
 
-    def poll(self, jobs: Sequence[str], **options: Any) -> dict[str, list[JobInfo]]:
+    def poll(self, jobs: Sequence[str], **options: Any) -> dict[str, list[SchedulerJob]]:
         if self.silent:
             raise UncertainError("squeue failed: Unable to contact slurm controller")
         return super().poll(jobs, **options)
@@ -65,8 +66,8 @@ class Idle(Cluster):
             for n in range(self.idle)
         ]
 
-    def find_left_s(self, job: str) -> float | None:
-        return self.left_s
+    def ask_time_left(self, job: str) -> Known[float]:
+        return NotKnown("no limit") if self.left_s is None else Value(self.left_s)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm.commands import parse_lost_nodes, parse_squeue_output
 
 ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1|"
@@ -61,7 +61,7 @@ def say(tools: StubPrograms, *rows: str) -> None:
     tools.add("squeue", "".join(f"print({row!r})\n" for row in rows))
 
 
-def view_of(run: RunFolder, *infos: JobInfo, problem: str = "") -> RunView:
+def view_of(run: RunFolder, *infos: SchedulerJob, problem: str = "") -> RunView:
     return RunView(run=run, record=make_record(run), infos=infos, problem=problem)
 
 
@@ -146,7 +146,7 @@ def test_a_question_that_hangs_is_not_waited_for_and_asked_once(
     monkeypatch.setattr(scheduling, "FIRST_S", 0.05)
     monkeypatch.setattr(scheduling, "LATER_S", 0.01)
     free, asked = threading.Event(), []
-    good = view_of(run, JobInfo(id="77", state=JobState.RUNNING, word="RUNNING"))
+    good = view_of(run, SchedulerJob(id="77", state=JobState.RUNNING, native_word="RUNNING"))
 
     def view(run: RunFolder) -> RunView:
         asked.append(run)
@@ -168,7 +168,7 @@ def test_a_question_that_hangs_is_not_waited_for_and_asked_once(
 
 
 def test_the_age_of_the_last_good_word_grows(run: RunFolder) -> None:
-    views = [view_of(run, JobInfo(id="77", state=JobState.RUNNING, word="RUNNING"))]
+    views = [view_of(run, SchedulerJob(id="77", state=JobState.RUNNING, native_word="RUNNING"))]
     views += [view_of(run, problem="down"), view_of(run, problem="down")]
     seconds = [0.0]
     desk = SchedulerDesk(run, "slurm", view=lambda _: views.pop(0), now=lambda: seconds[0])
@@ -192,7 +192,7 @@ def test_an_error_of_the_first_question_is_the_users(run: RunFolder) -> None:
 
 def test_silent_nodes_are_asked_about_now_and_then(run: RunFolder, tools: StubPrograms) -> None:
     tools.add("sinfo", "print('a1|down*|Not responding|\\na2|allocated|none|')")
-    view = view_of(run, JobInfo(id="77", state=JobState.RUNNING, word="RUNNING"))
+    view = view_of(run, SchedulerJob(id="77", state=JobState.RUNNING, native_word="RUNNING"))
     view = replace(view, record=replace(view.record, scheduler="slurm"))
     seconds = [0.0]
     desk = SchedulerDesk(run, "slurm", view=lambda _: view, now=lambda: seconds[0])

@@ -23,7 +23,8 @@ from vjob.jobs.monitor.stacks.group import (
     render_stacks,
     shorten_path,
 )
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
+from vjob.jobs.schedulers.node_names import expand_nodes
 from vjob.jobs.schedulers.slurm.commands import build_beside_command
 
 FRAMES = st.builds(
@@ -237,8 +238,10 @@ def test_the_step_beside_takes_nothing_and_reaches_all_components() -> None:
 
 
 def test_of_a_run_that_morphs_each_job_is_asked_on_the_nodes_that_take_part() -> None:
-    def make_info(job: str, nodes: str) -> JobInfo:
-        return JobInfo(id=job, state=JobState.RUNNING, word="RUNNING", nodes=nodes)
+    def make_info(job: str, nodes: str) -> SchedulerJob:
+        return SchedulerJob(
+            id=job, state=JobState.RUNNING, native_word="RUNNING", nodes=tuple(expand_nodes(nodes))
+        )
 
     jobs = [("12+0", "a1"), ("12+1", "b[1-3]"), ("15", "b[4-5]"), ("16", "")]
     infos = [make_info(job, nodes) for job, nodes in jobs]

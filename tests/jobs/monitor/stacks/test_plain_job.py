@@ -16,7 +16,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.group import render_stacks
 from vjob.jobs.monitor.stacks.plain_job import collect_job_stacks
 from vjob.jobs.runs.slurm_job import JobPart, SlurmJob
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 NUMBER = f"88{os.getpid()}"
 SRUN = f"""#!/bin/sh
@@ -25,7 +25,7 @@ export SLURM_STEP_ID=77 SLURM_JOB_ID={NUMBER} SLURMD_NODENAME=nodeX
 exec "$@"
 """
 PART = JobPart(
-    info=JobInfo(id=NUMBER, state=JobState.RUNNING, word="RUNNING", nodes="nodeX"),
+    info=SchedulerJob(id=NUMBER, state=JobState.RUNNING, native_word="RUNNING", nodes=("nodeX",)),
     raw_id=NUMBER, uid=os.geteuid(), started=1.0,
 )  # fmt: skip
 CODE = "import time\ndef train():\n    time.sleep(300)\ntrain()"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from varuna_core.facts.known import Value
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers.job import After, JobState
 from vjob.jobs.schedulers.slurm.commands import (
@@ -18,6 +19,7 @@ from vjob.jobs.schedulers.slurm.commands import (
     expand_nodes,
     has_only_state,
     parse_estimate,
+    parse_left,
     parse_sacct_output,
     parse_sbatch_output,
     parse_show_job_output,
@@ -71,7 +73,7 @@ def test_het_components_get_the_leaders_id() -> None:
     found = parse_squeue_output(SQUEUE_22_05_HET)
     assert [info.id for info in found] == ["26+0", "26+1"]
     assert {info.leader for info in found} == {"26"}
-    assert found[1].nodes == "a[1-2]"
+    assert found[1].nodes == ("a1", "a2")
     assert found[0].comment == "vjob:mix-20260102-030405"
 
 
@@ -82,7 +84,7 @@ def test_sacct_rows_of_a_het_job_end_under_their_leader() -> None:
 
 def test_scontrols_words_are_read() -> None:
     (info,) = parse_show_job_output(SHOW_JOB_22_05)
-    assert (info.id, info.state, info.exit_code, info.restarts) == ("31", JobState.FAILED, "9:0", 1)
+    assert (info.id, info.state, info.exit_text, info.restarts) == ("31", JobState.FAILED, "9:0", 1)
     assert info.comment == "vjob:x-20260102-030405"
 
 
@@ -154,9 +156,9 @@ def test_squeue_is_asked_for_a_users_jobs_alone() -> None:
 def test_the_time_left_stands_behind_any_comment() -> None:
     row = "12|N/A|N/A|RUNNING|a1|None|0|2026-01-02T03:04:05|{}|1-00:00:10|\n"
     (info,) = parse_squeue_output(row.format("odd|10:00"))
-    assert (info.comment, info.left_s) == ("odd|10:00", 86410.0)
+    assert (info.comment, info.left) == ("odd|10:00", parse_left("1-00:00:10", "squeue"))
     (info,) = parse_show_job_output(SHOW_JOB_22_05)
-    assert info.left_s == 298.0
+    assert isinstance(info.left, Value) and info.left.value == 298.0
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from varuna_core.facts.catalogue.known_line import Fate
 from varuna_core.facts.remedy import Context
-from vjob.jobs.schedulers.job import JobInfo, JobState
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm.commands import parse_show_job_output, parse_squeue_output
 from vjob.jobs.schedulers.slurm.reasons import (
     explain_launch,
@@ -90,8 +90,8 @@ def test_a_sentence_in_place_of_a_code_has_its_fate_in_the_spelling_of_each_tool
     listed = f"7|0|N/A|PENDING||{sentence}|0|N/A|(null)|5:00"
     for infos in (parse_show_job_output(shown), parse_squeue_output(listed)):
         (info,) = infos
-        row = find_reason(info.reason)
-        assert info.reason == sentence and row is not None and row.fate is fate
+        row = find_reason(info.reason_text)
+        assert info.reason_text == sentence and row is not None and row.fate is fate
         assert bool(explain_reason(infos)) == (fate is Fate.NEVER)
 
 
@@ -99,8 +99,8 @@ def test_a_reason_that_nobody_documents_is_no_trouble() -> None:
     assert find_reason("SolarFlare") is None and explain_reason(pending("SolarFlare")) == ""
 
 
-def pending(reason: str) -> list[JobInfo]:
-    return [JobInfo(id="7", state=JobState.PENDING, word="PENDING", reason=reason)]
+def pending(reason: str) -> list[SchedulerJob]:
+    return [SchedulerJob(id="7", state=JobState.PENDING, native_word="PENDING", reason_text=reason)]
 
 
 @pytest.mark.parametrize(
@@ -124,10 +124,13 @@ def test_a_reason_that_passes_is_no_trouble(reason: str) -> None:
     assert explain_reason(pending(reason)) == ""
 
 
-def ended(reason: str, exit_code: str = "0:0") -> JobInfo:
+def ended(reason: str, exit_code: str = "0:0") -> SchedulerJob:
     """As scontrol or sacct shows it."""
     state = JobState.FAILED
-    return JobInfo(id="7", state=state, word="FAILED", reason=reason, exit_code=exit_code)
+    code, number = map(int, exit_code.split(":"))
+    return SchedulerJob(
+        id="7", state=state, native_word="FAILED", reason_text=reason, code=code, signal=number
+    )
 
 
 @pytest.mark.parametrize(
@@ -138,7 +141,9 @@ def ended(reason: str, exit_code: str = "0:0") -> JobInfo:
         (ended("Priority", "0:53"), "RaisedSignal:53"),  # sacct: the reason is that of its pending
     ],
 )
-def test_a_job_that_no_node_could_start_asks_for_the_log_folder(info: JobInfo, word: str) -> None:
+def test_a_job_that_no_node_could_start_asks_for_the_log_folder(
+    info: SchedulerJob, word: str
+) -> None:
     said = explain_launch(info)
     assert said.startswith(word) and "check log_folder, which the nodes must see" in said
 
@@ -147,7 +152,7 @@ def test_a_job_that_no_node_could_start_asks_for_the_log_folder(info: JobInfo, w
     "info",
     [ended("NonZeroExitCode", "53:0"), ended("TimeLimit"), ended("None", "0:0")],
 )
-def test_a_job_whose_script_ran_has_no_such_remedy(info: JobInfo) -> None:
+def test_a_job_whose_script_ran_has_no_such_remedy(info: SchedulerJob) -> None:
     assert explain_launch(info) == ""
 
 
@@ -159,7 +164,9 @@ def test_a_job_whose_script_ran_has_no_such_remedy(info: JobInfo) -> None:
         (ended("JobLaunchFailure", "0:99"), "signal 99"),
     ],
 )
-def test_a_batch_script_that_was_killed_is_no_failure_to_start(info: JobInfo, killer: str) -> None:
+def test_a_batch_script_that_was_killed_is_no_failure_to_start(
+    info: SchedulerJob, killer: str
+) -> None:
     """Slurm 22.05 calls it one where a signal came before a trap for it."""
     assert explain_launch(info) == f"the batch script was ended by {killer}"
     cancelled = replace(info, state=JobState.CANCELLED)
