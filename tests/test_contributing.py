@@ -194,11 +194,12 @@ def test_a_finding_is_a_function_and_its_row(add: Add, vjob: Vjob, copy: Path) -
 
 @pytest.mark.row("a known line of a failure")
 def test_a_known_line_is_a_row(add: Add, vjob: Vjob, copy: Path) -> None:
-    row = '    _known("root", "toy", r"the toy broke", "give it a new toy"),\n'
-    known = "jobs/monitor/log_lines/known_lines.py"
-    add(known, '    _known(\n        "never",\n        "advice",\n', row)
+    row = '    cause("toy", r"the toy broke", "it was old", do("give it a new toy")),\n'
+    known = "varuna_core/facts/catalogue/rank_output.py"
+    add(known, '    cause(\n        "cuda out of memory",\n', row)
     code = (
+        "from varuna_core.facts.remedy import Context\n"
         "from vjob.jobs.monitor.log_lines.errors import classify_line, find_row\n"
-        "print(find_row(classify_line('oh: the toy broke')).remedy)"
+        "print(find_row(classify_line('oh: the toy broke')).explain(Context.CONF))"
     )
     assert "give it a new toy" in run(copy, "-c", code)

@@ -18,10 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from vjob.containers.catalogue import find_trouble
+from varuna_core.facts.catalogue.known_line import Scope
+from varuna_core.facts.remedy import Context
 from vjob.containers.reference import Reference
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.images.image import explain_damage, read_reference
+from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.process import Result, run_shown
 
 Say = Callable[[str], None]
@@ -73,8 +75,8 @@ def _fetch(reference: Reference, part: Path, arch: str | None, say: Say) -> None
 def explain_failure(what: str, result: Result, runtime: str) -> VjobError:
     """The last line of what a tool said and, where the catalogue knows it, what to do."""
     last = (result.out.splitlines() or ["without a word"])[-1].strip()
-    trouble = find_trouble(result.out, [runtime])
-    remedy = f"\n  {trouble.cause}: {trouble.remedy}" if trouble else ""
+    row = load_catalogue().match(Scope.CONTAINER, result.out, [runtime])
+    remedy = f"\n  {row.explain(Context.CONF)}" if row is not None else ""
     return VjobError(f"{what} ended with {result.code}: {last}{remedy}")
 
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.plan import escape_placeholders
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
@@ -283,12 +286,25 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
         yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
 
 
-def explain_missing_module(python: str, *, in_container: bool) -> tuple[str, str]:
-    """Pattern of a verdict, and what to do about it: the commonest end of a first run."""
+def describe_missing_module(python: str, *, in_container: bool) -> KnownLine:
+    """The row of the commonest end of a first run, as its verdict says it."""
     where = "the image's python3" if in_container else python
-    return (
+    return KnownLine(
+        "missing module",
         r"exited \d+: ModuleNotFoundError: ",
-        f"install it for {where}, or set program.python; a module of your own: env.PYTHONPATH",
+        Scope.CONTAINER,
+        cause=EndCause.RANK_EXCEPTION,
+        remedies=(
+            Remedy(Action.INSTALL, value=f"it for {where}"),
+            Remedy(Action.CHANGE, Target.PYTHON, instead=True),
+            Remedy(
+                Action.SET,
+                Target.ENVIRONMENT,
+                "PYTHONPATH",
+                "to the folder of a module of your own",
+                instead=True,
+            ),
+        ),
     )
 
 

@@ -7,10 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from varuna_core.facts.catalogue.tables import match_rows
+from varuna_core.facts.remedy import render_all
 from varuna_core.records.exits import NODE_LOST, Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
+from varuna_core.records.known_lines import get_context, read_known_lines
 from varuna_core.records.logs.tail import last_lines
-from varuna_core.records.plan import Plan, find_remedy, read_attempt_plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.record import BY_VJOB_CANCEL, is_cancel_asked
 from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -116,14 +119,17 @@ def add_remedy(run: RunFolder, attempt: AttemptFolder, outcome: Outcome) -> str:
     itself started the container, in the batch script's.
     """
     plan = read_plan(run.plan)
-    if plan is None or not plan.remedies or outcome.code == 0:
+    rows = () if plan is None else read_known_lines(run, plan)
+    if plan is None or not rows or outcome.code == 0:
         return outcome.reason
     logs = sorted(run.path.glob("scheduler*.out"))
     if outcome.culprit_node is not None:
         logs.insert(0, attempt.node_log(outcome.culprit_node, "err"))
     said = ("\n".join(last_lines(path, LAST_LINES)) for path in logs)
     for text in itertools.chain([outcome.reason], said):
-        remedy = find_remedy(plan.remedies, text)
-        if remedy:
-            return outcome.reason if remedy in outcome.reason else outcome.reason + remedy
+        row = match_rows(rows, text)
+        if row is not None:
+            remedy = render_all(row.remedies, get_context(plan))
+            is_told = not remedy or remedy in outcome.reason
+            return outcome.reason if is_told else f"{outcome.reason} -> {remedy}"
     return outcome.reason

@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.remedy import context_of, render_all
 from varuna_core.records.layout import build_stages, encode_stage_map, parse_counts
 from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing, TrackPlan
 from varuna_core.records.training import TrainingFacts
-from vjob.containers.catalogue import remedies_for
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.fates import (
@@ -33,6 +34,7 @@ from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, JobConf, Track
 from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
+from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.programs import start
 
 BEAT_S = 5.0
@@ -91,7 +93,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
     workdir = conf.workdir or here.base
     beat_s = max(BEAT_S, sum(group.count for group in groups) / NODES_PER_BEAT_S)
     containers = build_containers(conf, here, workdir)
-    python = conf.program.python or ("python3" if containers else here.python)
+    python = get_python(conf, containers, here.python)
     return Plan(
         run=here.run,
         name=conf.name,
@@ -115,9 +117,9 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
             **conf.env,
         },
         containers=containers,
-        remedies=(
-            start.explain_missing_module(python, in_container=bool(containers)),
-            *remedies_for([container.runtime for container in containers]),
+        remedies=tuple(
+            (row.pattern, render_all(row.remedies, context_of(here.scheduler)))
+            for row in list_known_lines(python, containers)
         ),
         modules=starter.list_modules(conf),
         must_exist=tuple(find_needed_paths(conf, workdir, containers)),
@@ -147,6 +149,18 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         and "profile.timeline" in here.written
         and conf.program.kind not in BUILT_IN,
     )
+
+
+def list_known_lines(python: str, containers: Sequence[ContainerPlan]) -> tuple[KnownLine, ...]:
+    """The rows that a node needs: those of the runtimes that may run there, and of Python's own."""
+    runtimes = [container.runtime for container in containers]
+    rows = load_catalogue().rows(Scope.CONTAINER, runtimes) if runtimes else ()
+    return (start.describe_missing_module(python, in_container=bool(containers)), *rows)
+
+
+def get_python(conf: JobConf, containers: Sequence[ContainerPlan], own: str) -> str:
+    """The interpreter of the ranks; `own` is that of this vjob."""
+    return conf.program.python or ("python3" if containers else own)
 
 
 def build_track(conf: JobConf, here: PlanContext, python: str) -> TrackPlan | None:

@@ -26,6 +26,7 @@ from varuna_core import __version__
 from varuna_core.agent.checks.gpus import count_gpus
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
+from varuna_core.records.known_lines import write_known_lines
 from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
 from varuna_core.records.record import (
@@ -51,7 +52,13 @@ from vjob.jobs.schedulers.base import Scheduler, Submission
 from vjob.jobs.schedulers.job import NOTHING, After, JobState
 from vjob.jobs.schedulers.local.scheduler import resolve_machine_list
 from vjob.jobs.schedulers.slurm.reasons import explain_reason
-from vjob.jobs.submit.build_plan import PlanContext, build_plan, reserve_spare_nodes
+from vjob.jobs.submit.build_plan import (
+    PlanContext,
+    build_plan,
+    get_python,
+    list_known_lines,
+    reserve_spare_nodes,
+)
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
 from vjob.jobs.submit.scripts import Scripts, render_scripts
 from vjob.jobs.submit.snapshot import Snapshot, find_python, relocate, take_snapshot
@@ -415,6 +422,9 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     written = ready.resolved.written
     write_atomic(run.resolved, render_resolved(ready.conf, redact=True, written=written))
     write_plan(run.plan, ready.plan)
+    containers = ready.plan.containers
+    python = get_python(ready.conf, containers, ready.here.python)
+    write_known_lines(run, list_known_lines(python, containers))
     for group, text in ready.scripts.batch.items():
         write_atomic(run.batch_script(group), text)
     write_atomic(run.node_script, ready.scripts.node)

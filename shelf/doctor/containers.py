@@ -17,11 +17,13 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from vjob.containers.catalogue import CATALOGUE, find_trouble
+from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.remedy import Context, render_all
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import Commands, ImageKind, Mount, Request, Runtime
 from vjob.jobs.conf.schema import Container
 from vjob.jobs.images.store import remove_tree
+from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.schedulers.diagnosis import Diagnosis, ask, read_text, try_out
 
 VERSIONS: Mapping[str, tuple[str, ...]] = {
@@ -97,16 +99,22 @@ def judge_start(name: str, version: str, problem: str, *, does: str) -> Diagnosi
     what = f"{name} {match.group().rstrip(',')}" if match else name
     if not problem:
         return Diagnosis(name=name, status="ok", text=f"{what} {does}")
-    trouble = find_trouble(problem, [name])
+    row = load_catalogue().match(Scope.CONTAINER, problem, [name])
     lines = [line.strip() for line in problem.splitlines() if line.strip()]
     return Diagnosis(
         name=name,
         status="warn",
         text=f"{what} is installed and does not work: {' | '.join(lines[-2:])}",
-        remedy=f"{trouble.cause}: {trouble.remedy}"
-        if trouble
+        remedy=row.explain(Context.CONF)
+        if row is not None
         else f"runs with container.runtime: {name} would fail like this, and auto passes it over",
     )
+
+
+def _get_row(name: str) -> KnownLine:
+    row = load_catalogue().find(Scope.CONTAINER, name)
+    assert row is not None, name
+    return row
 
 
 def judge_missing(found: Collection[str], missing: Collection[str]) -> Diagnosis:
@@ -123,9 +131,10 @@ def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Di
         return Diagnosis(name="pyxis", status="note", text="srun has no pyxis")
     match = re.search(r"runtime_path=(\S+)", plugstack)
     if match is None and run[0] == "tmpfs" and run[2] < LOW_RUN:
-        trouble = next(row for row in CATALOGUE if row.name == "small /run")
-        text = f"srun has pyxis; {trouble.cause}: {run[2] / GIB:.1f} GiB are free there"
-        return Diagnosis(name="pyxis", status="warn", text=text, remedy=trouble.remedy)
+        row = _get_row("small /run")
+        text = f"srun has pyxis; {row.meaning}: {run[2] / GIB:.1f} GiB are free there"
+        remedy = render_all(row.remedies, Context.CONF)
+        return Diagnosis(name="pyxis", status="warn", text=text, remedy=remedy)
     where = match[1] if match else "/run/pyxis"
     return Diagnosis(name="pyxis", status="ok", text=f"srun has pyxis, which unpacks in {where}")
 
@@ -203,12 +212,11 @@ def judge_subids(user: str, user_id: int, *texts: str | None) -> Diagnosis:
     sizes = [re.findall(ranges, text or "", re.MULTILINE) for text in texts]
     if all(found and max(int(size) for _, size in found) >= 65536 for found in sizes):
         return Diagnosis(name="subuid", status="ok", text=f"{user} has subordinate ids for podman")
-    trouble = next(row for row in CATALOGUE if row.name == "no subuid")
     return Diagnosis(
         name="subuid",
         status="note",
         text=f"{user} has no 65536 subordinate ids here: podman cannot hold images of many users",
-        remedy=trouble.remedy,
+        remedy=render_all(_get_row("no subuid").remedies, Context.CONF),
     )
 
 
@@ -242,7 +250,6 @@ def judge_gpus(
         "podman": "no CDI",
         "docker": "docker without GPUs",
     }
-    known = {row.name: row.remedy for row in CATALOGUE}
     return [
         Diagnosis(name=f"gpus in {name}", status="ok", text="what brings them in is installed")
         if rows[name][0]
@@ -250,7 +257,7 @@ def judge_gpus(
             name=f"gpus in {name}",
             status="warn",
             text=f"missing: {rows[name][1]}",
-            remedy=known[remedies[name]],
+            remedy=render_all(_get_row(remedies[name]).remedies, Context.CONF),
         )
         for name in rows
         if name in found

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.log_lines.errors import classify_line, find_row
@@ -155,4 +156,4 @@ def run_vjob(*words: str, timeout_s: float, width: int = 80) -> str:
 def classify_error(text: str) -> str:
     """Name of the known error that a line is; warnings are none."""
     row = find_row(classify_line(text) or "")
-    return row.name if row is not None and row.kind in ("root", "fallout") else ""
+    return row.name if row is not None and row.proof in (Proof.CAUSE, Proof.FALLOUT) else ""

@@ -220,7 +220,7 @@ class Plan:
     containers: tuple[ContainerPlan, ...]
     """A node runs its ranks in the first of these that works there; bare where there are none."""
     remedies: tuple[tuple[str, str], ...]
-    """Pattern of a known message, and what to do about it."""
+    """Pattern of a known message, and what to do about it: known_lines.json for an older vjob."""
     must_exist: tuple[str, ...]
     """Paths that preflight looks for on every node."""
     port: int | None
@@ -469,11 +469,3 @@ def _parse_container(value: dict[str, Any]) -> ContainerPlan:
     commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
     words = {key: tuple(value.get(key, ())) for key in ("probe", "start", "step", "hold")}
     return expect_types(ContainerPlan(**{**value, **commands, **words}))
-
-
-def find_remedy(remedies: Sequence[tuple[str, str]], text: str) -> str:
-    """`: REMEDY` of the first known message in the text, else nothing."""
-    for pattern, remedy in remedies:
-        if re.search(pattern, text):
-            return f" -> {remedy}"
-    return ""

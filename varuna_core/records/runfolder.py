@@ -339,6 +339,11 @@ class RunFolder:
         return self.path / "record.json"
 
     @property
+    def known_lines(self) -> Path:
+        """Rows of the catalogue for the nodes."""
+        return self.path / "known_lines.json"
+
+    @property
     def launch(self) -> Path:
         """The launcher's arguments, where it submitted the run."""
         return self.path / "launch.json"

@@ -12,15 +12,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
+from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
+from varuna_core.facts.catalogue.patterns import MOST_CHARS
+from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED
+from varuna_core.facts.catalogue.tables import compile_pattern
+from varuna_core.facts.remedy import Context
 from varuna_core.records.logs.literals import find_literals
 from varuna_core.records.logs.progress import MARKS, split_tag
 from varuna_core.records.logs.training_log import PHASE_MARKS
-from vjob.jobs.monitor.log_lines.known_lines import ATTEMPT_ENDED, ROWS, Kind, Known
+from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.monitor.log_lines.tails import show
 from vjob.jobs.monitor.model.snapshot import Line
 
-LONGEST = 4000
-"""Characters of a line that are looked at."""
 _TAGS = re.compile(
     r"(?:\s*(?:"
     r"\d{1,7}: "  # ours, and srun --label
@@ -40,41 +43,56 @@ def _scope(pattern: str) -> str:
     return f"(?{match.group(1)}:{pattern[match.end() :]})" if match else pattern
 
 
-_BY_NAME = {row.name: row for row in ROWS}
-_ROWS_OF: dict[str, list[int]] = {}
-"""Literal to the rows that may fit where it stands."""
-for _number, _row in enumerate(ROWS):
-    for _literal in find_literals(_scope(_row.pattern)):
-        _ROWS_OF.setdefault(_literal, []).append(_number)
 _NO_DIGITS = str.maketrans("", "", "0123456789")
 
 
-@lru_cache(maxsize=4096)
-def _find_candidates(low: str) -> tuple[int, ...]:
-    """Rows that may fit a text, given without digits: lines that differ by numbers are one."""
-    found = {row for literal, rows in _ROWS_OF.items() if literal in low for row in rows}
-    return tuple(sorted(found))
+class Table:
+    """The rows for lines of logs, found by the literals that they need."""
+
+    def __init__(self, rows: Sequence[KnownLine]) -> None:
+        self.rows = rows
+        self.by_name = {name_kind(row): row for row in reversed(rows)}
+        self._rows_of: dict[str, list[int]] = {}
+        """Literal to the rows that may fit where it stands."""
+        for number, row in enumerate(rows):
+            for literal in find_literals(_scope(row.pattern)):
+                self._rows_of.setdefault(literal, []).append(number)
+        self.find_candidates = lru_cache(maxsize=4096)(self._find_candidates)
+
+    def _find_candidates(self, low: str) -> tuple[int, ...]:
+        """Rows that may fit a text, given without digits: lines that differ by numbers are one."""
+        found = {row for literal, rows in self._rows_of.items() if literal in low for row in rows}
+        return tuple(sorted(found))
+
+    def search(self, number: int, text: str) -> bool:
+        """True if a line, without its tags, matches a row; a row is compiled when it is met."""
+        return compile_pattern(self.rows[number].pattern).search(text) is not None
 
 
 @cache
-def _compile(number: int) -> re.Pattern[str]:
-    """Most rows are never met: a look at a healthy job compiles none."""
-    return re.compile(_scope(ROWS[number].pattern))
+def load_table() -> Table:
+    """Our rows and those of plug-ins."""
+    return Table(load_catalogue().log_rows())
 
 
-def find_row(name: str) -> Known | None:
+def name_kind(row: KnownLine) -> str:
+    """The `Line.kind` of a row: names of container rows are those of rank rows at times."""
+    return f"container: {row.name}" if row.scope is Scope.CONTAINER else row.name
+
+
+def find_row(name: str) -> KnownLine | None:
     """The table's row of a `Line.kind`."""
-    return _BY_NAME.get(name)
+    return load_table().by_name.get(name)
 
 
-def find_remedy(line: Line | None) -> str:
-    """What to do about a line; empty where nothing is known."""
+def find_remedy(line: Line | None, context: Context = Context.CONF, job: str = "") -> str:
+    """What a line means and what to do about it; empty where nothing is known."""
     row = find_row(line.kind) if line is not None else None
     if line is None or row is None:
         return ""
     quiet = _QUIET_EXIT.search(line.text) if row.name == ATTEMPT_ENDED else None
     if quiet is None:
-        return row.remedy
+        return row.explain(context, job)
     return (
         f"rank {quiet.group(1)} ended with {quiet.group(2)} and printed no error: look for "
         "sys.exit or os._exit in the program"
@@ -89,33 +107,29 @@ def strip_tags(text: str) -> str:
 
 def classify_line(text: str) -> str | None:
     """Name of the first row of the table that fits; None for a line like any other."""
-    text = text[:LONGEST]
-    candidates = _find_candidates(text.translate(_NO_DIGITS).lower())
+    text = text[:MOST_CHARS]
+    table = load_table()
+    candidates = table.find_candidates(text.translate(_NO_DIGITS).lower())
     if not candidates:
         return None
     bare = strip_tags(text.rstrip())
     for number in candidates:
-        if _compile(number).search(bare):
-            row = ROWS[number]
-            return None if row.kind == "never" else row.name
+        if table.search(number, bare):
+            row = table.rows[number]
+            return None if row.proof is Proof.IGNORE else name_kind(row)
     return None
 
 
-def is_kind(line: Line, kind: Kind) -> bool:
-    row = _BY_NAME.get(line.kind)
-    return row is not None and row.kind == kind
-
-
-def is_final(line: Line) -> bool:
-    """True if the process that the line is about cannot go on."""
-    row = _BY_NAME.get(line.kind)
-    return row is not None and row.is_final
+def is_proof(line: Line, proof: Proof) -> bool:
+    """True if a line proves so much."""
+    row = find_row(line.kind)
+    return row is not None and row.proof is proof
 
 
 def is_end(name: str) -> bool:
     """True for a `Line.kind` that says by itself why a process ended."""
-    row = _BY_NAME.get(name)
-    return row is not None and row.is_final and row.kind == "root"
+    row = find_row(name)
+    return row is not None and row.fatal and row.proof is Proof.CAUSE
 
 
 def first_root(lines: Sequence[Line]) -> Line | None:
@@ -124,8 +138,8 @@ def first_root(lines: Sequence[Line]) -> Line | None:
     Roots before fallout: a fallout is the answer only where nothing else is there. Times decide
     where lines have them; a line without one counts as written with its neighbour in its file.
     """
-    for kind in ("root", "fallout"):
-        found = merge_same([line for line in sort_by_time(lines) if is_kind(line, kind)])
+    for proof in (Proof.CAUSE, Proof.FALLOUT):
+        found = merge_same([line for line in sort_by_time(lines) if is_proof(line, proof)])
         if found:
             return found[0]
     return None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.records import record as records
 from varuna_core.records.logs.rank_output import RankOutput, find_output
 from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
@@ -24,7 +25,7 @@ from vjob.jobs.monitor.log_lines.errors import (
     classify_line,
     find_remedy,
     first_root,
-    is_kind,
+    is_proof,
     merge_same,
 )
 from vjob.jobs.monitor.log_lines.stream import (
@@ -70,7 +71,7 @@ def find_first_error(logs: Sequence[Log], again: Sequence[Log]) -> FirstError | 
     if root is None:
         return None
     place = next(log for log in again if (log.path.name, log.label) == (root.file, root.node))
-    others = merge_same(line for line in lines if is_kind(line, "root"))
+    others = merge_same(line for line in lines if is_proof(line, Proof.CAUSE))
     return FirstError(
         line=root,
         remedy=find_remedy(root),

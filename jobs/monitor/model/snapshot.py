@@ -127,7 +127,7 @@ class Line:
     file: str = ""
     """Relative to the attempt."""
     kind: str = ""
-    """A name of the table in `log_lines.known_lines`; empty for a line like any other."""
+    """Name of a row of the catalogue; empty for a line like any other."""
     num_same: int = 1
     """How many ranks wrote it, or how often one did."""
     at: float | None = None

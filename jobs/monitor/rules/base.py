@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from varuna_core.facts.remedy import Context, context_of
 from varuna_core.records.exits import RankExit
 from varuna_core.records.requests import REQUEUE
+from vjob.jobs.monitor.log_lines.errors import find_remedy
 from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.schedulers.job import OVER
 
@@ -184,6 +185,11 @@ def find_failed(snapshot: Snapshot) -> RankExit | None:
 
 def list_alive(snapshot: Snapshot) -> list[Rank]:
     return [rank for rank in snapshot.ranks if rank.exit is None]
+
+
+def explain_line(snapshot: Snapshot, line: Line | None) -> str:
+    """What a known line means and what to do about it, in the words of the job."""
+    return find_remedy(line, context_of_job(snapshot), name_job(snapshot))
 
 
 def advise(snapshot: Snapshot, *verbs: str) -> str:

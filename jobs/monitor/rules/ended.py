@@ -11,16 +11,18 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
 from varuna_core.records.record import BY_VJOB_CANCEL
-from vjob.jobs.monitor.log_lines.errors import find_remedy, find_row, first_root, is_kind
+from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
     advise,
     context_of_job,
+    explain_line,
     find_failed,
     find_life,
     format_line,
@@ -116,7 +118,7 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
     rank, node, name, reason = culprit
     own = [line for line in snapshot.errors if line.rank == rank]
     root = first_root(own)
-    is_telling = root is not None and is_kind(root, "root")
+    is_telling = root is not None and is_proof(root, Proof.CAUSE)
     is_echo = name in ("SIGTERM", "SIGINT") or (name in (None, "SIGKILL") and not is_telling)
     if is_echo and (_was_told(snapshot) or _lost_a_node(snapshot)):
         return None
@@ -124,7 +126,7 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
         return _by_signal(snapshot, rank, node, name, root if is_telling else None)
     if not is_telling:
         other = first_root(snapshot.errors)
-        if other is not None and is_kind(other, "root") and other.rank not in (None, rank):
+        if other is not None and is_proof(other, Proof.CAUSE) and other.rank not in (None, rank):
             return Cause(
                 reason=f"{format_root(other)}; rank {rank} merely ended first",
                 line=other,
@@ -191,7 +193,7 @@ def _by_signal(
             line=killed,
             node=node,
             rank=rank,
-            remedy=row.remedy if row is not None else "",
+            remedy=row.explain(context_of_job(snapshot)) if row is not None else "",
         )
     return Cause(
         reason=f"{reason}; nothing tells who sent it: somebody's kill -9, or the kernel for memory",
@@ -262,7 +264,7 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
     reason = (snapshot.message or WORDS[word]) + _format_at(snapshot)
     node = line.node if line is not None else ""
     root = first_root(snapshot.errors)
-    if root is not None and is_kind(root, "root") and root.kind not in OF_SCHEDULER:
+    if root is not None and is_proof(root, Proof.CAUSE) and root.kind not in OF_SCHEDULER:
         reason = f"{reason}; before that, {format_root(root)}"
         line = line or root
     is_chain = snapshot.after and snapshot.attempt is None
@@ -305,7 +307,7 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
     outcome = snapshot.outcome
     said = outcome.reason if outcome is not None else ""
     # What srun printed as it ended the others explains nothing.
-    reason = join([format_root(root), said], "; ") if is_kind(root, "root") else said
+    reason = join([format_root(root), said], "; ") if is_proof(root, Proof.CAUSE) else said
     reason = reason or format_root(root)
     return Cause(reason=reason, line=root, node=root.node, rank=root.rank)
 
@@ -388,7 +390,7 @@ def dead(snapshot: Snapshot) -> Verdict | None:
         cause = Cause(reason=reason, line=root, node=root.node, rank=root.rank)
     else:
         return None
-    remedy = cause.remedy or find_remedy(cause.line)
+    remedy = cause.remedy or explain_line(snapshot, cause.line)
     return Verdict(
         health=Health.CANCELLED if cause.is_cancel else Health.DEAD,
         rule="dead",
@@ -430,7 +432,10 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
         rule="abandoned",
         reason=said,
         evidence=_evidence(snapshot, root),
-        advice=join([find_remedy(root), advise(snapshot, "logs JOB --errors")], "; "),
+        advice=join(
+            [explain_line(snapshot, root), advise(snapshot, "logs JOB --errors")],
+            "; ",
+        ),
         node=root.node if root is not None else "",
         rank=root.rank if root is not None else None,
     )
@@ -482,7 +487,7 @@ def _evidence(
 ) -> tuple[Line, ...]:
     """The telling line, and the fallout beside it, but for a cause that is known without."""
     lines: Sequence[Line] = () if is_known else snapshot.errors
-    others = [line for line in lines if line is not first and is_kind(line, "fallout")]
+    others = [line for line in lines if line is not first and is_proof(line, Proof.FALLOUT)]
     return (*((first,) if first is not None else ()), *others[:2])
 
 

@@ -7,12 +7,14 @@ import re
 import statistics
 from collections.abc import Sequence
 
+from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.records.files import format_free
 from varuna_core.records.formatting import format_duration
-from vjob.jobs.monitor.log_lines.errors import find_remedy, first_root, is_kind
+from vjob.jobs.monitor.log_lines.errors import first_root, is_proof
 from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Health, Line, Point, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     advise,
+    explain_line,
     find_failed,
     find_life,
     find_node,
@@ -48,8 +50,8 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
     how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
     root = first_root([line for line in snapshot.errors if line.rank == first.rank])
     other = first_root(snapshot.errors)
-    if (root is None or not is_kind(root, "root")) and other is not None:
-        root = other if is_kind(other, "root") else root or other
+    if (root is None or not is_proof(root, Proof.CAUSE)) and other is not None:
+        root = other if is_proof(other, Proof.CAUSE) else root or other
     tail = f": {first.last_error}" if first.last_error else ""
     return failing(
         snapshot,
@@ -58,7 +60,7 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
         (root,) if root is not None else (),
         node=first.node,
         rank=first.rank,
-        remedy=find_remedy(root),
+        remedy=explain_line(snapshot, root),
     )
 
 
@@ -75,7 +77,7 @@ def asked_to_end(snapshot: Snapshot) -> Verdict | None:
         (root,) if root is not None else (),
         node=str(node or ""),
         rank=rank if isinstance(rank, int) else None,
-        remedy=find_remedy(root),
+        remedy=explain_line(snapshot, root),
     )
 
 
@@ -196,10 +198,10 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
         snapshot,
         "error line",
         f"{said}: {format_line(root)}{many}, {what}",
-        (root, *[line for line in lines if line is not root and is_kind(line, "fallout")][:2]),
+        (root, *[line for line in lines if line is not root and is_proof(line, Proof.FALLOUT)][:2]),
         node=root.node,
         rank=root.rank,
-        remedy=find_remedy(root),
+        remedy=explain_line(snapshot, root),
     )
 
 
@@ -235,7 +237,7 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
         "no gpu process",
         f"none of {len(gpus)} GPUs has a process, {age} after the ranks started",
         (root,) if root is not None else (),
-        remedy=find_remedy(root) or "the ranks wait, or run without a GPU",
+        remedy=explain_line(snapshot, root) or "the ranks wait, or run without a GPU",
         verbs=("stacks JOB", "logs JOB"),
     )
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.records.formatting import format_duration
-from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_kind, merge_same
+from vjob.jobs.monitor.log_lines.errors import first_root, is_proof, merge_same
 from vjob.jobs.monitor.model.snapshot import Snapshot
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
+    explain_line,
     format_line,
     format_names,
     format_rank,
@@ -50,7 +52,9 @@ def errors_that_passed(snapshot: Snapshot) -> Iterator[str]:
     if not is_live(snapshot):
         return
     step_at = find_step_at(snapshot)
-    passed = [line for line in snapshot.errors if is_kind(line, "root") and went_on(line, step_at)]
+    passed = [
+        line for line in snapshot.errors if is_proof(line, Proof.CAUSE) and went_on(line, step_at)
+    ]
     root = first_root(passed)
     if root is not None:
         who = format_rank(root.rank, root.node)
@@ -58,12 +62,12 @@ def errors_that_passed(snapshot: Snapshot) -> Iterator[str]:
 
 
 def warnings(snapshot: Snapshot) -> Iterator[str]:
-    for line in merge_same(x for x in snapshot.errors if is_kind(x, "warning")):
-        row = find_row(line.kind)
+    for line in merge_same(x for x in snapshot.errors if is_proof(x, Proof.WARNING)):
+        more = explain_line(snapshot, line)
         who = format_rank(line.rank, line.node)
         many = f" ({line.num_same} times)" if line.num_same > 1 else ""
         if line.kind not in ("overflow", "nccl warning", "logged error"):
-            yield f"{who}: {format_line(line)}{many}" + (f"; {row.remedy}" if row else "")
+            yield f"{who}: {format_line(line)}{many}" + (f"; {more}" if more else "")
 
 
 def gpu_troubles(snapshot: Snapshot) -> Iterator[str]:

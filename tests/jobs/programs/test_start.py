@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import Vjob
-from vjob.jobs.programs.start import explain_missing_module
+from vjob.jobs.programs.start import describe_missing_module
 
 CONF = """
 name: first
@@ -23,10 +23,10 @@ def test_a_module_that_the_ranks_lack_is_named_with_their_python(tmp_path: Path)
     vjob = Vjob(tmp_path)
     message = vjob.wait_over(vjob.submit(CONF))["message"]
     assert "No module named 'no_such_package'" in message
-    assert f"-> install it for {sys.executable}, or set program.python" in message
+    assert f"-> install it for {sys.executable}, or change program.python" in message
 
 
 @pytest.mark.parametrize("said", ["exited 1: ImportError: x", "no ModuleNotFoundError: was caught"])
 def test_other_ends_are_not_taken_for_it(said: str) -> None:
-    pattern, _ = explain_missing_module("python3", in_container=True)
-    assert not re.search(pattern, said)
+    row = describe_missing_module("python3", in_container=True)
+    assert not re.search(row.pattern, said)

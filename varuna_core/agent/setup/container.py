@@ -19,8 +19,9 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
+from varuna_core.records.known_lines import add_remedy
 from varuna_core.records.nodes import FAIL, OK, Check
-from varuna_core.records.plan import ContainerPlan, Plan, find_remedy
+from varuna_core.records.plan import ContainerPlan, Plan
 from varuna_core.records.training import VARIABLES
 
 ENTRY_VARIABLE = "VJOB_ENTER"
@@ -122,8 +123,7 @@ def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:
     if not said:
         return None, []
     text = f"no container runtime works here: {'; '.join(said)}"
-    remedy = find_remedy(site.plan.remedies, text)
-    return None, [Check("container", FAIL, f"{text}{remedy}")]
+    return None, [Check("container", FAIL, add_remedy(site.run, site.plan, text))]
 
 
 def _probe(site: Site, container: ContainerPlan) -> str | None:
@@ -188,8 +188,7 @@ def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:
             left = deadline - time.monotonic()
             problem = _run_step(site, container, argv, left, log, site.stopping)
             if problem is not None:
-                remedy = find_remedy(site.plan.remedies, problem)
-                return [Check("container", FAIL, f"{problem}{remedy}")]
+                return [Check("container", FAIL, add_remedy(site.run, site.plan, problem))]
     finally:
         log.close()
     took = time.monotonic() - begun

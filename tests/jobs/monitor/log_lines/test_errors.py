@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.containers.test_catalogue import MESSAGES
+from tests.varuna_core.facts.catalogue.test_containers import MESSAGES
+from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
 from vjob.jobs.monitor.log_lines.errors import (
     _NO_DIGITS,
     _scope,
@@ -17,11 +18,18 @@ from vjob.jobs.monitor.log_lines.errors import (
     find_remedy,
     find_row,
     first_root,
+    load_table,
     merge_same,
     strip_tags,
 )
-from vjob.jobs.monitor.log_lines.known_lines import ROWS, Known
 from vjob.jobs.monitor.model.snapshot import Line
+
+ROWS = load_table().rows
+
+
+def is_told(row: KnownLine) -> bool:
+    return row.proof is not Proof.IGNORE
+
 
 WATCHDOG = (
     "[rank3]:[E1121 12:00:00.000000000 ProcessGroupNCCL.cpp:616] [Rank 3] Watchdog caught "
@@ -270,10 +278,11 @@ def test_known_lines_are_recognised(name: str, text: str) -> None:
 
 
 def test_every_row_has_a_message() -> None:
-    told = {row.name for row in ROWS if row.kind != "never" and "container: " not in row.name}
+    told = {row.name for row in ROWS if is_told(row) and row.scope is not Scope.CONTAINER}
     assert told == {*ROOTS, *OTHERS}
-    assert all(find_row(name).kind == "root" for name in ROOTS)  # type: ignore[union-attr]
-    assert all(find_row(name).kind != "root" for name in OTHERS)  # type: ignore[union-attr]
+    proofs = {row.name: row.proof for row in ROWS if row.scope is not Scope.CONTAINER}
+    assert {proofs[name] for name in ROOTS} == {Proof.CAUSE}
+    assert {proofs[name] for name in OTHERS} == {Proof.FALLOUT, Proof.WARNING}
 
 
 @pytest.mark.parametrize(
@@ -300,12 +309,6 @@ def test_lines_like_any_other_are_left_alone(text: str) -> None:
     assert classify_line(text) is None
 
 
-def test_rows_have_names_of_their_own_and_roots_a_remedy() -> None:
-    assert len({row.name for row in ROWS}) == len(ROWS)
-    general = ("python exception", "fatal error")  # nothing can be said but to look
-    assert all(row.remedy for row in ROWS if row.kind == "root" and row.name not in general)
-
-
 @pytest.mark.parametrize(
     "tag", ["3: ", "[rank3]: ", "[1,3]<stderr>:", "2024-05-01 10:00:00,1 ", ""]
 )
@@ -318,7 +321,7 @@ def test_tags_before_a_line_change_nothing(tag: str) -> None:
 def test_what_container_runtimes_say_is_a_root(trouble: str, text: str) -> None:
     names = [classify_line(line) for line in text.splitlines()]
     rows = [find_row(name) for name in names if name]
-    assert any(row is not None and row.kind == "root" for row in rows), (trouble, names)
+    assert any(row is not None and row.proof is Proof.CAUSE for row in rows), (trouble, names)
 
 
 @given(st.text())
@@ -328,7 +331,7 @@ def test_any_text_has_an_answer(text: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_every_pattern_asks_for_a_literal(row: Known) -> None:
+def test_every_pattern_asks_for_a_literal(row: KnownLine) -> None:
     assert all(len(literal) > 2 for literal in find_literals(row.pattern)), row.name
 
 
@@ -349,7 +352,7 @@ def test_literals_are_what_must_be_there(pattern: str, literals: set[str]) -> No
 
 
 @given(st.data(), st.sampled_from(ROWS))
-def test_what_a_pattern_fits_has_one_of_its_literals(data: st.DataObject, row: Known) -> None:
+def test_what_a_pattern_fits_has_one_of_its_literals(data: st.DataObject, row: KnownLine) -> None:
     fits = st.from_regex(re.compile(_scope(row.pattern)))
     low = data.draw(fits).translate(_NO_DIGITS).lower()
     assert any(literal in low for literal in find_literals(_scope(row.pattern)))

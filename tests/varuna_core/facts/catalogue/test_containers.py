@@ -11,10 +11,16 @@ import pytest
 from tests.jobs.confs import SINGLE, make_conf
 from tests.jobs.confs import make_plan as make_plan_of
 from tests.varuna_core.agent.local_run import Stage, make_container, make_plan, shell
-from vjob.containers.catalogue import CATALOGUE, find_trouble, remedies_for
+from varuna_core.facts.catalogue.containers import ALL
+from varuna_core.facts.catalogue.containers import ROWS as CONTAINER_ROWS
+from varuna_core.facts.catalogue.known_line import Scope
+from varuna_core.facts.catalogue.tables import BUILT_IN
+from varuna_core.facts.remedy import Context, render_all
+from varuna_core.records.known_lines import write_known_lines
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.schema import Container
+from vjob.jobs.submit.build_plan import list_known_lines
 
 MESSAGES = (
     # Recorded on Debian 12 with the versions that the catalogue names.
@@ -242,24 +248,27 @@ MESSAGES = (
         "memory",
     ),
 )
-ROWS = {row.name: row for row in CATALOGUE}
+ROWS = {row.name: row for row in CONTAINER_ROWS}
 
 
 @pytest.mark.parametrize(("name", "message"), MESSAGES)
 def test_a_message_finds_its_row_and_no_other(name: str, message: str) -> None:
     row = ROWS[name]
-    together = [other for other in CATALOGUE if set(other.runtimes) & set(row.runtimes)]
-    found = [other.name for other in together if re.search(other.pattern, message)]
+    found = [
+        other.name
+        for other in BUILT_IN.rows(Scope.CONTAINER, row.only)
+        if re.search(other.pattern, message)
+    ]
     assert found == [name]
-    assert find_trouble(message, row.runtimes) == row
+    assert BUILT_IN.match(Scope.CONTAINER, message, row.only) == row
 
 
 def test_every_row_has_a_recorded_message_and_one_short_sentence_of_each() -> None:
     assert {name for name, _ in MESSAGES} == set(ROWS)
-    for row in CATALOGUE:
-        assert set(row.runtimes) <= {*RUNTIMES, "pyxis", "podman", "docker", "apptainer"}, row.name
-        assert len(row.cause) < 100 and len(row.remedy) < 200, row.name
-        assert "\n" not in row.remedy and not row.remedy.endswith("."), row.name
+    for row in CONTAINER_ROWS:
+        assert set(row.only) <= {*RUNTIMES, "pyxis", "podman", "docker", "apptainer"}, row.name
+        assert row.meaning and len(row.meaning) < 100, row.name
+        assert len(render_all(row.remedies, Context.CONF)) < 240, row.name
 
 
 @pytest.mark.parametrize(
@@ -274,42 +283,56 @@ def test_every_row_has_a_recorded_message_and_one_short_sentence_of_each() -> No
     ],
 )
 def test_what_a_rank_says_of_its_own_disks_is_not_taken_for_the_containers(said: str) -> None:
-    assert find_trouble(f"rank 3 on n1 exited 1: {said}") is None
+    assert BUILT_IN.match(Scope.CONTAINER, f"rank 3 on n1 exited 1: {said}", ALL) is None
 
 
-def test_remedies_are_those_of_the_runtimes_that_may_run() -> None:
-    enroot, both = remedies_for(["enroot"]), remedies_for(["enroot", "docker"])
+def test_a_node_gets_the_rows_of_the_runtimes_that_may_run() -> None:
+    enroot = BUILT_IN.rows(Scope.CONTAINER, ["enroot"])
+    both = BUILT_IN.rows(Scope.CONTAINER, ["enroot", "docker"])
     assert set(enroot) < set(both)
-    assert not any("Docker" in pattern for pattern, _ in enroot)
+    assert not any("Docker" in row.pattern for row in enroot)
+    container = replace(make_container(), runtime="enroot")
+    assert list_known_lines("python3", [container])[1:] == enroot
+    assert [row.name for row in list_known_lines("python3", [])] == ["missing module"]
 
 
-def test_a_plan_carries_the_remedies_of_its_runtimes() -> None:
+def test_a_plan_carries_patterns_and_words_for_an_older_vjob() -> None:
     conf = make_conf(SINGLE)
     assert len(make_plan_of(conf).remedies) == 1, "of Python's own"
     boxed = replace(conf, container=Container(runtime="enroot", image="/img/a.sqsh"))
     plan = make_plan_of(boxed, image_kind=ImageKind.SQUASHFS)
-    assert plan.remedies[1:] == remedies_for(["enroot"])
+    rows = BUILT_IN.rows(Scope.CONTAINER, ["enroot"])
+    assert [pattern for pattern, _ in plan.remedies[1:]] == [row.pattern for row in rows]
+    assert all(text for _, text in plan.remedies)
 
 
 MakeStage = Callable[..., Stage]
+"""A failing start of a container, with the rows beside the plan or, as before, in it."""
 
 
-def test_a_failing_prepare_shows_the_remedy_in_the_preflight_table(make_stage: MakeStage) -> None:
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_failing_prepare_shows_the_remedy_in_the_preflight_table(
+    make_stage: MakeStage, has_file: bool
+) -> None:
     said = "echo 'Read on filesystem failed because EOF' >&2; exit 1"
     container = replace(make_container(), prepare=(shell(said),))
-    plan = make_plan(containers=(container,), remedies=remedies_for(["enroot"]))
-    stage = make_stage(plan)
+    row = ROWS["torn image"]
+    remedy = render_all(row.remedies, Context.LOCAL)
+    pairs = () if has_file else ((row.pattern, remedy),)
+    stage = make_stage(make_plan(containers=(container,), remedies=pairs))
+    if has_file:
+        write_known_lines(stage.run, BUILT_IN.rows(Scope.CONTAINER, ["enroot"]))
     codes, outcome = stage.play()
     assert set(codes) == {112}
-    remedy = f" -> {ROWS['torn image'].remedy}"
-    assert remedy in stage.attempt.preflight.read_text()
-    assert remedy in outcome.reason
+    assert f" -> {remedy}" in stage.attempt.preflight.read_text()
+    assert f" -> {remedy}" in outcome.reason
 
 
 def test_a_runtime_that_cannot_start_shows_the_remedy(make_stage: MakeStage) -> None:
     said = "echo 'Cannot connect to the Docker daemon at unix:///x' >&2; exit 1"
     container = make_container(probe=shell(said))
-    plan = make_plan(containers=(container,), remedies=remedies_for(["docker"]))
-    stage = make_stage(plan)
+    stage = make_stage(make_plan(containers=(container,)))
+    write_known_lines(stage.run, BUILT_IN.rows(Scope.CONTAINER, ["docker"]))
     stage.play()
-    assert ROWS["docker daemon"].remedy in stage.attempt.preflight.read_text()
+    remedy = render_all(ROWS["docker daemon"].remedies, Context.LOCAL)
+    assert remedy in stage.attempt.preflight.read_text()

@@ -1,0 +1,50 @@
+"""known_lines.json: the rows of the catalogue that a node needs, as they were at submit.
+
+A node has no plug-ins, so a submit writes the rows about containers there. A run of an older vjob
+has no such file; its plan has patterns and what to do about them.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+from varuna_core.facts.catalogue.known_line import KnownLine
+from varuna_core.facts.catalogue.tables import (
+    Rows,
+    dump_rows,
+    match_rows,
+    parse_rows,
+    rows_of_pairs,
+)
+from varuna_core.facts.remedy import Context, context_of, render_all
+from varuna_core.records.files import read_json, write_json
+from varuna_core.records.plan import Plan
+from varuna_core.records.runfolder import RunFolder
+
+
+def write_known_lines(run: RunFolder, rows: Iterable[KnownLine]) -> None:
+    write_json(run.known_lines, {"format": 1, "rows": dump_rows(rows)})
+
+
+def read_known_lines(run: RunFolder, plan: Plan) -> Rows:
+    """The rows of a run, in order."""
+    value = read_json(run.known_lines)
+    if isinstance(value, dict) and isinstance(value.get("rows"), list):
+        return parse_rows(value["rows"])
+    return rows_of_pairs(plan.remedies)
+
+
+def find_known_line(run: RunFolder, plan: Plan, text: str) -> KnownLine | None:
+    """The first row of a run that a text matches."""
+    return match_rows(read_known_lines(run, plan), text)
+
+
+def add_remedy(run: RunFolder, plan: Plan, text: str) -> str:
+    """The text of a problem, and ` -> REMEDY` behind it where a row knows one."""
+    row = find_known_line(run, plan, text)
+    remedy = render_all(row.remedies, get_context(plan)) if row is not None else ""
+    return f"{text} -> {remedy}" if remedy and remedy not in text else text
+
+
+def get_context(plan: Plan) -> Context:
+    return context_of(plan.scheduler)
