@@ -285,9 +285,9 @@ def _take_no_python(user: User, sshd: Sshd) -> list[str]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (_close_port, "localhost:1: it cannot be reached; take it off the list"),
-        (_take_wrong_key, "it refused the login: `ssh -p"),
-        (_forget_host, "its host key is not known here; `ssh -p"),
+        (_close_port, "localhost:1: it cannot be reached: run `ssh"),
+        (_take_wrong_key, "it refused the login: run `ssh -p"),
+        (_forget_host, "its host key is not known here: run `ssh -p"),
         (_swap_host_key, "its host key is not the one in known_hosts"),
         (_take_no_python, "/no/python is not there: install it, or name another"),
     ],

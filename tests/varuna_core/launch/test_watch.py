@@ -195,9 +195,9 @@ def test_what_is_wrong_with_a_machine_is_told_with_the_remedy(
     add_alias(stage, "stranger", sshd, PubkeyAuthentication="no")
     add_alias(stage, "unknown", sshd, UserKnownHostsFile=sshd.folder / "nobody")
     stage.start("closed", "stranger", "unknown")
-    stage.wait_for_word("closed (closed): it cannot be reached; take it off the list, or see that")
-    stage.wait_for_word("stranger (stranger): it refused the login: `ssh stranger` must work")
-    stage.wait_for_word("unknown (unknown): its host key is not known here; `ssh unknown` once")
+    stage.wait_for_word("closed (closed): it cannot be reached: run `ssh closed` to see")
+    stage.wait_for_word("stranger (stranger): it refused the login: run `ssh stranger`, which must work")
+    stage.wait_for_word("unknown (unknown): its host key is not known here: run `ssh unknown` once")
     assert stage.said.count("tried again in 15 s, if it is listed then") == 3
     assert stage.read("started") == []
 

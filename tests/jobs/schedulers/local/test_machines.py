@@ -154,7 +154,7 @@ def test_a_machine_that_cannot_serve_is_one_clear_line(vjob: Vjob) -> None:
     run = vjob.submit(make("-1", "hang"))
     outcome = vjob.wait_over(run)["outcome"]
     assert outcome["code"] == NOT_READY
-    assert "localhost:1: it cannot be reached; take it off the list" in outcome["reason"]
+    assert "localhost:1: it cannot be reached: run `ssh" in outcome["reason"]
 
 
 @pytest.mark.charliecloud
