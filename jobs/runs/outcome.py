@@ -7,11 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from varuna_core.agent.setup.known_lines import get_context, read_known_lines
 from varuna_core.facts.catalogue.tables import match_rows
 from varuna_core.facts.remedy import render_all
 from varuna_core.records.exits import NODE_LOST, Outcome, judge_exits, read_exits, read_outcome
 from varuna_core.records.files import list_names, read_json
-from varuna_core.records.known_lines import get_context, read_known_lines
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.record import BY_VJOB_CANCEL, is_cancel_asked

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from varuna_core import __version__
 from varuna_core.agent.checks.gpus import count_gpus
+from varuna_core.agent.setup.known_lines import write_known_lines
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
-from varuna_core.records.known_lines import write_known_lines
 from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
 from varuna_core.records.record import (

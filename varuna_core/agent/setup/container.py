@@ -18,8 +18,8 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
+from varuna_core.agent.setup.known_lines import add_remedy
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
-from varuna_core.records.known_lines import add_remedy
 from varuna_core.records.nodes import FAIL, OK, Check
 from varuna_core.records.plan import ContainerPlan, Plan
 from varuna_core.records.training import VARIABLES

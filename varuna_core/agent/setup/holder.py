@@ -21,8 +21,8 @@ from typing import Iterator, Mapping, NamedTuple, Optional
 
 from varuna_core.agent.processes.process import RankProcess, start_rank
 from varuna_core.agent.setup.container import fill_in, find_last_words
+from varuna_core.agent.setup.known_lines import add_remedy
 from varuna_core.agent.setup.site import Site
-from varuna_core.records.known_lines import add_remedy
 from varuna_core.records.nodes import FAIL, OK, Check
 from varuna_core.records.plan import ContainerPlan
 

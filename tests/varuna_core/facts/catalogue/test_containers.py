@@ -11,12 +11,12 @@ import pytest
 from tests.jobs.confs import SINGLE, make_conf
 from tests.jobs.confs import make_plan as make_plan_of
 from tests.varuna_core.agent.local_run import Stage, make_container, make_plan, shell
+from varuna_core.agent.setup.known_lines import write_known_lines
 from varuna_core.facts.catalogue.containers import ALL
 from varuna_core.facts.catalogue.containers import ROWS as CONTAINER_ROWS
 from varuna_core.facts.catalogue.known_line import Scope
 from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.remedy import Context, render_all
-from varuna_core.records.known_lines import write_known_lines
 from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.schema import Container
