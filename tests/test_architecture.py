@@ -165,15 +165,28 @@ def test_facts_import_facts_alone_and_read_as_python_3_8() -> None:
         ast.parse(path.read_text(), feature_version=(3, 8))
 
 
+VENDOR = ("varuna_core/agent/gpu/", "varuna_core/facts/catalogue/", "containers/", "tests/",
+          "benchmarks/", "jobs/monitor/log_lines/known_lines.py")  # fmt: skip
+"""Where a vendor of accelerators may be named: its seam, rows of the catalogue, container runtimes
+with a switch for it."""
+
+
+def test_nvidias_tool_and_variable_are_named_in_one_place() -> None:
+    names = re.compile("nvidia[-_]smi|CUDA_VISIBLE_DEVICES")
+    for path in (path for room in MAY_IMPORT for path in files(room)):
+        where = str(path.relative_to(ROOT))
+        if not where.startswith(VENDOR):
+            assert [x for x in path.read_text().splitlines() if names.search(x)] == [], where
+
+
 def test_what_calls_functions_needs_submitit_and_nothing_else() -> None:
     allowed = set(sys.stdlib_module_names) | {"varuna_core", "submitit", "cloudpickle"}
     for path in files("varuna_core/functions"):
         foreign = {name.partition(".")[0] for name in imports(path)} - allowed
         assert not foreign, f"{path}: {foreign}"
         ours = {name for name in imports(path) if name.startswith("varuna_core.")}
-        assert all(
-            name.startswith(("varuna_core.functions", "varuna_core.records")) for name in ours
-        )
+        rooms = ("functions", "records", "agent.gpu")
+        assert all(name.startswith(tuple(f"varuna_core.{room}" for room in rooms)) for name in ours)
 
 
 def test_processes_start_in_one_module_a_package() -> None:

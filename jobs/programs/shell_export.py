@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from varuna_core.agent.gpu.names import CUDA_VISIBLE
 from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.training import LAYOUT_VARIABLES
 from vjob.jobs.conf.fates import build_variables
@@ -152,7 +153,7 @@ def _render(
 ) -> str:
     env: Mapping[str, str] = {**get_starter(conf).build_env(conf), **conf.env}
     if group is not None and group.devices is not None:  # DeepSpeed's launcher sets it itself
-        env = {**env, "CUDA_VISIBLE_DEVICES": ",".join(map(str, group.devices))}
+        env = {**env, CUDA_VISIBLE: ",".join(map(str, group.devices))}
     env = {**env, **(group or conf.cluster.nodes[0]).env}
     lines = ["#!/bin/bash", "set -euo pipefail", f"cd {shlex.quote(machines.workdir)}"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in env.items()]

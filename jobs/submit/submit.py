@@ -23,8 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core import __version__
-from varuna_core.agent.checks.gpus import count_gpus
+from varuna_core.agent.gpu.accelerator import GROUP as ACCELERATORS
+from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
 from varuna_core.agent.setup.known_lines import write_known_lines
+from varuna_core.facts.known import Value
+from varuna_core.plugins import list_plugins
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.machine import start_time
@@ -187,11 +190,13 @@ def make_run_id(name: str, now: time.struct_time) -> str:
 def expect_gpus(conf: JobConf) -> None:
     """InputError where the conf wants GPUs of this machine, which has none: the preflight would
     fail. Where nothing tells how many there are, it is left to that."""
-    visible = conf.env.get("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if any(group.num_gpus for group in conf.cluster.nodes) and count_gpus(visible)[0] == 0:
+    if not any(group.num_gpus for group in conf.cluster.nodes):
+        return
+    counted = count_visible(choose_accelerator(), {**os.environ, **conf.env})
+    if isinstance(counted, Value) and counted.value == 0:
         raise InputError(
-            "cluster.nodes has gpus, and this machine has no GPU that nvidia-smi or /dev/nvidia* "
-            "shows: leave out gpus and give ranks: N"
+            f"cluster.nodes has gpus, and this machine has none ({counted.evidence[0].source}): "
+            "leave out gpus and give ranks: N"
         )
 
 
@@ -431,7 +436,7 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     for name, text in ready.files.items():
         write_atomic(run.path / name, text)
     write_code(ready, run)
-    write_bundle(run.agent)
+    write_bundle(run.agent, plugins={ACCELERATORS: list_plugins(ACCELERATORS)})
     if ready.conf.program.kind in BUILT_IN:
         write_program(run.program)
     if ready.conf.program.kind == FUNCTION:

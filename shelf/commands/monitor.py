@@ -406,7 +406,7 @@ def shell(job: str, node: str | None, command: tuple[str, ...]) -> None:
 
     \b
     vjob shell last
-    vjob shell 4711 --node a3 -- nvidia-smi
+    vjob shell 4711 --node a3 -- uptime
     """
     from vjob.jobs.errors import InputError
     from vjob.jobs.monitor.stacks.shell import open_shell

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from varuna_core.agent.gpu.names import NVIDIA_SMI
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 
 CLOSE = 1e-3
@@ -53,7 +54,7 @@ def _judge(
     if blind is not None:
         built = blind["built for"]
         why = f"built for CUDA {built}; {driver}" if built else "a build without CUDA"
-        remedy = "compare `nvidia-smi` there with the CUDA of torch" if built else CUDA_REMEDY
+        remedy = f"compare `{NVIDIA_SMI}` there with the CUDA of torch" if built else CUDA_REMEDY
         text = f"torch {blind['torch']} sees no GPU: {why}"
         yield Diagnosis(name="torch", status="fail", text=text, remedy=remedy)
         return
@@ -118,5 +119,5 @@ def _judge_readings(readings: Sequence[Mapping[str, Any]]) -> Diagnosis:
         name="readings",
         status="warn",
         text="the node's agent could read no GPU",
-        remedy="install nvidia-ml-py for vjob's Python, or put nvidia-smi on the PATH of nodes",
+        remedy=f"install nvidia-ml-py for vjob's Python, or put {NVIDIA_SMI} on the PATH of nodes",
     )

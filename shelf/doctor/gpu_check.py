@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import varuna_core
-from varuna_core.agent.checks.gpus import count_gpus
+from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
+from varuna_core.facts.known import NotKnown
 from vjob.jobs.api.confs import FROM_PYTHON, ConfText, resolve
 from vjob.jobs.api.executor import VjobExecutor
 from vjob.jobs.api.face import load
@@ -40,10 +41,13 @@ def check_gpus(conf_path: Path | None, say: Callable[[str], object]) -> list[Dia
     if conf_path is not None and not group.num_gpus:
         return [judge_absent(f"cluster.nodes of {conf_path} has no gpus")]
     if is_here(conf.cluster):
-        count, how = count_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-        if not count:
+        counted = count_visible(choose_accelerator(), os.environ)
+        if isinstance(counted, NotKnown):
+            return [judge_absent(f"the GPUs of this machine cannot be counted ({counted.reason})")]
+        if not counted.value:
+            how = counted.evidence[0].source
             return [judge_absent(f"no GPU on this machine ({how})")]
-        group = replace(group, gpus=group.gpus or min(NUM_RANKS, count))
+        group = replace(group, gpus=group.gpus or min(NUM_RANKS, counted.value))
         conf = replace(conf, cluster=replace(conf.cluster, nodes=(group,)))
     return run_check(conf, conf_path or FROM_PYTHON, say)
 

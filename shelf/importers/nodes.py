@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from varuna_core.agent.gpu.accelerator import list_variables
 from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.redact import redact_string
@@ -160,15 +161,15 @@ def _find_hosts(draft: Draft, launch: Launch | None) -> list[Hosts]:
 
 
 def _take_devices(draft: Draft) -> list[int] | None:
-    assignment = draft.left.get("CUDA_VISIBLE_DEVICES")
-    for launch in draft.lines.launches:
-        for given in launch.command.env:
-            if given.name == "CUDA_VISIBLE_DEVICES":
-                assignment = draft.left["CUDA_VISIBLE_DEVICES"] = given
-    if assignment is None:
-        return None
-    found = draft.take("CUDA_VISIBLE_DEVICES", f"{NODES}[].devices", to_devices)
-    return list(found) if found is not None else None
+    for name in list_variables():
+        for launch in draft.lines.launches:
+            for given in launch.command.env:
+                if given.name == name:
+                    draft.left[name] = given
+        if name in draft.left:
+            found = draft.take(name, f"{NODES}[].devices", to_devices)
+            return list(found) if found is not None else None
+    return None
 
 
 def _build_host_groups(draft: Draft, hosts: list[Hosts], ranks: int | None) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.agent.gpu.names import CUDA_VISIBLE
 from varuna_core.agent.meeting.network import is_own_address
 from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import read_machine_list
@@ -30,7 +31,6 @@ PLANNER = (
 SEATS = 4
 """A run that may morph has seats for so many times the machines that it starts with."""
 JOIN_S = 120
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ def _build_nodes(
         if devices is not None and not arguments.cpu:
             if len(devices) < ranks:
                 raise InputError(
-                    f"--env_file: {VISIBLE} names {len(devices)} GPUs, and --gpus_per_node is "
+                    f"--env_file: {CUDA_VISIBLE} names {len(devices)} GPUs, and --gpus_per_node is "
                     f"{arguments.gpus_per_node}"
                 )
             node["devices"] = devices[:ranks]
@@ -189,12 +189,12 @@ def _build_nodes(
 
 def _take_devices(env: Mapping[str, str]) -> tuple[list[int] | None, dict[str, str]]:
     """GPUs that the environment file names, for all machines; and the other variables."""
-    rest = {name: value for name, value in env.items() if name != VISIBLE}
-    words = env.get(VISIBLE, "").replace(" ", "").split(",")
-    if VISIBLE not in env or words == [""]:
+    rest = {name: value for name, value in env.items() if name != CUDA_VISIBLE}
+    words = env.get(CUDA_VISIBLE, "").replace(" ", "").split(",")
+    if CUDA_VISIBLE not in env or words == [""]:
         return None, rest
     if not all(word.isdecimal() for word in words):
-        raise InputError(f"--env_file: {VISIBLE}: want numbers, such as 0,1")
+        raise InputError(f"--env_file: {CUDA_VISIBLE}: want numbers, such as 0,1")
     return [int(word) for word in words], rest
 
 

@@ -87,8 +87,8 @@ class GpuPane(ScrollPane):
 
     def _list_troubles(self, gpu: Gpu) -> list[str]:
         troubles = []
-        if gpu.throttle:
-            troubles.append(f"held down: {self.marks.plain(gpu.throttle)}")
+        if gpu.held_down:
+            troubles.append(f"held down: {self.marks.plain(gpu.held_down)}")
         if gpu.ecc_errors:
             troubles.append(f"{gpu.ecc_errors} ECC errors")
         if gpu.num_foreign:

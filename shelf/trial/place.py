@@ -14,7 +14,8 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.agent.checks.gpus import count_gpus
+from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
+from varuna_core.facts.known import Value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.question import find_nodes
@@ -36,8 +37,8 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
         )
     is_local = conf.cluster.machine_list is not None or conf.cluster.scheduler == "local"
     if is_here or (queue is None and (is_local or not has_slurm)):
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        count = (count_gpus(visible)[0] or 0) if wants_gpus else 0
+        counted = count_visible(choose_accelerator(), os.environ)
+        count = counted.value if wants_gpus and isinstance(counted, Value) else 0
         kind = f"{first.gpu_type}:" if first.gpu_type else ""
         return OneNode(num_gpus=count, gpus=f"{kind}{count}" if count else None, is_here=True)
     if queue is None or queue == first.queue or not wants_gpus:

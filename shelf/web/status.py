@@ -270,7 +270,7 @@ def _build_gpus(rows: Sequence[NodeRow]) -> Table:
                 _round(gpu.power_w),
                 gpu.throttle,
             ),
-            is_marked=bool(gpu.throttle),
+            is_marked=bool(gpu.held_down),
         )
         for row in rows
         for gpu in row.node.gpus

@@ -162,4 +162,5 @@ def meeting_of(site: Site) -> Meeting:
         interface=site.facts.interface,
         host=site.host,
         job_id=site.master.job_id,
+        visible_variable=site.accelerator.visible_variable,
     )

@@ -41,7 +41,7 @@ from varuna_core.agent.processes.process import (
 from varuna_core.agent.processes.signals import ENDING, Signals
 from varuna_core.agent.setup.container import fill_in
 from varuna_core.agent.setup.forked_ranks import can_fork, fork_ranks
-from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank
+from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank, find_indices
 from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.track.process import END_S, TrackerProcess
@@ -100,7 +100,14 @@ class Supervisor:
             address=None if site.plan.morph else site.master.address,
             manager=site.run.morph.link if site.plan.morph else None,
         )
-        self._sampler = Sampler(site, self._list_own)
+        group, accelerator = site.node.group, site.accelerator
+        self._sampler = Sampler(
+            site.attempt.node_log(site.host, "gpu.jsonl"),
+            site.plan.timing.sample_s,
+            accelerator if group.gpus > 0 else None,
+            find_indices(group, site.env.get(accelerator.visible_variable)),
+            self._list_own,
+        )
         self._tracker = TrackerProcess(site, self._complain)
 
     def run(self) -> int:

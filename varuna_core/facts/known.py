@@ -31,7 +31,7 @@ class Evidence:
     """One source for a value or a cause, and how much of the whole it covers."""
 
     source: str
-    """Where it is from: `sacct`, `exit file`, `rank stderr`, `trace`, `nvidia-smi`, `legacy`."""
+    """Where it is from: `sacct`, `exit file`, `rank stderr`, `trace`, `pynvml`, `legacy`."""
     sure: Sure = Sure.REPORTED
     file: str = ""
     line: int = 0

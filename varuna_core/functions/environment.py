@@ -25,6 +25,7 @@ from submitit import helpers
 from submitit.core import job_environment, logger, utils
 from submitit.core.utils import DelayedSubmission, JobPaths
 
+from varuna_core.agent.gpu.accelerator import choose_accelerator
 from varuna_core.functions.pickles import write_pickle
 from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.nodes import read_reports
@@ -163,9 +164,10 @@ def export_torch(
     self.master_addr = os.environ["MASTER_ADDR"]
     self.local_world_size = int(os.environ["LOCAL_WORLD_SIZE"])
     if set_cuda_visible_devices:
-        seen = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        variable = choose_accelerator().visible_variable
+        seen = [name for name in os.environ.get(variable, "").split(",") if name]
         own = seen[self.local_rank : self.local_rank + 1] or [str(self.local_rank)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = own[0]
+        os.environ[variable] = own[0]
     return self
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from varuna_core.agent.gpu.accelerator import list_variables
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import Machine
@@ -123,7 +124,7 @@ def start_on(
 def local_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Environment for an agent on this machine: no more of our shell than ssh would carry over,
     and which of the machine's GPUs are ours."""
-    names = ("CUDA_VISIBLE_DEVICES",)
+    names = list_variables()
     return {**clean_environment(environ), **{n: environ[n] for n in names if n in environ}}
 
 

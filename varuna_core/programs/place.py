@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from varuna_core.agent.gpu.names import CUDA_VISIBLE, NVIDIA_SMI
 from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.runtime.comm.devices import take_device
 from varuna_core.runtime.comm.links import join_ranks
@@ -51,7 +52,7 @@ def find_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.e
             )
         stage_map = encode_stage_map(build_stages(pipeline, replicas, "pipeline"))
     if not torch.cuda.is_available() and environ.get("VJOB_RUN"):
-        refuse_missing_gpus(environ.get("CUDA_VISIBLE_DEVICES", ""), torch.version.cuda)
+        refuse_missing_gpus(environ.get(CUDA_VISIBLE, ""), torch.version.cuda)
     return Place(
         rank=rank,
         world=world,
@@ -71,10 +72,10 @@ def refuse_missing_gpus(visible: str, built_for: str | None) -> None:
         "container.image"
         if built_for is None
         else f"it is built for CUDA {built_for}; is the node's driver as new, and does "
-        "`nvidia-smi` answer there?"
+        f"`{NVIDIA_SMI}` answer there?"
     )
     raise ProgramError(
-        f"CUDA_VISIBLE_DEVICES={visible}, and torch {torch.__version__} finds no GPU: {why} "
+        f"{CUDA_VISIBLE}={visible}, and torch {torch.__version__} finds no GPU: {why} "
         "(to train on CPUs, give ranks in place of gpus in cluster.nodes)"
     )
 

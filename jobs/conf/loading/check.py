@@ -14,6 +14,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.agent.gpu.accelerator import list_variables
 from varuna_core.records.logs.progress import PatternError, compile_pattern
 from vjob.containers.reference import BadReference, parse_reference
 from vjob.containers.registry import RUNTIMES
@@ -53,7 +54,6 @@ _OWN_ENV: Mapping[str, str] = {
     "LOCAL_WORLD_SIZE": "follows from cluster.nodes",
     "MASTER_ADDR": "is the first node of the first group",
     "MASTER_PORT": "is cluster.port",
-    "CUDA_VISIBLE_DEVICES": "is cluster.nodes[].devices",
 }
 
 
@@ -108,7 +108,7 @@ def find_line(lines: Mapping[str, str], key: str) -> str:
 
 def list_own_env() -> tuple[str, ...]:
     """Variables that the agent sets for each rank."""
-    return tuple(_OWN_ENV)
+    return (*_OWN_ENV, *list_variables())
 
 
 def check_numbers(conf: JobConf) -> Iterator[KeyProblem]:
@@ -164,6 +164,8 @@ def _check_env_name(key: str, name: str, value: str) -> Iterator[KeyProblem]:
         yield key, value, "a variable's name has letters, digits and _, and no digit first"
     elif name in _OWN_ENV:
         yield key, value, f"{name} is set by vjob: it {_OWN_ENV[name]}"
+    elif name in list_variables():
+        yield key, value, f"{name} is set by vjob: it is cluster.nodes[].devices"
     elif name.startswith("VJOB_"):
         yield key, value, "names that begin with VJOB_ are vjob's own"
 

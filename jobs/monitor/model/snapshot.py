@@ -138,6 +138,10 @@ class Line:
     """It stood there by then: the last change of its file, which may be much later."""
 
 
+ORDINARY = ("sw_power_cap",)
+"""Throttle reasons of a GPU that works as hard as its power limit lets it."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
     """The last sample of one GPU, or of a node's processors (`index` is `cpu`)."""
@@ -158,6 +162,12 @@ class Gpu:
     """Why its clock is held down: `hw_thermal`, `hw_power_brake`, ..."""
     history: tuple[float | None, ...] = ()
     """Utilization, oldest first."""
+
+    @property
+    def held_down(self) -> str:
+        """The part of `throttle` that is no ordinary sight under full load."""
+        words = self.throttle.split(", ")
+        return ", ".join(word for word in words if word not in ORDINARY)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,6 +239,10 @@ class Node:
     """Bytes, by out, err and gpu."""
     gpus: tuple[Gpu, ...] = ()
     gpus_at: float | None = None
+    gpus_not_known: str = ""
+    """Why none of its GPUs could be read in the last sample."""
+    gpus_lost: tuple[int, ...] = ()
+    """Numbers of GPUs of ours that the driver has and cannot reach."""
     cpu_percent: float | None = None
     memory_used_mb: float | None = None
     memory_total_mb: float | None = None

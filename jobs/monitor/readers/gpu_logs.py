@@ -42,6 +42,10 @@ class GpuSamples:
         """By index; a line of text is taken apart when it is asked for."""
         self._history: dict[str, deque[float | None]] = {}
         self._sample: dict[str, Any] = {}
+        self.not_known = ""
+        """Why none could be read in the last sample."""
+        self.lost: tuple[int, ...] = ()
+        """GPUs that the driver could not reach in the last sample."""
         self._note = ""
         """What the agent said of its readings."""
         self._shown: deque[bytes] = deque(maxlen=NUM_SHOWN)
@@ -115,6 +119,10 @@ class GpuSamples:
         self.cpu_percent = as_number(value.get("cpu_percent"))
         self.memory_used_mb = as_number(value.get("memory_used_mb"))
         self.memory_total_mb = as_number(value.get("memory_total_mb"))
+        self.not_known = str(value.get("gpus_not_known", ""))[:200]
+        lost = value.get("gpus_lost")
+        self.lost = tuple(x for x in lost if isinstance(x, int)) if isinstance(lost, list) else ()
+        self._last = {}
         for gpu in gpus:
             self._keep(str(gpu.get("index", "")), gpu)
 

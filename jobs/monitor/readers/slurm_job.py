@@ -1,7 +1,7 @@
 """Reader of a Slurm job that vjob did not submit: the same snapshot, as far as anything tells.
 
     scontrol ─► parts ─► a row a part; a node a part with output of its own ─► Snapshot ─► judge
-                  └─► running, ours, with GPUs: nvidia-smi beside it, once a minute at most
+                  └─► running, ours, with GPUs: the driver's tool beside it, once a minute at most
 
 There is no agent, so nobody noted when lines were written. Between two looks the file's size says
 so (`SeenTimes`); at a first look the pace is the mean since the job started, which is said.
@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from varuna_core.agent.gpu.accelerator import GpuSample, find_lost, list_accelerators
+from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.logs.progress import NO_STEP, parse_line
 from varuna_core.records.logs.times import LineTimes
 from vjob.jobs.errors import UncertainError
@@ -38,10 +40,6 @@ from vjob.jobs.schedulers.slurm import commands as slurm
 
 GPU_EVERY_S = 60.0
 """A step beside the job costs the controller a few requests."""
-GPU_FIELDS = "index,name,utilization.gpu,memory.used,memory.total,temperature.gpu,power.draw"
-GPU_SCRIPT = (
-    f'nvidia-smi --query-gpu={GPU_FIELDS} --format=csv,noheader,nounits | sed "s/^/$(uname -n)|/"'
-)
 MEAN = "no line tells when it was written: the pace is the mean since the job started"
 
 
@@ -78,6 +76,19 @@ class _SeenMarks(LineTimes):
         if at < 0 or at + 1 >= len(self.times):
             return None, 0.0
         return self.times[at], self.times[at + 1] - self.times[at]
+
+
+@dataclass(frozen=True)
+class NodeGpus:
+    """The reading of one node's GPUs."""
+
+    reading: Known[Sequence[GpuSample]]
+
+    def add_to(self, node: Node) -> Node:
+        if isinstance(self.reading, NotKnown):
+            return replace(node, gpus_not_known=self.reading.reason)
+        gpus = tuple(_make_gpu(one) for one in self.reading.value)
+        return replace(node, gpus=gpus, gpus_lost=find_lost(self.reading))
 
 
 class SlurmJobReader:
@@ -134,9 +145,11 @@ class SlurmJobReader:
             unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )
         gpus, why = self._read_gpus()
-        known = {node.name for node in snapshot.nodes}
-        more = tuple(Node(name=name, gpus=held) for name, held in gpus.items() if name not in known)
-        nodes_now = tuple(replace(x, gpus=gpus.get(x.name, ())) for x in snapshot.nodes) + more
+        known = {node.name: node for node in snapshot.nodes}
+        nodes_now = tuple(
+            gpus[name].add_to(known.get(name, Node(name=name))) if name in gpus else known[name]
+            for name in dict.fromkeys([*known, *gpus])
+        )
         notes += [why] if why else []
         mean = self._find_mean(snapshot)
         if mean is not None and snapshot.progress is not None:
@@ -211,9 +224,9 @@ class SlurmJobReader:
                         return min(printed.step, progress.step)
         return progress.points[0].step
 
-    def _read_gpus(self) -> tuple[dict[str, tuple[Gpu, ...]], str]:
+    def _read_gpus(self) -> tuple[dict[str, NodeGpus], str]:
         """The GPUs of its nodes, by host, or why nothing is known of them."""
-        gpus: dict[str, tuple[Gpu, ...]] = {}
+        gpus: dict[str, NodeGpus] = {}
         for part in self._job.parts:
             if not (part.has_gpus and part.is_running):
                 continue
@@ -225,7 +238,7 @@ class SlurmJobReader:
                 return gpus, f"its GPUs are not known: {error}"
             seen = parse_gpus(answer.text)
             if not seen:
-                return gpus, "its GPUs are not known: nvidia-smi shows none on its nodes"
+                return gpus, "its GPUs are not known: no driver's tool is on its nodes"
             gpus |= seen
         return gpus, ""
 
@@ -265,37 +278,47 @@ def list_notes(job: SlurmJob) -> list[str]:
 
 
 def build_gpu_command(part: JobPart) -> list[str]:
-    """nvidia-smi on each node of the job; gives up at once where no step can be made."""
+    """The driver's tool on each node of the job; gives up at once where no step can be made."""
     job = part.info.leader if "+" in part.info.id else part.raw_id
     group = [f"--het-group={part.info.component}"] if "+" in part.info.id else []
     shared = ["--overlap", "--mem=0", "--cpu-bind=none", "--input=none", "--immediate=10"]
     nodes = str(part.num_nodes or 1)
     spread = [f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    return ["srun", f"--jobid={job}", *group, *shared, *spread, "sh", "-c", GPU_SCRIPT]
+    return ["srun", f"--jobid={job}", *group, *shared, *spread, "sh", "-c", render_gpu_script()]
 
 
-def parse_gpus(text: str) -> dict[str, tuple[Gpu, ...]]:
-    """`host|0, NVIDIA A10, 97, 20000, 23028, 61, 140.1`, one line a GPU."""
-    found: dict[str, list[Gpu]] = {}
+def render_gpu_script() -> str:
+    """Shell lines that print one reading of each vendor whose tool is there, marked with its name
+    and the host's."""
+    return "; ".join(
+        f"if command -v {one.smi_command.split()[0]} >/dev/null; then "
+        f'{one.smi_command} 2>&1 | sed "s/^/$(uname -n)|{one.name}|/"; fi'
+        for one in list_accelerators()
+        if one.smi_command
+    )
+
+
+def parse_gpus(text: str) -> dict[str, NodeGpus]:
+    """GPUs by host: `host|nvidia|0, NVIDIA A10, 61, 97, 20000, 23028, 140.1`, one line a GPU."""
+    lines: dict[tuple[str, str], list[str]] = {}
     for line in text.splitlines():
-        host, bar, rest = line.partition("|")
-        cells = [cell.strip() for cell in rest.split(",")]
-        if not bar or len(cells) != 7 or not cells[0].isdigit():
-            continue
-        used, memory, total, degrees, watts = map(_read_number, cells[2:])
-        gpu = Gpu(
-            index=cells[0], name=cells[1], utilization=used, memory_used_mb=memory,
-            memory_total_mb=total, temperature=degrees, power_w=watts,
-        )  # fmt: skip
-        found.setdefault(host.partition(".")[0], []).append(gpu)
-    return {host: tuple(gpus) for host, gpus in found.items()}
+        words = line.split("|", 2)
+        if len(words) == 3:
+            lines.setdefault((words[0].partition(".")[0], words[1]), []).append(words[2])
+    vendors = {one.name: one for one in list_accelerators()}
+    found: dict[str, NodeGpus] = {}
+    for (host, name), rows in lines.items():
+        if name in vendors:
+            found[host] = NodeGpus(vendors[name].parse_smi("\n".join(rows)))
+    return found
 
 
-def _read_number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+def _make_gpu(sample: GpuSample) -> Gpu:
+    return Gpu(
+        index=str(sample.index), name=sample.name, utilization=sample.utilization,
+        memory_used_mb=sample.memory_used_mb, memory_total_mb=sample.memory_total_mb,
+        temperature=sample.temperature, power_w=sample.power_w,
+    )  # fmt: skip
 
 
 def _find_size(path: str) -> int:

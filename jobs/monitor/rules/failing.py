@@ -242,6 +242,28 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
     )
 
 
+def gpu_lost(snapshot: Snapshot) -> Verdict | None:
+    """The driver has a GPU of the job's and cannot reach it."""
+    lost = [(node.name, index) for node in snapshot.nodes for index in node.gpus_lost]
+    if not is_live(snapshot) or not lost:
+        return None
+    name = lost[0][0]
+    numbers = [str(index) for node, index in lost if node == name]
+    which = f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(numbers)}"
+    others = len({node for node, _ in lost}) - 1
+    more = f", and of {others} other nodes" if others else ""
+    seen = len(next(node for node in snapshot.nodes if node.name == name).gpus)
+    return failing(
+        snapshot,
+        "gpu lost",
+        f"{which} of {name} is lost{more}: the driver cannot reach it, and reads {seen} of "
+        f"{seen + len(numbers)}",
+        (),
+        node=name,
+        remedy="add the node to cluster.exclude, and ask an admin to reset it",
+    )
+
+
 def failing(
     snapshot: Snapshot,
     rule: str,

@@ -41,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     stalled.held_up,
     failing.saves_skipped,
     failing.disk_full,
+    failing.gpu_lost,
     failing.error_line,
     stalled.in_phase,
     stalled.stalled,

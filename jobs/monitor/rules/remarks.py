@@ -70,6 +70,16 @@ def warnings(snapshot: Snapshot) -> Iterator[str]:
             yield f"{who}: {format_line(line)}{many}" + (f"; {more}" if more else "")
 
 
+def gpus_not_read(snapshot: Snapshot) -> Iterator[str]:
+    """Nodes whose GPUs could not be read: nothing is known of these."""
+    found: dict[str, list[str]] = {}
+    for node in snapshot.nodes:
+        if node.gpus_not_known:
+            found.setdefault(node.gpus_not_known, []).append(node.name)
+    for why, names in found.items():
+        yield f"GPUs not read: {format_names(names)}: {why}"
+
+
 def gpu_troubles(snapshot: Snapshot) -> Iterator[str]:
     found: dict[str, list[str]] = {}
     for node in snapshot.nodes:
@@ -86,8 +96,8 @@ def gpu_troubles(snapshot: Snapshot) -> Iterator[str]:
                 found.setdefault(f"more than {FULL:.0%} of the memory used", []).append(where)
             if gpu.num_foreign:
                 found.setdefault("processes that are not the job's", []).append(where)
-            if gpu.throttle:
-                found.setdefault(f"held down ({gpu.throttle})", []).append(where)
+            if gpu.held_down:
+                found.setdefault(f"held down ({gpu.held_down})", []).append(where)
     for what, places in found.items():
         yield f"GPUs with {what}: {format_names(places)}"
 
@@ -187,6 +197,7 @@ REMARKS: tuple[Remark, ...] = (
     silent_nodes,
     no_report,
     split_jobs,
+    gpus_not_read,
     gpu_troubles,
     memory_full,
     disks_full,

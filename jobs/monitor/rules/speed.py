@@ -258,6 +258,6 @@ def _gpu_facts(snapshot: Snapshot, name: str) -> tuple[str, ...]:
         return ()
     temperatures = [gpu.temperature for gpu in node.gpus if gpu.temperature is not None]
     facts = [f"{name}: {max(temperatures):.0f} degrees"] if temperatures else []
-    throttle = {gpu.throttle for gpu in node.gpus if gpu.throttle}
+    throttle = {gpu.held_down for gpu in node.gpus if gpu.held_down}
     facts += [f"{name}: {format_names(sorted(throttle))}"] if throttle else []
     return tuple(facts)

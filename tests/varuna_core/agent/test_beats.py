@@ -25,10 +25,10 @@ from tests.varuna_core.agent.local_run import (
     wait_until,
 )
 from tests.varuna_core.agent.test_wrapped import CLIENT
-from varuna_core.agent.gpu.sampler import find_indices
 from varuna_core.agent.meeting import watch
 from varuna_core.agent.meeting.watch import AttemptWatch
 from varuna_core.agent.processes.proc import Stat, list_below, list_stats, read_stat
+from varuna_core.agent.setup.ranks import find_indices
 from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
 

@@ -147,6 +147,34 @@ def test_gpus_are_counted_and_sampled_through_nvidia_smi(
     assert report is not None and report.gpus == 2
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("echo 'Failed to initialize NVML: Driver mismatch'; exit 18",
+         {"gpus": [], "gpus_not_known": "nvidia-smi: Failed to initialize NVML: Driver mismatch"}),
+        ("echo '1, A10, 1, 2, 3, 4, 5'; echo 'GPU 0: GPU is lost'; exit 15", {"gpus_lost": [0]}),
+    ],
+)  # fmt: skip
+def test_the_sample_log_says_what_is_not_known_of_gpus(
+    body: str, expected: dict[str, object], make_stage: MakeStage, tmp_path: Path
+) -> None:
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    listed = "case $1 in -L) echo 'GPU 0: A10'; echo 'GPU 1: A10'; exit;; esac"
+    smi.write_text(f"#!/bin/sh\n{listed}\n{body}\n")
+    smi.chmod(0o755)
+    stage = make_stage(make_plan(make_group("a", 1, 1, gpus=2), command=("sleep", "60")))
+    stage.open()
+    stage.start(0, PATH=f"{smi.parent}:{os.environ['PATH']}")
+    stage.wait_for_log("n0", "gpu.jsonl", '"memory_total_mb"')
+    *notes, sample = map(json.loads, stage.log("n0", "gpu.jsonl").splitlines()[:2])
+    found = sample if "gpus" in sample else notes[0]
+    assert {key: found.get(key) for key in expected} == expected
+    assert found["memory_total_mb"] > 0
+    if reason := expected.get("gpus_not_known"):
+        assert notes[0]["note"] == f"GPUs not read: {reason}"
+
+
 def test_the_environment_of_a_rank(make_stage: MakeStage, tmp_path: Path) -> None:
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     groups = (make_group("big", 1, 2, cpus=8), make_group("small", 1, 2, env={"WHO": "small"}))

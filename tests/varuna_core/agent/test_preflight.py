@@ -11,13 +11,16 @@ from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.agent.checks import gpus
 from varuna_core.agent.checks import host as checks_host
 from varuna_core.agent.checks import host as checks_network
-from varuna_core.agent.checks.gpus import check_gpus, count_gpus
+from varuna_core.agent.checks.gpus import check_gpus
 from varuna_core.agent.checks.preflight import CHECKS, run_checks
+from varuna_core.agent.gpu import nvidia
+from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
 from varuna_core.agent.meeting.meeting import explain_not_ready, render_table
 from varuna_core.agent.meeting.network import Route
 from varuna_core.agent.processes.process import CommandResult
 from varuna_core.agent.setup.ranks import map_devices
 from varuna_core.agent.setup.site import CheckResult, Master, Site
+from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.nodes import Check, NodeReport
 from varuna_core.records.plan import Plan, Prediction
 from varuna_core.records.runfolder import RunFolder
@@ -134,11 +137,15 @@ def test_another_gpu_than_was_planned_for_is_told(tmp_path: Path) -> None:
 def test_a_driver_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = CommandResult(9, "", "NVIDIA-SMI has failed because it could not communicate\n")
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(gpus, "run", lambda argv, timeout_s: answer)
-    assert count_gpus(None) == (None, f"nvidia-smi -L failed: {answer.err.strip()}")
+    monkeypatch.setattr(nvidia, "run", lambda argv, timeout_s: answer)
+    counted = count_visible(choose_accelerator(), {})
+    assert isinstance(counted, NotKnown)
+    assert counted.reason == f"nvidia-smi -L failed: {answer.err.strip()}"
     listed = "GPU 0: NVIDIA A10 (UUID: GPU-1)\nGPU 1: NVIDIA A10 (UUID: GPU-2)\n"
-    monkeypatch.setattr(gpus, "run", lambda argv, timeout_s: CommandResult(0, listed, ""))
-    assert count_gpus(None) == (2, "nvidia-smi -L")
+    monkeypatch.setattr(nvidia, "run", lambda argv, timeout_s: CommandResult(0, listed, ""))
+    counted = count_visible(choose_accelerator(), {})
+    assert isinstance(counted, Value) and counted.value == 2
+    assert counted.evidence[0].source == "nvidia-smi -L"
 
 
 @pytest.mark.parametrize(

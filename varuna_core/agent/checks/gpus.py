@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from varuna_core.agent.processes.process import run
-from varuna_core.agent.setup.ranks import split_devices
+from varuna_core.agent.gpu.accelerator import count_visible
 from varuna_core.agent.setup.site import CheckResult, Site
+from varuna_core.facts.known import NotKnown
 from varuna_core.records.nodes import FAIL, OK, WARN
 from varuna_core.records.plan import Plan
 
-SMI_S = 20.0
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """A folder a GPU of the machine."""
 
@@ -23,9 +21,10 @@ def check_gpus(site: Site) -> list[CheckResult]:
     if group.gpus == 0:
         site.facts.gpus = 0
         return []
-    count, how = count_gpus(site.env.get("CUDA_VISIBLE_DEVICES"))
-    if count is None:
-        return [CheckResult(FAIL, how)]
+    counted = count_visible(site.accelerator, site.env)
+    if isinstance(counted, NotKnown):
+        return [CheckResult(FAIL, counted.reason)]
+    count, how = counted.value, counted.evidence[0].source
     needed = group.gpus
     if group.devices is not None:
         out = [index for index in group.devices if index >= count]
@@ -86,18 +85,3 @@ def is_called(planned: str, model: str) -> bool:
         elif word not in known:
             return False
     return True
-
-
-def count_gpus(visible: str | None) -> tuple[int | None, str]:
-    """The count and where it comes from; None with the reason when nothing tells."""
-    if visible is not None:
-        return len(split_devices(visible)), f"CUDA_VISIBLE_DEVICES={visible}"
-    program = shutil.which("nvidia-smi")
-    if program is not None:
-        result = run([program, "-L"], timeout_s=SMI_S)
-        if result.code == 0:
-            return len(re.findall(r"^GPU \d+:", result.out, re.MULTILINE)), "nvidia-smi -L"
-        said = (result.err or result.out).strip().splitlines()[-1:] or ["no answer"]
-        return None, f"nvidia-smi -L failed: {said[0]}"
-    nodes = [path for path in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
-    return len(nodes), "/dev/nvidia*; no nvidia-smi in PATH"

@@ -1,4 +1,10 @@
-"""GPU readings: `gauges.open_gpus` finds a reader, `sampler.Sampler` writes samples to the logs.
+"""Readings of a node: its accelerators, processors and memory.
 
-Imports the agent's `processes` and `setup`, and `varuna_core.records`.
+    accelerator.py  Accelerator, one vendor's devices; `choose_accelerator` takes what is here
+    nvidia.py       NVIDIA's; a further vendor is a file like it, or a plug-in
+    names.py        NVIDIA's names that other rooms need
+    gauges.py       processors and memory
+    sampler.py      Sampler: a thread that writes samples to the logs
+
+Imports `varuna_core.facts`, `plugins` and `records`, and the agent's `processes`.
 """

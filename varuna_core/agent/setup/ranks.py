@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Mapping
 
+from varuna_core.agent.gpu.accelerator import split_devices
+from varuna_core.agent.gpu.names import CUDA_VISIBLE
 from varuna_core.agent.processes.proc import MARKS
 from varuna_core.agent.setup.container import ENTRY_COMMAND, build_entry, build_environment
 from varuna_core.records.layout import locate_ranks
@@ -44,6 +46,8 @@ class Meeting:
     interface: str | None
     host: str
     job_id: str | None = None
+    visible_variable: str = CUDA_VISIBLE
+    """The variable of the node's accelerator that says which devices a rank may use."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,12 @@ def build_rank(
         **_run(plan, node, rank, meeting),
         **{name: own[name] for name in (HOME,) if name in own and container is None},
     }
-    devices = map_devices(node.group, own.get("CUDA_VISIBLE_DEVICES"))
+    visible = meeting.visible_variable
+    devices = map_devices(node.group, own.get(visible))
     env = {
         **base,
         **_defaults(node.group, base, meeting.interface),
-        **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}),
+        **({} if devices is None else {visible: devices}),
         **asked,
         **fixed,
     }
@@ -93,7 +98,7 @@ def build_rank(
         return RankStart(command, env, plan.workdir, ())
     network = {name for name in env if _NETWORK.match(name)}
     named = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
-    named |= {"CUDA_VISIBLE_DEVICES", "HOME", "USER", "LOGNAME", "LANG"} & set(env)
+    named |= {visible, "HOME", "USER", "LOGNAME", "LANG"} & set(env)
     entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
     if container.step:  # we are inside, and over the image's own variables are these
         return RankStart(command, env, container.workdir, tuple(sorted(entering)))
@@ -113,7 +118,7 @@ def build_rank(
 
 
 def map_devices(group: GroupPlan, visible: str | None) -> str | None:
-    """CUDA_VISIBLE_DEVICES for the group's device indices: they count the visible ones."""
+    """The variable of visible devices for the group's indices, which count those in `visible`."""
     if group.devices is None:
         return None
     seen = split_devices(visible) if visible is not None else None
@@ -125,14 +130,13 @@ def map_devices(group: GroupPlan, visible: str | None) -> str | None:
     return ",".join(names)
 
 
-def split_devices(visible: str) -> list[str]:
-    """The devices in a CUDA_VISIBLE_DEVICES; CUDA stops reading at the first invalid one."""
-    found = []
-    for word in visible.split(","):
-        if not word.strip() or word.strip() in ("-1", "NoDevFiles"):
-            break
-        found.append(word.strip())
-    return found
+def find_indices(group: GroupPlan, visible: str | None) -> set[int] | None:
+    """The driver's numbers of the GPUs that the ranks use; None where nothing tells."""
+    mapped = map_devices(group, visible)
+    names = split_devices((mapped if mapped is not None else visible) or "")
+    if not names or not all(name.isdigit() for name in names):
+        return None
+    return {int(name) for name in names}
 
 
 def _defaults(group: GroupPlan, base: Mapping[str, str], interface: str | None) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, List, Mapping, NamedTuple
 
+from varuna_core.agent.gpu.accelerator import Accelerator, choose_accelerator
 from varuna_core.records.plan import ContainerPlan, NodePlan, Plan, read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -111,6 +112,7 @@ class Site:
     facts: Facts = field(default_factory=Facts)
     container: ContainerPlan | None = None
     """The runtime that works here, once it was chosen."""
+    accelerator: Accelerator = field(default_factory=choose_accelerator)
 
 
 Checker = Callable[[Site], List[CheckResult]]

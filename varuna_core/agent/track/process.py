@@ -24,7 +24,7 @@ SHORT_END_S = 5.0
 """Before a morph, or where the scheduler kills us soon: what is not sent yet, the next attempt
 sends."""
 POLL_S = 0.05
-OURS = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+OURS = {"OMP_NUM_THREADS": "1"}
 _ACCESS = re.compile(
     r"WANDB_|MLFLOW_|DATABRICKS_|NETRC$|(REQUESTS_CA_BUNDLE|SSL_CERT_FILE|SSL_CERT_DIR)$"
     r"|(https?|no|all)_proxy$",
@@ -51,7 +51,7 @@ def build_start(site: Site, meeting: Meeting) -> Optional[RankStart]:
     )
     access = {name: value for name, value in site.env.items() if _ACCESS.match(name)}
     group = site.node.group
-    env = {**access, **plan.env, **group.env, **OURS}
+    env = {**access, **plan.env, **group.env, **OURS, meeting.visible_variable: ""}
     node = replace(site.node, group=replace(group, env=env))
     start = build_rank(plan, node, local_rank, meeting, site.env, site.container)
     return replace(start, argv=fill_in(start.argv, site, -1))

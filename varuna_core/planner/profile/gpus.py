@@ -95,7 +95,7 @@ GPUS = {
 
 
 def find_gpu(name: str) -> GpuProduct:
-    """A GPU by our name, nvidia-smi's or a GRES'; PlanningError with all names if unknown.
+    """A GPU by our name, the driver's or a GRES'; PlanningError with all names if unknown.
 
     Of a product with two sizes the size must be told (`A100-SXM4-80GB`, `v100_32gb`).
     """

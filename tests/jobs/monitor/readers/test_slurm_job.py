@@ -134,7 +134,8 @@ def test_a_controller_that_goes_away_leaves_what_was_known(
 
 
 def test_gpus_are_asked_of_our_own_jobs_alone(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.tres, slurm.gpus = ",gres/gpu=1", "b1|0, NVIDIA A10, 97, 20000, 23028, 61, [N/A]\n"
+    slurm.tres = ",gres/gpu=1"
+    slurm.gpus = "b1|nvidia|0, NVIDIA A10, 61, 97, 20000, 23028, [N/A]\n"
     write(tmp_path, 1, 5)
     snapshot, _ = JudgedReader(open_reader("12", tmp_path)).read()
     (gpu,) = snapshot.nodes[0].gpus
@@ -155,6 +156,26 @@ def test_the_step_for_the_gpus_gives_up_where_it_would_wait(slurm: FakeSlurm) ->
     (part,) = parse_parts(text.replace("JobId=12 ", "JobId=13 HetJobId=12 HetJobOffset=1 "))
     assert {"--jobid=12", "--het-group=1"} <= set(build_gpu_command(part))
     assert parse_gpus("srun: error\nb1|x, y\n") == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict", "words"),
+    [
+        ("Unable to determine the device handle for GPU1: 0000:3B:00.0: GPU is lost.",
+         Health.FAILING, "GPU 1 of b1 is lost"),
+        ("Failed to initialize NVML: Driver/library version mismatch", Health.HEALTHY,
+         "GPUs not read: b1: nvidia-smi: Failed to initialize NVML"),
+    ],
+)  # fmt: skip
+def test_gpus_that_do_not_answer_are_told(
+    said: str, verdict: Health, words: str, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    row = "b1|nvidia|0, NVIDIA A10, 61, 97, 20000, 23028, 90\n" * ("is lost" in said)
+    slurm.tres, slurm.gpus = ",gres/gpu=2", f"{row}b1|nvidia|{said}\n"
+    write(tmp_path, 1, 5)
+    _, found = JudgedReader(open_reader("12", tmp_path)).read()
+    assert found.health is verdict
+    assert words in " ".join([found.reason, *found.remarks])
 
 
 def test_lines_between_two_looks_have_the_time_of_the_first() -> None:

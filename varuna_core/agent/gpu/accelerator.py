@@ -1,0 +1,186 @@
+"""Accelerators of a node: how many there are, what they do, and which fail.
+
+    nvidia.py    NVIDIA's, by pynvml or nvidia-smi
+    NoAccelerator, below, where none is known
+
+A vendor of accelerators is a class with the attributes of `Accelerator`; other distributions add
+theirs by the entry points `vjob.accelerators`. On a node the first one that is there is taken.
+
+Whatever cannot be read is `NotKnown` with the reason, or None in a `GpuSample`; it is never 0. A
+reading that lacks some of the devices is a `Value` whose evidence has `seen` below `expected`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+from varuna_core.agent.gpu.names import CUDA_VISIBLE
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+from varuna_core.plugins import API, BuiltIn, Seam
+
+LOST = "gpu-lost"
+"""Rule of a `Finding` about devices that the driver has and cannot reach; `values["missing"]` are
+their numbers, as far as they are known."""
+
+
+@dataclass(frozen=True)
+class GpuSample:
+    """One reading of one device; None where the driver does not tell."""
+
+    index: int
+    """The driver's number of it."""
+    name: str = ""
+    temperature: Optional[float] = None
+    utilization: Optional[float] = None
+    """Per cent."""
+    memory_used_mb: Optional[float] = None
+    memory_total_mb: Optional[float] = None
+    power_w: Optional[float] = None
+    ecc_errors: Optional[int] = None
+    """Uncorrected ones since the driver was loaded."""
+    throttle: str = ""
+    """Why its clock is held down, such as `hw_thermal`; empty where nothing is known to do so."""
+    uuid: str = ""
+    """The key of `Accelerator.processes`."""
+
+    def as_json(self, processes: Optional[Sequence[int]]) -> Dict[str, Any]:
+        """Fields of the device in a line of `<node>.gpu.jsonl`."""
+        return {
+            "index": self.index,
+            "name": self.name,
+            "temperature": self.temperature,
+            "utilization": self.utilization,
+            "memory_used_mb": self.memory_used_mb,
+            "memory_total_mb": self.memory_total_mb,
+            "power_w": self.power_w,
+            "processes": None if processes is None else list(processes),
+            "ecc_errors": self.ecc_errors,
+            "throttle": self.throttle,
+        }
+
+
+class Accelerator(Protocol):
+    """One vendor's accelerators on this node."""
+
+    API: int
+    name: str
+    visible_variable: str
+    """The variable that says which devices a process may use, such as CUDA_VISIBLE_DEVICES."""
+    smi_command: str
+    """A shell command that prints one reading; empty where there is none. `vjob status` runs it on
+    the nodes of a job that has no agent."""
+
+    def is_here(self) -> bool:
+        """True where this node has such devices, or the vendor's tools."""
+        ...
+
+    def count(self) -> Known[int]:
+        """Devices that this process may see; the source says how they were counted."""
+        ...
+
+    def sample(self) -> Known[Sequence[GpuSample]]:
+        """One reading of all devices."""
+        ...
+
+    def processes(self) -> Known[Mapping[str, Sequence[int]]]:
+        """Processes on each device of the last sample, by its uuid."""
+        ...
+
+    def health(self) -> Sequence[Finding]:
+        """Findings about devices that the last sample lacks."""
+        ...
+
+    def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
+        """The reading that `smi_command` printed."""
+        ...
+
+
+class NoAccelerator:
+    """A node where no vendor's accelerators are known to be."""
+
+    API = API
+    name = "none"
+    visible_variable = CUDA_VISIBLE
+    """That of the vendor that torch is most often built for; no harm where there is no device."""
+    smi_command = ""
+
+    def __init__(self, tried: Sequence[str] = ()) -> None:
+        self._evidence = (Evidence(f"no device of {' or '.join(tried)} is here"),)
+
+    def is_here(self) -> bool:
+        return True
+
+    def count(self) -> Known[int]:
+        return Value(0, self._evidence)
+
+    def sample(self) -> Known[Sequence[GpuSample]]:
+        return NotKnown(self._evidence[0].source, self._evidence)
+
+    def processes(self) -> Known[Mapping[str, Sequence[int]]]:
+        return NotKnown(self._evidence[0].source, self._evidence)
+
+    def health(self) -> Sequence[Finding]:
+        return ()
+
+    def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
+        return NotKnown(self._evidence[0].source, self._evidence)
+
+
+GROUP = "vjob.accelerators"
+ACCELERATORS = Seam(
+    GROUP,
+    [
+        BuiltIn(
+            "nvidia",
+            "GPUs of NVIDIA, by pynvml or nvidia-smi.",
+            "varuna_core.agent.gpu.nvidia:NvidiaAccelerator",
+        )
+    ],
+)
+
+
+def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
+    """Numbers of devices that the driver has and that this reading lacks."""
+    if isinstance(reading, NotKnown):
+        return ()
+    expected = reading.evidence[0].expected or 0
+    return tuple(sorted(set(range(expected)) - {one.index for one in reading.value}))
+
+
+def list_accelerators() -> List[Accelerator]:
+    """One object for each vendor that vjob knows, built-in ones first."""
+    classes = (ACCELERATORS.load(name) for name in ACCELERATORS.list_names())
+    return [one() for one in classes if one is not None]
+
+
+def choose_accelerator() -> Accelerator:
+    """The first vendor's that is on this node."""
+    known = list_accelerators()
+    here = next((one for one in known if one.is_here()), None)
+    return here or NoAccelerator([one.name for one in known])
+
+
+def list_variables() -> List[str]:
+    """The variables of all vendors that say which devices a process may use."""
+    return list(dict.fromkeys(one.visible_variable for one in list_accelerators()))
+
+
+def count_visible(accelerator: Accelerator, environ: Mapping[str, str]) -> Known[int]:
+    """Devices that a process with this environment may use."""
+    visible = environ.get(accelerator.visible_variable)
+    if visible is None:
+        return accelerator.count()
+    source = f"{accelerator.visible_variable}={visible}"
+    return Value(len(split_devices(visible)), (Evidence(source, Sure.MEASURED),))
+
+
+def split_devices(visible: str) -> List[str]:
+    """Devices in the value of such a variable; CUDA stops reading at the first invalid one."""
+    found = []
+    for word in visible.split(","):
+        if not word.strip() or word.strip() in ("-1", "NoDevFiles"):
+            break
+        found.append(word.strip())
+    return found

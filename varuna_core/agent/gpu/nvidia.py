@@ -1,0 +1,322 @@
+"""NVIDIA's GPUs, by pynvml where the node's Python has it, else by nvidia-smi.
+
+A GPU that fell off the bus takes none of the others with it: nvidia-smi exits with 15 and prints
+the rows of the survivors, and pynvml fails for that device alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from varuna_core.agent.gpu.accelerator import LOST, GpuSample, find_lost
+from varuna_core.agent.gpu.names import CUDA_VISIBLE, NVIDIA_SMI
+from varuna_core.agent.processes.process import run
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+from varuna_core.facts.remedy import Action, Remedy, Target
+from varuna_core.plugins import API
+
+SAMPLE_S, COUNT_S = 10.0, 20.0
+QUERY = "index,name,temperature.gpu,utilization.gpu,memory.used,memory.total,power.draw"
+MORE = (
+    "uuid,ecc.errors.uncorrected.volatile.total,clocks_event_reasons.active",
+    "uuid,ecc.errors.uncorrected.volatile.total,clocks_throttle_reasons.active",
+    "",
+)
+"""Fields that versions of nvidia-smi know beside, the newest first; one unknown field spoils a
+query."""
+UNKNOWN_FIELD = "not a valid field"
+FORMAT = "--format=csv,noheader,nounits"
+KEYS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
+_LOST = re.compile(r"unable to determine the device handle|gpu is lost", re.IGNORECASE)
+"""A line about one GPU that the driver cannot reach."""
+
+THROTTLES = {
+    0x2: "app_clocks",
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "hw_power_brake",
+    0x100: "display_clocks",
+}
+"""The driver's bits for why a clock is held down; 1 is an idle GPU."""
+NVML_REASONS = (
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
+UNCORRECTED, VOLATILE = 1, 0
+"""NVML's numbers for errors that no check could mend, since the driver was loaded."""
+
+
+class NvidiaAccelerator:
+    """The NVIDIA GPUs of this node."""
+
+    API = API
+    name = "nvidia"
+    visible_variable = CUDA_VISIBLE
+    smi_command = f"{NVIDIA_SMI} --query-gpu={QUERY} {FORMAT}"
+
+    def __init__(self) -> None:
+        self._more = list(MORE)
+        self._nvml: Any = None
+        self._is_open = False
+        self._num_expected = 0
+        self._uuids: Dict[int, str] = {}
+        self._findings: Tuple[Finding, ...] = ()
+
+    def is_here(self) -> bool:
+        return bool(shutil.which(NVIDIA_SMI) or _list_device_files() or Path("/dev/dxg").exists())
+
+    def count(self) -> Known[int]:
+        program = shutil.which(NVIDIA_SMI)
+        if program is None:
+            source = f"/dev/nvidia*; no {NVIDIA_SMI} in PATH"
+            return Value(len(_list_device_files()), (Evidence(source, Sure.MEASURED),))
+        source = f"{NVIDIA_SMI} -L"
+        result = run([program, "-L"], timeout_s=COUNT_S)
+        count = len(re.findall(r"^GPU \d+:", result.out, re.MULTILINE))
+        said = f"{result.out}\n{result.err}".strip()
+        if result.code != 0 and not count:
+            why = said.splitlines()[-1] if said else _describe_silence(result.code, COUNT_S)
+            return NotKnown(f"{source} failed: {why}", (Evidence(source, text=said[:400]),))
+        lost = len(_LOST.findall(said))
+        evidence = Evidence(source, Sure.REPORTED, seen=count, expected=count + lost)
+        return Value(count, (evidence,))
+
+    def sample(self) -> Known[Sequence[GpuSample]]:
+        if not self._is_open:
+            self._nvml, self._nvml_problem = _open_nvml()
+            self._is_open = True
+        found = self._read_nvml() if self._nvml is not None else self._read_smi()
+        self._findings = self._judge(found)
+        if isinstance(found, Value):
+            self._uuids = {one.index: one.uuid for one in found.value}
+        return found
+
+    def processes(self) -> Known[Mapping[str, Sequence[int]]]:
+        if self._nvml is not None:
+            return self._read_nvml_processes()
+        program = shutil.which(NVIDIA_SMI)
+        if program is None or not self._more[0]:
+            return NotKnown(f"this {NVIDIA_SMI} tells no uuids")
+        words = [program, "--query-compute-apps=gpu_uuid,pid", FORMAT]
+        result = run(words, timeout_s=SAMPLE_S)
+        if result.code != 0:
+            return NotKnown(f"{NVIDIA_SMI}: {_describe(result.code, result.err + result.out)}")
+        found: Dict[str, List[int]] = {uuid: [] for uuid in self._uuids.values()}
+        found.update(parse_processes(result.out))
+        return Value(found, (Evidence(NVIDIA_SMI),))
+
+    def health(self) -> Sequence[Finding]:
+        return self._findings
+
+    def parse_smi(self, text: str) -> Known[Sequence[GpuSample]]:
+        return parse_rows(text, is_long=False)
+
+    def _read_smi(self) -> Known[Sequence[GpuSample]]:
+        program = shutil.which(NVIDIA_SMI)
+        if program is None:
+            return NotKnown(f"{self._nvml_problem}; {NVIDIA_SMI} is not in PATH")
+        while True:
+            fields = ",".join(filter(None, (QUERY, self._more[0])))
+            result = run([program, f"--query-gpu={fields}", FORMAT], timeout_s=SAMPLE_S)
+            said = (result.err + result.out).strip()
+            if result.code == 0 or UNKNOWN_FIELD not in said or len(self._more) == 1:
+                break
+            del self._more[0]
+        found = parse_rows(
+            result.out + "\n" + result.err, is_long=bool(self._more[0]), known=self._num_expected
+        )
+        if result.code == 0 or (isinstance(found, Value) and found.value):
+            if isinstance(found, Value):
+                self._num_expected = found.evidence[0].expected or 0
+            return found
+        return NotKnown(
+            f"{NVIDIA_SMI}: {_describe(result.code, said)}",
+            (Evidence(NVIDIA_SMI, text=said[:400]),),
+        )
+
+    def _read_nvml(self) -> Known[Sequence[GpuSample]]:
+        nvml, found, problems = self._nvml, [], []
+        try:
+            count = nvml.nvmlDeviceGetCount()
+        except nvml.NVMLError as error:
+            return NotKnown(f"pynvml: {error}")
+        for index in range(count):
+            try:
+                found.append(_read_device(nvml, index))
+            except nvml.NVMLError as error:
+                problems.append(f"GPU {index}: {error}")
+        if problems and not found:
+            return NotKnown(f"pynvml: {'; '.join(problems)}")
+        self._num_expected = max(count, self._num_expected)
+        text = "; ".join(problems)
+        evidence = Evidence(
+            "pynvml", Sure.REPORTED, text=text, seen=len(found), expected=self._num_expected
+        )
+        return Value(tuple(found), (evidence,))
+
+    def _read_nvml_processes(self) -> Known[Mapping[str, Sequence[int]]]:
+        nvml, found = self._nvml, {}
+        for index, uuid in self._uuids.items():
+            try:
+                device = nvml.nvmlDeviceGetHandleByIndex(index)
+                held = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+            except (nvml.NVMLError, AttributeError):
+                continue
+            found[uuid] = [process.pid for process in held]
+        return Value(found, (Evidence("pynvml", seen=len(found), expected=len(self._uuids)),))
+
+    def _judge(self, found: Known[Sequence[GpuSample]]) -> Tuple[Finding, ...]:
+        missing = find_lost(found)
+        if not missing:
+            return ()
+        return (
+            Finding(
+                rule=LOST,
+                values={"missing": list(missing)},
+                evidence=found.evidence,
+                remedies=(
+                    Remedy(Action.EXCLUDE, Target.NODE),
+                    Remedy(Action.ASK_ADMIN, detail="to reset the GPU, or to restart the node"),
+                ),
+            ),
+        )
+
+
+def parse_rows(text: str, *, is_long: bool, known: int = 0) -> Known[Sequence[GpuSample]]:
+    """The rows of a query with their coverage; `[N/A]` becomes None.
+
+    `known` GPUs have been seen before. A long query has the fields of MORE too.
+    """
+    found, rest = [], []
+    for line in text.splitlines():
+        row = _parse_row(line, is_long)
+        if row is None:
+            rest.append(line.strip())
+        else:
+            found.append(row)
+    said = [line for line in rest if line]
+    num_lost = sum(1 for line in said if _LOST.search(line))
+    highest = max((one.index for one in found), default=-1)
+    expected = max(known, highest + 1, len(found) + num_lost)
+    evidence = Evidence(NVIDIA_SMI, text="; ".join(said)[:400], seen=len(found), expected=expected)
+    if not found and said:
+        return NotKnown(f"{NVIDIA_SMI}: {said[0]}", (evidence,))
+    return Value(tuple(found), (evidence,))
+
+
+def parse_processes(text: str) -> Dict[str, List[int]]:
+    """From `nvidia-smi --query-compute-apps=gpu_uuid,pid`: pids by the GPU's uuid."""
+    found: Dict[str, List[int]] = {}
+    for line in text.splitlines():
+        uuid, _, pid = (word.strip() for word in line.partition(","))
+        if pid.isdigit():
+            found.setdefault(uuid, []).append(int(pid))
+    return found
+
+
+def spell_throttle(bits: int) -> str:
+    """Words for why a GPU's clock is held down; empty for none, and for an idle one."""
+    words = [word for bit, word in THROTTLES.items() if bits & bit]
+    unknown = bits & ~sum(THROTTLES) & ~1
+    return ", ".join([*words, *([hex(unknown)] if unknown else [])])
+
+
+def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
+    words = [word.strip() for word in line.split(",")]
+    num_more = 3 if is_long and len(words) >= 2 + len(KEYS) + 3 else 0
+    num_name = len(words) - 1 - len(KEYS) - num_more  # a name may hold commas
+    if num_name < 1 or not words[0].isdigit():
+        return None
+    rest = words[1 + num_name :]
+    numbers = {key: _parse_number(word) for key, word in zip(KEYS, rest)}  # noqa: B905
+    uuid, errors, reasons = rest[len(KEYS) :] or ("", "", "")
+    return GpuSample(
+        index=int(words[0]),
+        name=", ".join(words[1 : 1 + num_name]),
+        **numbers,
+        ecc_errors=int(errors) if errors.isdigit() else None,
+        throttle=spell_throttle(_parse_bits(reasons)),
+        uuid=uuid,
+    )
+
+
+def _open_nvml() -> Tuple[Any, str]:
+    """The module, or None with the reason."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        nvml.nvmlDeviceGetCount()
+        return nvml, ""
+    except Exception as error:  # no module, no driver library, or a driver that fails: same to us
+        return None, f"pynvml: {error}"
+
+
+def _read_device(nvml: Any, index: int) -> GpuSample:
+    device = nvml.nvmlDeviceGetHandleByIndex(index)
+    name = nvml.nvmlDeviceGetName(device)
+
+    def ask(names: Sequence[str], *words: int) -> Any:
+        """The first of these functions that this binding and this driver have."""
+        for name in names:
+            try:
+                return getattr(nvml, name)(device, *words)
+            except AttributeError:
+                continue
+            except nvml.NVMLError as error:  # not every device has every gauge
+                if _LOST.search(str(error)):
+                    raise
+        return None
+
+    memory = ask(["nvmlDeviceGetMemoryInfo"])  # not where it shares the processor's
+    load = ask(["nvmlDeviceGetUtilizationRates"])
+    power = ask(["nvmlDeviceGetPowerUsage"])
+    uuid = ask(["nvmlDeviceGetUUID"])
+    return GpuSample(
+        index=index,
+        name=name.decode() if isinstance(name, bytes) else name,
+        temperature=ask(["nvmlDeviceGetTemperature"], 0),
+        utilization=None if load is None else load.gpu,
+        memory_used_mb=None if memory is None else memory.used // 2**20,
+        memory_total_mb=None if memory is None else memory.total // 2**20,
+        power_w=None if power is None else power / 1000,
+        ecc_errors=ask(["nvmlDeviceGetTotalEccErrors"], UNCORRECTED, VOLATILE),
+        throttle=spell_throttle(ask(NVML_REASONS) or 0),
+        uuid=uuid.decode() if isinstance(uuid, bytes) else uuid or str(index),
+    )
+
+
+def _list_device_files() -> List[Path]:
+    found = Path("/dev").glob("nvidia*")
+    return [path for path in found if re.fullmatch(r"nvidia\d+", path.name)]
+
+
+def _describe(code: Optional[int], said: str) -> str:
+    """The tool's own words, else what became of it."""
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    return lines[0].strip() if lines else _describe_silence(code, SAMPLE_S)
+
+
+def _describe_silence(code: Optional[int], limit_s: float) -> str:
+    return f"no answer in {limit_s:.0f} s" if code is None else f"no answer, exit code {code}"
+
+
+def _parse_bits(word: str) -> int:
+    try:
+        return int(word, 16)
+    except ValueError:
+        return 0
+
+
+def _parse_number(word: str) -> Optional[float]:
+    try:
+        return float(word)
+    except ValueError:
+        return None
