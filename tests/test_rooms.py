@@ -55,6 +55,7 @@ BELOW = {
         "varuna_core/checkpoint",
         "varuna_core/planner/search",
         "varuna_core/runtime/engine",
+        "varuna_core/runtime/batch",
         "varuna_core/runtime/tensor_parallel",
         "varuna_core/agent/meeting",
         "varuna_core/planner",

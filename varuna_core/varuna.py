@@ -27,6 +27,14 @@ from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.trace import TraceWriter, find_trace_file
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
+from varuna_core.runtime.batch.named_inputs import Inputs
+from varuna_core.runtime.batch.outputs import (
+    Names,
+    StepOutputs,
+    join_outputs,
+    spread,
+)
+from varuna_core.runtime.batch.token_means import LossWeights
 from varuna_core.runtime.comm.devices import may_share, take_device
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.comm.links import join_ranks
@@ -38,22 +46,14 @@ from varuna_core.runtime.engine.microbatch import (
     MicroBatch,
     find_first,
 )
-from varuna_core.runtime.engine.named_inputs import Inputs
-from varuna_core.runtime.engine.outputs import (
-    Names,
-    StepOutputs,
-    join_outputs,
-    spread,
-)
 from varuna_core.runtime.engine.plans import count_stages
-from varuna_core.runtime.engine.random_streams import kept_random_state
-from varuna_core.runtime.engine.token_means import LossWeights
 from varuna_core.runtime.memory_copies.copies import KeptInMemory
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
 from varuna_core.runtime.settings import VarunaSettings, refuse_unknown, refuse_zero
 from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
 from varuna_core.runtime.split.loss import AmbiguousLoss
+from varuna_core.runtime.split.random_streams import kept_random_state
 from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchronise_clocks
 from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
@@ -254,7 +254,7 @@ class Varuna(KeptInMemory):
         told: then the loss or `last_grad_norm` is not finite.
 
         With `outputs`, keys of a dict, attributes or places in a tuple, there is a third thing:
-        these parts of what the model returned, by name, as engine/outputs.py joins them. All ranks
+        these parts of what the model returned, by name, as batch/outputs.py joins them. All ranks
         ask for the same.
         """
         form = self.split.record.loss
@@ -267,11 +267,11 @@ class Varuna(KeptInMemory):
         self._handle_signals()
 
         def run(microbatches: list[MicroBatch], size: int) -> tuple[Tensor, Any]:
-            weights = LossWeights(form, self.agreement, self.engine.find_last())
+            weights = LossWeights(form, self.agreement, self.engine.last)
             places = 0
             if form.is_weighed_after:
                 places = self._splitter.count_places(self._names.name(inputs))
-            everywhere = self.engine.split_weight is not None
+            everywhere = self.engine.loss.split is not None
             totals = weights.start(microbatches, size, places, everywhere)
             self._set_memory_limit()
             if self.adapting is not None:
@@ -419,7 +419,7 @@ class Varuna(KeptInMemory):
     def _join_asked(self, asked: StepOutputs, microbatches: Sequence[MicroBatch]) -> Any:
         """The parts of this step's outputs, on all ranks of the replica."""
         joined = None
-        if self.engine.holds_last:
+        if self.engine.last is not None:
             sizes, dims = [micro.size for micro in microbatches], self._splitter.list_dims()
             joined = asked.join(sizes, dims, self.device, self.links.replicas)
         return self._spread_from_last(joined)
@@ -444,11 +444,11 @@ class Varuna(KeptInMemory):
         memory = self._find_memory()
         if memory is not None:
             self.plans.set_memory(memory)
-            self.engine.meter = None
+            self.engine.passes.meter = None
 
     def _find_memory(self) -> Memory | None:
         """What the graphs of all stages hold, and may; None while that is not known."""
-        meter, limit = self.engine.meter, self.memory_limit
+        meter, limit = self.engine.passes.meter, self.memory_limit
         if meter is None:
             return None
         if limit is None:

@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,7 @@ from benchmarks.pipeline.rounds import (
     simulate_traced,
 )
 from benchmarks.pipeline.table import Bound, Part, Table, ratios, show_seconds
-from varuna_core.runtime.engine.weight_grads import WeightGrads
+from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.compiled import simulate
@@ -99,25 +100,25 @@ class Alone:
         self.stages: list[tuple[Stage, Stage]] = []
         partition = models.even_partition(model, num_stages)
         for index in held:
-            plain, putting_off = (
+            plain, later = (
                 split_model(
                     copy.deepcopy(model), self.batch, num_stages, partition, device="cpu"
                 ).make_stage(index)
                 for _ in range(2)
             )
-            self.grads.install(putting_off.module)
-            self.stages.append((plain, putting_off))
+            self.grads.install(later.module)
+            self.stages.append((plain, later))
         self.rounds: list[dict[tuple[str, int], float]] = []
 
     def measure(self) -> None:
         """One round: seconds a kind and stage."""
         taken: dict[tuple[str, int], list[float]] = {}
-        for plain, putting_off in self.stages:
+        for plain, later in self.stages:
             for _ in range(NUM_ALONE):
-                for stage, kinds in ((plain, "FB"), (plain, "fRB"), (putting_off, "FIW")):
+                for stage, kinds in ((plain, "FB"), (plain, "fRB"), (later, "FIW")):
                     for kind, seconds in self._run(stage, kinds):
                         taken.setdefault((kind, stage.index), []).append(seconds)
-            for stage in (plain, putting_off):
+            for stage in (plain, later):
                 for parameter in stage.parameters().values():
                     parameter.grad = None
         self.rounds.append({key: sum(v) / len(v) for key, v in taken.items()})
@@ -128,20 +129,18 @@ class Alone:
         gradient = None if stage.is_last else torch.randn(shape)
         taken: list[tuple[str, float]] = []
         output: Any = None
-        work = []
+        work: list[PutOffProduct] = []
         for kind in kinds:
             begin = time.perf_counter()
             if kind in "FfR":
                 with torch.set_grad_enabled(kind != "f"):
                     output = stage.forward(self.batch, received)
             elif kind in "BI":
-                self.grads.putting_off = kind == "I"
-                torch.autograd.backward(
-                    output if stage.is_last else output.tensors[0],
-                    gradient,
-                )
-                self.grads.putting_off = False
-                work = self.grads.take()
+                with self.grads.collecting() if kind == "I" else nullcontext(work) as work:
+                    torch.autograd.backward(
+                        output if stage.is_last else output.tensors[0],
+                        gradient,
+                    )
             else:
                 for put_off in work:
                     put_off()

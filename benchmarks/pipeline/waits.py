@@ -90,7 +90,7 @@ class _Parts(torch.autograd.Function):
             layer.wait("I")
         if not weight_wanted:
             return grad, None, None
-        if layer.grads is not None and layer.grads.putting_off:
+        if layer.grads is not None and layer.grads.puts_off:
             layer.grads.add(partial(_finish, layer), [layer.weight])
             return grad, None, None
         layer.wait("W")

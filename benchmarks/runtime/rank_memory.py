@@ -186,12 +186,12 @@ def run_rank(rank: int, case: Case, hidden: int, steps: int, folder: str) -> Non
         del model
         optimizer = build_optimizer("adamw", varuna.parameters(), lr=1e-4)
         varuna.set_optimizer(optimizer)
-    meter = varuna.engine.meter = GraphMeter(MICRO)
+    meter = varuna.engine.passes.meter = GraphMeter(MICRO)
     state = 0
     for step in range(steps):
         with watch.phase("step" if step else "first step"):
             varuna.step(batch)
-        varuna.engine.meter = None
+        varuna.engine.passes.meter = None
         with watch.phase("optimizer's step" if step else "optimizer's first step"):
             optimizer.step()
         state = state or count_state(varuna, optimizer)

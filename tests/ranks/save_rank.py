@@ -165,7 +165,7 @@ def collect_outputs(case: Case) -> dict[str, Any]:
         "replica": varuna.replica,
         "logits": varuna.evaluate(only, outputs=True),
         "last": varuna.evaluate(only, outputs="last"),
-        "holds_last": varuna.engine.holds_last,
+        "holds_last": varuna.engine.last is not None,
         "loss": varuna.evaluate(models.make_inputs(24)),
     }
     varuna.close()

@@ -148,7 +148,7 @@ def recording(case: Case) -> AbstractContextManager[None]:
 
 
 def count_recorded(varuna: Varuna) -> int:
-    return 0 if varuna.engine.graphs is None else varuna.engine.graphs.num_made
+    return 0 if varuna.engine.passes.graphs is None else varuna.engine.passes.graphs.num_made
 
 
 def train(case: Case, rank: int) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from tests.ranks.train_rank import (
 )
 from varuna_core import Varuna
 from varuna_core.records.layout import parse_stage_map
-from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.split.cut import announce_segments
+from varuna_core.runtime.split.random_streams import build_seeder
 
 SCHEDULES = ["gpipe", "1f1b", "varuna", "zero_bubble"]
 UNEVEN = [8, 7, 5, 1, 8, 3]

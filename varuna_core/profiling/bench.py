@@ -44,12 +44,15 @@ from varuna_core.runtime.comm.failure import FailureBoard
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing, Structure, TensorSpec, sign
 from varuna_core.runtime.engine.engine import Engine
+from varuna_core.runtime.engine.gradient_turns import GradientTurns
 from varuna_core.runtime.engine.graph_memory import GraphMeter
+from varuna_core.runtime.engine.loss_seed import LossSeed
 from varuna_core.runtime.engine.microbatch import MicroBatch
-from varuna_core.runtime.engine.random_streams import kept_random_state
+from varuna_core.runtime.engine.passes import Passes
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients
 from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
+from varuna_core.runtime.split.random_streams import kept_random_state
 from varuna_core.runtime.split.record import Cut
 from varuna_core.runtime.split.split import RankStages, Split
 from varuna_core.schedule.actions import COPIES, Action, Kind
@@ -379,22 +382,23 @@ class Bench:
         weight = MicroBatchWeight(factor=1 / loss_scale)
         self.gradients = Gradients(self.masters, {}, links, self.device, weight=weight)
         self.clock = Clock(CudaQueue(self.device) if self.device.type == "cuda" else None)
+        weight_grads = WeightGrads(self.gradients.note, self.gradients.find_wide)
+        weight_grads.install(stage.module)
         self.engine = Engine(
             [stage],
             links,
+            Passes([stage], weight_grads),
+            LossSeed(split.record.loss, self.device),
+            GradientTurns([stage], weight_grads),
             seed=seed,
             trace=self.clock,
-            weight_grads=WeightGrads(self.gradients.note, self.gradients.find_wide),
-            loss=split.record.loss,
         )
-        self.engine.weight_grads.install(stage.module)
 
     def clear(self) -> None:
         """Let go of what a round that failed has left."""
         self.incoming.tensors = self.gradients_in.tensors = ()
         self.outgoing.forget()
         self.engine.run([], [], 0, lambda: 0)
-        self.engine.weight_grads.take()
         for master in self.masters.by_name.values():
             master.grad = None
 
@@ -489,11 +493,11 @@ class Bench:
     @contextmanager
     def _keeping_products(self) -> Iterator[None]:
         """The engine takes itself out where they are of no use."""
-        self.engine.keeping = self.keeping
+        self.engine.passes.selective = self.keeping
         try:
             yield
         finally:
-            self.engine.keeping = set()
+            self.engine.passes.selective = set()
 
     def finish(self) -> Figures:
         with kept_random_state(self.device):
@@ -540,12 +544,12 @@ class Bench:
         return out * more, back * more
 
     def _measure_kept(self) -> float:
-        meter = self.engine.meter = GraphMeter(self.micro.size)
+        meter = self.engine.passes.meter = GraphMeter(self.micro.size)
         try:
             with self._keeping_products():
                 self._run(BETWEEN)
         finally:
-            self.engine.meter = None
+            self.engine.passes.meter = None
         self._let_go()
         return meter.kept.get(self.segment, 0.0)
 
@@ -568,14 +572,14 @@ class Bench:
 
     def _measure_memory(self) -> tuple[int, int, int]:
         """Bytes kept of a micro-batch without what goes out, bytes kept with it, and the peak."""
-        meter = self.engine.meter = GraphMeter(self.micro.size)
+        meter = self.engine.passes.meter = GraphMeter(self.micro.size)
         self.incoming.copying = self.gradients_in.copying = True
         try:
             self._run(ONE)
-            self.engine.meter = None
+            self.engine.passes.meter = None
             peak = measure_peak(self.device, lambda: self._run(ONE))
         finally:
-            self.engine.meter = None
+            self.engine.passes.meter = None
             self.incoming.copying = self.gradients_in.copying = False
         held = int(meter.graphs[self.segment])
         leaving = sum(self.outgoing.storages.values())

@@ -41,10 +41,9 @@ from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.training import Training
-from varuna_core.runtime.clocks import exchange_clocks
 from varuna_core.runtime.optim.optimizers import build_optimizer, use_apex_norms, why_no_apex
 from varuna_core.runtime.settings import why_no_auto
-from varuna_core.runtime.step_trace import open_rank_trace
+from varuna_core.runtime.step_trace import exchange_clocks, open_rank_trace
 from varuna_core.schedule.recompute import Recompute
 from varuna_core.schedule.registry import count_stages_per_rank, may_split_backward
 from varuna_core.varuna import Varuna

@@ -22,19 +22,22 @@ import torch.distributed as dist
 from torch import nn
 
 from varuna_core.records.layout import StageMap, parse_stage_map
+from varuna_core.runtime.batch.named_inputs import InputNames, Inputs
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
 from varuna_core.runtime.engine.adapting import ActionTimes
 from varuna_core.runtime.engine.compiled import compile_stages, why_none
 from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, CudaRecorder, why_none_recorded
 from varuna_core.runtime.engine.engine import Engine
+from varuna_core.runtime.engine.gradient_turns import GradientTurns
 from varuna_core.runtime.engine.graph_memory import GraphMeter
+from varuna_core.runtime.engine.loss_seed import LossSeed
 from varuna_core.runtime.engine.microbatch import (
     BatchSplitter,
     GetBatch,
     deal_samples,
     read_dummies,
 )
-from varuna_core.runtime.engine.named_inputs import InputNames, Inputs
+from varuna_core.runtime.engine.passes import Passes
 from varuna_core.runtime.engine.plans import Plans, settle_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.optim.grads import Gradients, list_shared
@@ -282,22 +285,30 @@ def build_engine(
     times = find_times(plans.stage_map, settings)
     # On a GPU a schedule that is chosen later must fit.
     measures = settings.recompute == "auto" or (times and settings.device.type == "cuda")
+    passes = Passes(
+        stages.stages,
+        weight_grads,
+        meter=GraphMeter(settings.chunk_size) if measures else None,
+        graphs=build_graphs(stages, gradients, loss, settings),
+        is_selective=settings.recompute == "selective",
+    )
+    is_awaited = links.replicas is not None and not gradients.at_once
+    turns = GradientTurns(
+        stages.stages,
+        weight_grads,
+        before=gradients.before if is_awaited else None,
+        after=gradients.backward_done,
+    )
+    seed = LossSeed(loss, settings.device, split=gradients.weight.split if is_split else None)
     engine = Engine(
         stages.stages,
         links,
+        passes,
+        seed,
+        turns,
         seed=settings.seed,
         trace=settings.trace,
-        weight_grads=weight_grads,
-        before_gradients=(
-            gradients.before if links.replicas is not None and not gradients.at_once else None
-        ),
-        after_gradients=gradients.backward_done,
-        split_weight=gradients.weight.split if is_split else None,
-        meter=GraphMeter(settings.chunk_size) if measures else None,
-        loss=loss,
         times=times,
-        graphs=build_graphs(stages, gradients, loss, settings),
-        keeps_products=settings.recompute == "selective",
     )
     # `auto` may get to it in any step.
     puts_off = may_split_backward(plans.name)

@@ -64,7 +64,7 @@ class RankModule(nn.Module):
         self._leave_to: tuple[Path, dict[str, Any]] | None = None
         self._calls = calls = SignalCalls()
         self.agreement = Agreement(
-            self.links, self.engine.holds_last, lambda: encode(calls.heard, CALLS)
+            self.links, self.engine.last is not None, lambda: encode(calls.heard, CALLS)
         )
         self.saving = Saving(
             self.split,

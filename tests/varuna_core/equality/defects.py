@@ -18,7 +18,7 @@ from tests.varuna_core.equality.model import HALF_KEPT, Drawn
 from tests.varuna_core.equality.spec import Spec
 from varuna_core import varuna
 from varuna_core.runtime.comm import links
-from varuna_core.runtime.engine import engine
+from varuna_core.runtime.engine.loss_seed import LossSeed
 from varuna_core.runtime.optim.hooks import ParameterHooks
 from varuna_core.runtime.split import split
 from varuna_core.runtime.split.inputs import FreshInputs
@@ -89,12 +89,12 @@ def leave_hooks_of_half() -> Iterator[None]:
 
 @contextmanager
 def round_weights() -> Iterator[None]:
-    real = engine.Engine.__init__
+    real = LossSeed.__init__
 
     def start(self: Any, *args: Any, **options: Any) -> None:
-        real(self, *args, **{**options, "split_weight": None})
+        real(self, *args, **{**options, "split": None})
 
-    with change(engine.Engine, "__init__", start):
+    with change(LossSeed, "__init__", start):
         yield
 
 

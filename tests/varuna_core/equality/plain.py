@@ -26,9 +26,9 @@ from tests.varuna_core.equality.model import (
     make_batch,
 )
 from tests.varuna_core.equality.spec import NUM_STEPS, SAVED_AFTER, Piece, Spec, deal, list_pieces
-from varuna_core.runtime.engine.random_streams import build_seeder
 from varuna_core.runtime.optim.optimizers import Lamb
 from varuna_core.runtime.split.cut import announce_segments
+from varuna_core.runtime.split.random_streams import build_seeder
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 SEED, RATE, MOMENTUM = 7, 0.05, 0.9

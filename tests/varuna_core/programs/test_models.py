@@ -150,9 +150,9 @@ def test_the_models_linear_layers_put_off_their_weight_gradients() -> None:
     """They are a class of their own; with zero_bubble they must still fill the bubbles."""
     grads, layer = WeightGrads(), Dense(3, 2)
     grads.install(layer)
-    grads.putting_off = True
-    layer(torch.ones(1, 3, requires_grad=True)).sum().backward()
+    with grads.collecting() as products:
+        layer(torch.ones(1, 3, requires_grad=True)).sum().backward()
     assert layer.weight.grad is None
-    for work in grads.take():
+    for work in products:
         work()
     assert layer.weight.grad is not None

@@ -154,3 +154,10 @@ def _decide(store: Any, key: str, world_size: int) -> tuple[str, str, str]:
     if all_on_one and store.add(f"{key}/ipc", 0) == world_size:
         backend = IPC
     return backend, "; ".join(shared), refusal
+
+
+def wake_autograd(device: torch.device) -> None:
+    """Let autograd's thread take the GPU: torch warns where a product is the first that it does
+    there, as in a stage whose backward begins with a linear layer (torch 2.11)."""
+    if device.type == "cuda":
+        (torch.zeros(1, device=device, requires_grad=True) * 1).backward()  # type: ignore[no-untyped-call]  # torch: untyped

@@ -5,21 +5,23 @@ of its weight. In an `I` only the first is made, the second waits in a queue for
 other than `nn.Linear` make both in the `I`: correct, only with less to fill the bubbles.
 
 A second product that finds a gradient there adds to it as it multiplies: an eighth less time than
-a product and a sum. In a `B` it does so only while `adding`: autograd's hooks see no gradient then.
-In half precision a GPU adds it to the sum in fp32, in one kernel too, where that sum is there.
+a product and a sum. In a `B` it does so only where it `may_add`, for autograd's hooks see no
+gradient then. In half precision a GPU adds it to the sum in fp32, in one kernel too, where that sum
+is there.
 A forward may ask for gradients of its own, of activations: then none of a weight is made.
 
 A layer is left to torch altogether where its parameters have hooks of the user's, where its numbers
 are complex, and within torch.func's transforms and forward-mode differentiation.
 
 A module that can put off its own has a method `put_off_to(grads: WeightGrads)`, called once; its
-backward then looks at `grads.putting_off` and, if so, gives `grads.add` the rest and the parameters
+backward then looks at `grads.puts_off` and, if so, gives `grads.add` the rest and the parameters
 to whose `grad` that adds when called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -56,7 +58,7 @@ class PutOffProduct:
 
 
 class WeightGrads:
-    """The weight gradients of one rank; their products are queued while `putting_off`."""
+    """The weight gradients of one rank."""
 
     def __init__(
         self,
@@ -66,21 +68,31 @@ class WeightGrads:
         """`on_made` is called with each parameter whose gradient a product made: autograd's hooks
         do not run. `find_wide` finds the sum in fp32 that a product may be added to."""
         self.on_made, self.find_wide = on_made, find_wide
-        self.putting_off = False
-        self.adding = False
+        self.may_add = False
         """Products may be added to gradients unseen: nobody waits for them in this action."""
 
-        self._waiting: list[PutOffProduct] = []
+        self._products: list[PutOffProduct] | None = None
+
+    @property
+    def puts_off(self) -> bool:
+        """True while products are collected in place of being made."""
+        return self._products is not None
+
+    @contextmanager
+    def collecting(self) -> Iterator[list[PutOffProduct]]:
+        """Collect the products of the backward within, to be made later."""
+        products: list[PutOffProduct] = []
+        self._products = products
+        try:
+            yield products
+        finally:
+            self._products = None
 
     def add(self, make: Callable[[], None], parameters: Sequence[nn.Parameter]) -> None:
         """Put off `make`, which is to add to the gradients of these parameters."""
+        assert self._products is not None, "nothing is put off now"
         done = self.on_made
-        self._waiting.append(PutOffProduct(make=make, parameters=tuple(parameters), done=done))
-
-    def take(self) -> list[PutOffProduct]:
-        """Products that have been put off since the last call."""
-        taken, self._waiting = self._waiting, []
-        return taken
+        self._products.append(PutOffProduct(make=make, parameters=tuple(parameters), done=done))
 
     def is_hooked(self, parameter: Tensor) -> bool:
         """True for a parameter with hooks besides ours."""
@@ -106,7 +118,7 @@ class WeightGrads:
             elif _is_linear(module) and "forward" not in module.__dict__:
                 if not puts_off and module.weight.numel() < LARGE:
                     continue
-                module.forward = _PuttingOff(module, self)  # type: ignore[method-assign]
+                module.forward = _LinearForward(module, self)  # type: ignore[method-assign]
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
@@ -116,7 +128,7 @@ def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     return plain and not hasattr(module.weight, "placements")
 
 
-class _PuttingOff:
+class _LinearForward:
     """The forward of one linear layer."""
 
     def __init__(self, module: nn.Linear, grads: WeightGrads) -> None:
@@ -178,14 +190,14 @@ class _Linear(torch.autograd.Function):
         if use is Use.RETURNED:
             return grad_input, *_multiply(grad, input, bias), None
         weight = ctx.weight
-        if grads.putting_off:
+        if grads.puts_off:
             held = (weight,) if bias is None else (weight, bias)
             grads.add(partial(_accumulate, grad, input, weight, bias, grads), held)
             return grad_input, None, None, None
         wide = grads.find_wide(weight)
         if wide is not None:  # autograd's hooks are called all the same
             return grad_input, None, _add_wide(wide, grad, input, bias), None
-        if grads.adding and _has_gradients(weight, bias):
+        if grads.may_add and _has_gradients(weight, bias):
             _accumulate(grad, input, weight, bias, grads)
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, bias), None

@@ -256,24 +256,24 @@ class Gradients:
             bucket.waiting = set(map(id, bucket.parameters))
 
     def before(
-        self, finishing: Sequence[nn.Parameter], put_off: Sequence[PutOffProduct] | None
+        self, finishing: Sequence[nn.Parameter], products: Sequence[PutOffProduct] | None
     ) -> None:
         """An action that makes gradients comes, the last one of the step for these parameters.
 
-        `put_off` are the products of a W. In a B or an I it is None, and which parameters get a
+        `products` are those of a W. In a B or an I it is None, and which parameters get a
         gradient is autograd's matter: each once that got one before, but for those that got several
         (modules called more than once in a reentrant checkpoint).
         """
         self._fired.clear()
-        self._learning = put_off is None
+        self._learning = products is None
         if not self.overlap:
             return
         made = Counter(
-            id(self.masters.place_of(p)) for work in put_off or () for p in work.parameters
+            id(self.masters.place_of(p)) for work in products or () for p in work.parameters
         )
         for parameter in finishing:
             key = id(self.masters.place_of(parameter))
-            if put_off is not None:
+            if products is not None:
                 self._expect(key, made[key])
             elif key in self._seen and key not in self._repeating:
                 self._expect(key, 1)

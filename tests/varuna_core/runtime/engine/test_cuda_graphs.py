@@ -32,8 +32,8 @@ def build(model: nn.Module | None = None, batch: Any = None, **options: Any) -> 
 
 
 def count(varuna: Varuna) -> int:
-    assert varuna.engine.graphs is not None
-    return varuna.engine.graphs.num_made
+    assert varuna.engine.passes.graphs is not None
+    return varuna.engine.passes.graphs.num_made
 
 
 def take(varuna: Varuna, *steps: dict[str, Any]) -> list[int]:
@@ -145,8 +145,8 @@ def test_a_stage_that_is_given_up_keeps_no_recordings(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Rerun, "record", fail_later)
     varuna, batch = build(schedule="gpipe"), make_inputs(6)
     take(varuna, batch, batch, batch)
-    assert varuna.engine.graphs is not None
-    assert count(varuna) == 2 and not varuna.engine.graphs._free
+    assert varuna.engine.passes.graphs is not None
+    assert count(varuna) == 2 and not varuna.engine.passes.graphs._free
 
 
 def test_a_split_backward_is_not_recorded() -> None:
@@ -164,7 +164,10 @@ def test_shapes_that_come_no_more_are_let_go(monkeypatch: pytest.MonkeyPatch) ->
     other = make_inputs(6, 8)
     made = take(varuna, *[other] * 8)
     assert made[-1] > made[0], "the new shape is recorded in the place of old ones"
-    assert varuna.engine.graphs is not None and len(varuna.engine.graphs._known) <= NUM_SHAPES
+    assert (
+        varuna.engine.passes.graphs is not None
+        and len(varuna.engine.passes.graphs._known) <= NUM_SHAPES
+    )
 
 
 def test_a_mask_that_was_made_for_a_shape_stays_as_long_as_its_recording() -> None:
@@ -198,7 +201,7 @@ def test_a_buffer_that_is_given_another_tensor_is_told(caplog: pytest.LogCapture
     for graphs in (False, True):
         varuna, batch = build(Averaging(), schedule="1f1b"), make_inputs(6)
         if not graphs:
-            varuna.engine.graphs = None
+            varuna.engine.passes.graphs = None
         for _ in range(3):
             varuna.step(batch)
         averages.append(dict(varuna.named_buffers())["average"])

@@ -17,10 +17,10 @@ from varuna_core.runtime.comm.channel import describe_message
 from varuna_core.runtime.comm.failure import describe_error
 from varuna_core.runtime.comm.values import take_apart
 from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples
-from varuna_core.runtime.engine.random_streams import seed_segment
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import find_loss
+from varuna_core.runtime.split.random_streams import seed_segment
 from varuna_core.schedule.registry import place_stages
 
 CPU = torch.device("cpu")
@@ -139,12 +139,10 @@ def test_put_off_weight_gradients_equal_the_usual_ones() -> None:
     grads = WeightGrads()
     grads.install(model)
     for _ in range(2):
-        grads.putting_off = True
-        model(x).sum().backward()
-        grads.putting_off = False
-        waiting = grads.take()
-        assert len(waiting) == 2
-        for work in waiting:
+        with grads.collecting() as products:
+            model(x).sum().backward()
+        assert len(products) == 2
+        for work in products:
             work()
     for parameter, gradient in zip(model.parameters(), usual, strict=True):
         torch.testing.assert_close(parameter.grad, 2 * gradient)  # type: ignore[operator]
@@ -157,7 +155,7 @@ def test_products_add_to_the_gradients_that_are_there() -> None:
     usual = [2 * parameter.grad for parameter in model.parameters()]
     grads = WeightGrads()
     grads.install(model)
-    grads.adding = True
+    grads.may_add = True
     held = [parameter.grad.data_ptr() for parameter in model.parameters()]
     heard: list[Any] = []
     layer = model[0]
@@ -167,10 +165,10 @@ def test_products_add_to_the_gradients_that_are_there() -> None:
         assert parameter.grad is not None and parameter.grad.data_ptr() == place
     layer.weight.register_hook(heard.append)
     model(x).sum().backward()
-    grads.putting_off = True
-    model(x).sum().backward()
+    with grads.collecting() as products:
+        model(x).sum().backward()
     assert len(heard) == 2, "a user's hook is called whatever the action"
-    assert [work.parameters for work in grads.take()] == [(model[1].weight,)]
+    assert [work.parameters for work in products] == [(model[1].weight,)]
 
 
 def test_half_products_add_to_the_sum_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +249,7 @@ class _Scaled(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (x,), layer = ctx.saved_tensors, ctx.layer
-        assert layer.grads.putting_off
+        assert layer.grads.puts_off
         layer.grads.add(lambda: setattr(layer.weight, "grad", (grad * x).sum()), [layer.weight])
         return grad * layer.weight, None
 
@@ -274,11 +272,11 @@ def test_a_module_may_put_off_its_own_weight_gradient() -> None:
     model, x = nn.Sequential(OwnLayer()), torch.tensor([2.0, 5.0], requires_grad=True)
     grads = WeightGrads()
     grads.install(model)
-    grads.putting_off = True
-    model(x).sum().backward()
+    with grads.collecting() as products:
+        model(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [3.0, 3.0]
     assert model[0].weight.grad is None
-    (work,) = grads.take()
+    (work,) = products
     work()
     assert model[0].weight.grad.item() == 7.0
 
@@ -287,11 +285,11 @@ def test_put_off_gradients_reach_the_parameter_whatever_saves_tensors() -> None:
     """They were lost in what the hooks gave back in place of the weight."""
     layer, grads = nn.Linear(3, 2), WeightGrads()
     grads.install(layer)
-    grads.putting_off = True
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
         out = layer(torch.ones(1, 3))
-    out.sum().backward()
-    for work in grads.take():
+    with grads.collecting() as products:
+        out.sum().backward()
+    for work in products:
         work()
     assert layer.weight.grad is not None and torch.equal(layer.weight.grad, torch.ones(2, 3))
 

@@ -132,7 +132,7 @@ def test_less_is_kept_than_a_graph_and_more_than_inputs() -> None:
 
 def test_what_is_kept_counts_as_memory() -> None:
     varuna, inputs = make(Attention, recompute="selective")
-    meter = varuna.engine.meter = GraphMeter(ROWS)
+    meter = varuna.engine.passes.meter = GraphMeter(ROWS)
     varuna.step(inputs)
     assert meter.kept == {0: ROWS * LENGTH * (3 + 1 + 4 + 1) * WIDTH * 4}
     memory = agree_on_memory(meter, 1e9, varuna.links)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.models.small import LogitsFirstGpt, ToldGpt, make_inputs
 from varuna_core import TokenMean, Varuna
-from varuna_core.runtime.engine.outputs import StepOutputs, join_outputs
+from varuna_core.runtime.batch.outputs import StepOutputs, join_outputs
 from varuna_core.runtime.split.cut import SplitError
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.models import small
 from varuna_core import Varuna, cut_before, with_loss
-from varuna_core.runtime.engine.named_inputs import InputNames
+from varuna_core.runtime.batch.named_inputs import InputNames
 
 
 def make_net() -> nn.Module:

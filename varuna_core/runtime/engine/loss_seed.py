@@ -1,0 +1,100 @@
+"""The loss of a step: its sum over samples, and what backwards start from.
+
+The sum stays on the device and is not read. A backward starts from the weight of its micro-batch
+in the global mean, times the loss scale. For a loss in half precision that weight is split in two
+factors, of which gradients get the second as they are added up (optim/precision.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from varuna_core.runtime.engine.microbatch import MicroBatch
+from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
+
+SplitWeight = Callable[[float, float], float]
+"""Makes of the weight of a micro-batch and the loss scale what the loss's backward starts from."""
+
+
+class LossSeed:
+    """The losses of one rank's micro-batches, and where their backwards start."""
+
+    def __init__(
+        self, form: LossForm, device: torch.device, split: SplitWeight | None = None
+    ) -> None:
+        """`split` is called before gradients are made, on every stage. Without it a backward starts
+        from the product of weight and scale. A TokenMean's weights are not split."""
+        self.form, self.device, self.split = form, device, split
+        self.begin_step()
+
+    def begin_step(
+        self,
+        count: Callable[[], int] | None = None,
+        weigh: Callable[[], Sequence[float]] | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Begin at zero; `count` and `weigh` are asked by the first backward (`Engine.run`)."""
+        self._count, self._weigh, self._scale = count, weigh, scale
+        self._num_samples = 0
+        shape = (self.form.num_terms, 2) if self.form.num_terms else ()
+        self.total = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        """The sum so far, of the losses or of the `totals` of TokenMeans."""
+
+    def find(self, output: Any) -> Tensor | TokenMean:
+        """The loss in what the model returned."""
+        return find_loss(output, self.form.path)
+
+    def add(self, output: Any, micro: MicroBatch) -> Tensor | TokenMean:
+        """Find the loss of a micro-batch and add it to the sum."""
+        loss = self.find(output)
+        terms = len(loss.terms) if isinstance(loss, TokenMean) else 0
+        if terms != self.form.num_terms:
+            raise SplitError(
+                f"the loss has {terms} TokenMeans, and in the dry run it had "
+                f"{self.form.num_terms}: give dummy_inputs that the model makes its loss of, "
+                "and return it in one form"
+            )
+        if isinstance(loss, TokenMean):
+            self.total.add_(loss.totals())
+        else:
+            self.total.add_(loss.detach(), alpha=micro.size)
+        return loss
+
+    def pair(self, loss: Tensor | TokenMean, micro: MicroBatch) -> Sequence[tuple[Tensor, Tensor]]:
+        """Pair what the backward of a loss starts from with its gradients."""
+        if not isinstance(loss, TokenMean):
+            if self.split is not None:
+                seed = self.split(self._weight(micro), self._scale)
+            else:
+                seed = self._weight(micro) * self._scale
+            return [(loss, torch.full_like(loss, seed))]
+        if self._weigh is not None:
+            weights = self._weigh()
+        else:
+            weights = [1 / self._count_samples()] * len(loss.terms)
+        # Where nothing counts a model may return a zero of its own.
+        return [
+            (total, torch.full_like(total, weight * self._scale))
+            for (total, _), weight in zip(loss.terms, weights, strict=True)
+            if total.requires_grad
+        ]
+
+    def split_weight(self, micro: MicroBatch) -> None:
+        """Set the factor for the gradients of a micro-batch, on a stage that has no loss or whose
+        loss is done."""
+        if self.split is not None:
+            self.split(self._weight(micro), self._scale)
+
+    def _weight(self, micro: MicroBatch) -> float:
+        return micro.size / self._count_samples()
+
+    def _count_samples(self) -> int:
+        if not self._num_samples:
+            assert self._count is not None
+            self._num_samples = self._count()
+        return self._num_samples

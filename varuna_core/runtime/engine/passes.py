@@ -1,0 +1,351 @@
+"""A micro-batch's pass through a stage: a class for each source of the graph of its backward.
+
+```
+PlainPass        F ───────────────────────────────── B    autograd's graph, in memory
+├ RecordedPass   F ───────────────────────────────── B    CUDA graphs in place of autograd's
+├ OffloadedPass  F ─► O ─ ─ ─ ─ elsewhere ─ ─ ─ L ─► B
+└ RecomputePass  f ─ ─ ─ inputs and buffers ─ ─ R ─► B
+  └ SelectivePass  f ─ ─ and matrix products ─ ─ R ► B
+```
+
+Each backward may be split (I, W), but for a recorded one: that makes all gradients at once. So
+`Passes` records only what ends in a B, and nothing that is offloaded, for a recording keeps its
+memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from varuna_core.runtime.comm.values import Crossing, tensors_of
+from varuna_core.runtime.engine.buffers import ChangingBuffers
+from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, Recording
+from varuna_core.runtime.engine.graph_memory import GraphMeter, measure_storages
+from varuna_core.runtime.engine.graph_offload import Place, SavedGraph, find_place
+from varuna_core.runtime.engine.kept_products import KeptProducts
+from varuna_core.runtime.engine.microbatch import MicroBatch
+from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
+from varuna_core.runtime.split.stage import Stage
+from varuna_core.schedule.actions import Action, Kind, ScheduleError
+
+log = logging.getLogger(__name__)
+
+Gradients = Sequence[Tensor | None]
+"""A gradient of each tensor that crossed a cut; None where it needs none."""
+
+Pairs = Sequence[tuple[Any, Tensor]]
+"""The tensors, or edges of a graph, that a backward starts from, and the gradient of each."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Turn:
+    """One micro-batch on one stage."""
+
+    stage: Stage
+    number: int
+    micro: MicroBatch
+    on_segment: Callable[[int], None]
+    """Seeds the random streams of a segment (random_streams.py)."""
+
+    received: Crossing | None = None
+
+    def start_streams(self) -> None:
+        """Seed for code before the stage, which draws from the first segment's stream."""
+        if not self.stage.is_first:
+            self.on_segment(0)
+
+    def run(self) -> Any:
+        """Run the stage: what crosses the cut after it, or what the model returns."""
+        return self.stage.forward(self.micro.inputs, self.received, self.on_segment)
+
+
+class Pass(ABC):
+    """One turn from its forward to the last gradient, by the actions of a schedule."""
+
+    def __init__(self, turn: Turn, passes: Passes) -> None:
+        self.turn, self.passes = turn, passes
+        self.output: Any = None
+        """The loss, or what crossed the cut, from which the backward starts."""
+
+        self.products: Sequence[PutOffProduct] = ()
+        """Products of an I that are left for its W."""
+
+    @abstractmethod
+    def forward(self) -> Any:
+        """F, f: run the stage."""
+
+    def output_ready(self, output: Any) -> None:
+        """Take the output of the forward after it was sent or its loss found."""
+        self.output = output
+
+    def recompute(self) -> Any:
+        """R: run the stage again, with a graph."""
+        raise self._refuse("R")
+
+    def offload(self) -> None:
+        """O: begin to copy the graph out of memory."""
+        raise self._refuse("O")
+
+    def load(self) -> None:
+        """L: begin to copy it back."""
+        raise self._refuse("L")
+
+    @abstractmethod
+    def pair(self, gradients: Gradients) -> Pairs:
+        """Pair what the backward starts from with the gradients that came."""
+
+    @abstractmethod
+    def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
+        """B: make all gradients; those of what was received. `gradients` are all that came, with
+        those that nothing starts from."""
+
+    @abstractmethod
+    def backward_inputs(self, pairs: Pairs, gradients: Gradients) -> Gradients:
+        """I: make the gradients of what was received, and leave products for weights."""
+
+    @abstractmethod
+    def backward_weights(self) -> None:
+        """W: make the products that were left."""
+
+    def _refuse(self, kind: Kind) -> ScheduleError:
+        action = Action(kind, self.turn.stage.index, self.turn.number)
+        return ScheduleError(f"{action}: a {type(self).__name__} has no {kind}")
+
+
+class PlainPass(Pass):
+    """A pass whose forward keeps its graph."""
+
+    def forward(self) -> Any:
+        return self._run()
+
+    def _run(self) -> Any:
+        turn, meter = self.turn, self.passes.meter
+        if meter is not None and torch.is_grad_enabled():
+            return meter.run(turn.stage, turn.micro, turn.received, turn.on_segment)
+        return turn.run()
+
+    def pair(self, gradients: Gradients) -> Pairs:
+        return [
+            (start, gradient)
+            for start, gradient in zip(self._list_starts(), gradients, strict=True)
+            if gradient is not None and _has_graph(start)
+        ]
+
+    def _list_starts(self) -> Sequence[Any]:
+        starts: Sequence[Any] = self.output.tensors
+        return starts
+
+    def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
+        if pairs:
+            torch.autograd.backward([start for start, _ in pairs], [g for _, g in pairs])
+        received = self.turn.received
+        return () if received is None else tuple(t.grad for t in received.tensors)
+
+    def backward_inputs(self, pairs: Pairs, gradients: Gradients) -> Gradients:
+        with self.passes.weight_grads.collecting() as products:
+            entered = self.backward(pairs, gradients)
+        self.products = products
+        self.turn.received = self.output = None
+        return entered
+
+    def backward_weights(self) -> None:
+        for product in self.products:
+            product()
+
+
+class RecordedPass(PlainPass):
+    """A pass that replays CUDA graphs once there are some, and until then shows what to record."""
+
+    recording: Recording | None = None
+    key: Any = None
+    """The recordings that it may use have this key."""
+
+    def forward(self) -> Any:
+        turn, graphs = self.turn, self._graphs
+        self.key = graphs.find_key(turn.stage, turn.micro, turn.received)
+        self.recording = graphs.find(self.key, turn.micro, turn.received)
+        if self.recording is None:
+            return super().forward()
+        return self.recording.forward(turn.micro.inputs, turn.received)
+
+    def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
+        if self.recording is None:
+            self._graphs.learn(self.key, gradients)
+            return super().backward(pairs, gradients)
+        seeds = [gradient for _, gradient in pairs]
+        return self._graphs.run_backward(self.key, self.recording, seeds, gradients)
+
+    @property
+    def _graphs(self) -> CudaGraphs:
+        assert self.passes.graphs is not None
+        return self.passes.graphs
+
+
+class OffloadedPass(PlainPass):
+    """A pass whose graph leaves the device's memory between its forward and its backward."""
+
+    def forward(self) -> Any:
+        self.graph = self.passes.open_graph(self.turn)
+        with self.graph.saving():
+            return super().forward()
+
+    def offload(self) -> None:
+        self.graph.offload(self.passes.find_place())
+        if not self.turn.stage.is_last:  # what was sent is not held for its gradient
+            self.output = [
+                get_gradient_edge(sent) if sent.requires_grad else None
+                for sent in self.output.tensors
+            ]
+
+    def load(self) -> None:
+        self.graph.load()
+
+    def _list_starts(self) -> Sequence[Any]:
+        return self.output if isinstance(self.output, list) else super()._list_starts()
+
+    def backward(self, pairs: Pairs, gradients: Gradients) -> Gradients:
+        self.graph.wait()
+        return super().backward(pairs, gradients)
+
+
+class RecomputePass(PlainPass):
+    """A pass that keeps what its forward saw, and makes the graph when the backward comes."""
+
+    def forward(self) -> Any:
+        self.buffers = self.passes.buffers[self.turn.stage.index].copy()
+        self._versions = self._list_versions()
+        return super().forward()
+
+    def output_ready(self, output: Any) -> None:
+        if self._versions != self._list_versions():
+            self.turn.stage.refuse_change()
+
+    def _list_versions(self) -> list[int]:
+        received = self.turn.received
+        return [] if received is None else [tensor._version for tensor in received.tensors]
+
+    def recompute(self) -> Any:
+        self.turn.start_streams()
+        with self.passes.buffers[self.turn.stage.index].replaced_by(self.buffers):
+            output = self._run()
+        self.buffers.clear()
+        return output
+
+
+class SelectivePass(RecomputePass):
+    """A pass that keeps the matrix products of its forward too, and does not compute them again."""
+
+    def forward(self) -> Any:
+        foresee(self.turn)
+        self.kept = KeptProducts()
+        with self.kept.keeping():
+            return super().forward()
+
+    def output_ready(self, output: Any) -> None:
+        if self.passes.meter is not None:
+            turn = self.turn
+            self.passes.meter.note_kept(turn.stage, turn.micro, self.kept.list_tensors())
+        super().output_ready(output)
+
+    def recompute(self) -> Any:
+        """Run the stage with the products that were kept, or in full if it makes others."""
+        stage, saved = self.turn.stage, self.buffers
+        self.buffers = {name: buffer.clone() for name, buffer in saved.items()}
+        with self.kept.serving():
+            output = super().recompute()
+        if self.kept.is_alike:
+            return output
+        self.buffers = saved
+        if stage.index in self.passes.selective:
+            self.passes.selective.remove(stage.index)
+            log.warning(
+                "stage %d: its forward makes other matrix products when it is run again: "
+                "recompute='selective' is 'full' there",
+                stage.index,
+            )
+        return super().recompute()
+
+
+class Passes:
+    """The passes of one rank's stages, and what they have in common."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        weight_grads: WeightGrads | None = None,
+        *,
+        meter: GraphMeter | None = None,
+        graphs: CudaGraphs | None = None,
+        is_selective: bool = False,
+    ) -> None:
+        """With `is_selective` matrix products are not computed again."""
+        self.device = stages[0].device
+        self.weight_grads = weight_grads or WeightGrads()
+        self.meter, self.graphs = meter, graphs
+        self.buffers = {stage.index: ChangingBuffers(stage) for stage in stages}
+        self.selective = {*self.buffers} if is_selective else set[int]()
+        """Stages whose products are kept for a recompute."""
+
+        self._recordable: Collection[tuple[int, int]] = ()
+        self._offloaded: Collection[tuple[int, int]] = ()
+        self._staying: dict[int, set[int]] = {}
+        """The storages of each stage's parameters and buffers in a step."""
+
+        self._place: Place | None = None
+
+    def begin_step(self, actions: Sequence[Action], *, may_record: bool) -> None:
+        """Choose the class of each pass by the actions that are to come."""
+        self._staying.clear()
+        self._offloaded = {(a.stage, a.microbatch) for a in actions if a.kind == "O"}
+        self._recordable = set[tuple[int, int]]()
+        if self.graphs is not None and may_record:
+            self.graphs.begin_step()
+            whole = {(a.stage, a.microbatch) for a in actions if a.kind == "B"}
+            self._recordable = whole - self._offloaded
+
+    def make(self, kind: Kind, turn: Turn) -> Pass:
+        """The pass that begins with this F or f."""
+        key = turn.stage.index, turn.number
+        if kind == "f":
+            is_selective = turn.stage.index in self.selective
+            return SelectivePass(turn, self) if is_selective else RecomputePass(turn, self)
+        if key in self._offloaded:
+            return OffloadedPass(turn, self)
+        if key in self._recordable:
+            return RecordedPass(turn, self)
+        return PlainPass(turn, self)
+
+    def open_graph(self, turn: Turn) -> SavedGraph:
+        """A graph that is to leave, without what is in memory anyway."""
+        foresee(turn)
+        stage = turn.stage
+        if stage.index not in self._staying:
+            held = [*stage.module.parameters(), *stage.module.buffers()]
+            self._staying[stage.index] = {*measure_storages(held)}
+        crossed = () if turn.received is None else turn.received.tensors
+        entering = measure_storages([*tensors_of(turn.micro.inputs), *crossed])
+        return SavedGraph(device=self.device, staying=self._staying[stage.index] | entering.keys())
+
+    def find_place(self) -> Place:
+        """Where graphs of this rank are copied."""
+        if self._place is None:
+            self._place = find_place(self.device)
+        return self._place
+
+
+def foresee(turn: Turn) -> None:
+    """Make the dry run of a new shape, if there must be one, where nobody watches."""
+    if turn.stage.stubs:
+        turn.stage.plan_for(turn.micro.inputs)
+
+
+def _has_graph(start: Tensor | GradientEdge | None) -> bool:
+    return start.requires_grad if isinstance(start, Tensor) else start is not None
