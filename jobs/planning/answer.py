@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from varuna_core.facts.known import as_json
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import (
@@ -116,6 +117,7 @@ def choose_offer(
 def build_json(answer: Answer) -> dict[str, Any]:
     question, searched = answer.question, answer.searched
     found: dict[str, Any] = {
+        "format": 2,
         "model": question.profile.model.name,
         "batch": question.training.batch,
         "steps": question.steps,
@@ -127,7 +129,8 @@ def build_json(answer: Answer) -> dict[str, Any]:
         "certificate": {
             "text": render_certificate(searched),
             "bound_s": searched.bound_s,
-            "gap": searched.gap,
+            "gap": as_json(searched.gap),
+            "scope": _show_scope(searched),
             "placement_class": searched.placement_class,
             "num_options": searched.num_options,
             "took_s": searched.took_s,
@@ -149,6 +152,27 @@ def build_json(answer: Answer) -> dict[str, Any]:
             for one in answer.front.offers
         ]
     return found
+
+
+def _show_scope(searched: Searched) -> dict[str, Any]:
+    """What a bound covers, what was timed without one, and what was left out."""
+    scope = searched.scope
+    several = [one.step_s for one in searched.candidates if one.stages_per_rank > 1]
+    return {
+        "proved": {
+            "schedules": list(scope.proved),
+            "gap": searched.proved_gap if scope.proved else None,
+        },
+        "tried": {
+            "schedules": list(scope.tried),
+            "plans": scope.num_tried,
+            "best_s": min(several, default=None),
+            "stopped": None if scope.stopped is None else scope.stopped.value,
+        },
+        "not_tried": [
+            {"schedules": list(one.schedules), "why": one.why.value} for one in scope.not_tried
+        ],
+    }
 
 
 def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:

@@ -224,7 +224,8 @@ def _search(base: Path, conf: JobConf) -> Chosen:
         )
         tables = Tables(question.profile, question.training)
         plan = build_plan(tables, question.cluster, searched.chosen, question.wishes.least)
-        proof = f"gap {100 * searched.gap:.1f} %" if searched.gap else "proved fastest of its space"
+        proof = f"gap {searched.proved_gap:.1%}" if searched.proved_gap else "proved fastest"
+        proof += f" of {', '.join(searched.scope.proved)}" if searched.scope.proved else ""
         if searched.simpler is not None:
             proof = explain_simpler(searched)
         return Chosen(

@@ -6,9 +6,9 @@ is concluded from a `NotKnown`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
-from typing import Generic, Optional, Tuple, TypeVar, Union
+from typing import Any, Dict, Generic, Optional, Tuple, TypeVar, Union
 
 T = TypeVar("T")
 
@@ -63,3 +63,11 @@ class NotKnown:
 
 
 Known = Union[Value[T], NotKnown]
+
+
+def as_json(known: Known[Any]) -> Dict[str, Any]:
+    """`{"value", "evidence"}`, or `{"not_known", "evidence"}` with the reason."""
+    evidence = [asdict(one) for one in known.evidence]
+    if isinstance(known, NotKnown):
+        return {"not_known": known.reason, "evidence": evidence}
+    return {"value": known.value, "evidence": evidence}

@@ -219,6 +219,7 @@ def test_plans(stage: Stage) -> None:
     conf.write_text(CONF)
     old = put_profile(stage.folder)
     stage.ask("plan", "plan", str(conf), "--limit", "60", *PRICES)
+    stage.ask("plan", "plan", str(conf), "--limit", "60", "--set", "parallel.schedule=1f1b")
     run = make_run(conf, 1.25)
     words = ("plan", "--recalibrate", str(run.path), "--profile", str(old))
     stage.ask("plan --recalibrate", *words, "-o", "new.json")

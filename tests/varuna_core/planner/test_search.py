@@ -230,6 +230,6 @@ def test_time_that_ran_out_leaves_a_gap_that_is_told() -> None:
         clock=lambda: float(next(times)),
     )
     searched = question.run()
-    assert searched.gap > 0
+    assert searched.proved_gap > 0
     assert "for want of time" in render_certificate(searched)
     assert searched.bound_s <= search(Wishes()).run().best.step_s

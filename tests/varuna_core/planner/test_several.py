@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.varuna_core.planner.profiles import KINDS, make_profile
+from varuna_core.facts.known import NotKnown, Value
 from varuna_core.planner.model.cluster import Cluster, NodeKind, list_all_orders, place
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.several import SeveralStages
@@ -19,10 +20,11 @@ from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.result.plan import build_plan, list_used_nodes
+from varuna_core.planner.result.plan import build_plan, list_used_nodes, render_certificate
 from varuna_core.planner.result.refusal import search_or_explain
+from varuna_core.planner.search import several
 from varuna_core.planner.search.partition import is_allowed
-from varuna_core.planner.search.search import Searched
+from varuna_core.planner.search.search import LeftOut, Searched, Stop
 from varuna_core.planner.search.space import Wishes
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.held import follow_held
@@ -210,9 +212,28 @@ def test_several_stages_a_rank_win_where_micro_batches_are_few() -> None:
     one = search(replace(wishes, schedule="1f1b"))
     assert searched.best.stages_per_rank == 2
     assert searched.best.step_s < one.best.step_s
-    assert searched.num_several > 0
-    assert one.num_several == 0
-    assert searched.gap == 0, "the proof is of one stage a rank"
+    assert searched.scope.num_tried > 0 and "zbv" in searched.scope.tried
+    assert searched.proved_gap == 0, "the proof is of one stage a rank"
+    assert isinstance(searched.gap, NotKnown)
+    assert one.scope.unproved == () and isinstance(one.gap, Value)
+
+
+def test_a_certificate_names_the_schedules_of_which_nothing_was_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The search of several stages a rank may stop before its first try."""
+    monkeypatch.setattr(several, "EXPECTED", 0.0)
+    searched = search(Wishes(replicas=1, tensor=1, micro_batch=1, stages=4, recompute="none"))
+    assert searched.scope.num_tried == 0
+    assert searched.scope.not_tried[0] == LeftOut(
+        schedules=("interleaved", "zbv"), why=Stop.UNPROMISING
+    )
+    text = render_certificate(searched)
+    assert "(1f1b, gpipe), one stage a rank" in text
+    assert "not tried: interleaved, zbv (rough estimates promise no gain" in text
+    assert "not tried: zero_bubble (planned only where" in text
+    assert isinstance(searched.gap, NotKnown)
+    assert searched.gap.reason == "no bound covers the plans of interleaved, zbv, zero_bubble"
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv"])

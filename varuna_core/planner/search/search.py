@@ -18,10 +18,12 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.schedule_model import (
@@ -93,6 +95,45 @@ class Proof:
         return max(0.0, 1 - self.bound_s / self.best_s)
 
 
+class Stop(str, Enum):
+    """Why schedules were left out of a search, or not all of their plans were tried."""
+
+    UNPROMISING = "unpromising"
+    """The estimate of every plan that is left is above the best plan's time."""
+    NUMBER = "number"
+    """The most plans that one search tries."""
+    TIME = "time"
+    ONLY_ASKED = "only-asked"
+    """They are planned only where a conf names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Schedules that may have faster plans, of which the search timed none."""
+
+    schedules: tuple[str, ...]
+    why: Stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What a search covered, by schedule. Only what is proved has a bound."""
+
+    proved: tuple[str, ...]
+    """Every plan with one stage a rank was ruled out or timed."""
+    tried: tuple[str, ...] = ()
+    """Some plans with several stages a rank were timed."""
+    num_tried: int = 0
+    stopped: Stop | None = None
+    """Why no more of those were tried; None where all were."""
+    not_tried: tuple[LeftOut, ...] = ()
+
+    @property
+    def unproved(self) -> tuple[str, ...]:
+        """Schedules whose plans no bound covers."""
+        return (*self.tried, *(name for one in self.not_tried for name in one.schedules))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Searched:
     """The result of a search: plans, best first, and proofs."""
@@ -105,8 +146,7 @@ class Searched:
     num_placements: int
     """Looked into; the floors spoke for the others."""
     took_s: float
-    num_several: int = 0
-    """Plans with several stages a rank that were tried; the proofs are of those with one."""
+    scope: Scope
     simpler: Candidate | None = None
     """A plan that is preferred to the best one: simpler, and within the band of its time."""
 
@@ -127,8 +167,19 @@ class Searched:
         return self.proofs[-1].placement_class
 
     @property
-    def gap(self) -> float:
+    def proved_gap(self) -> float:
+        """How much faster a plan of the proved scope could be than the best one, as a part of its
+        time."""
         return max(0.0, 1 - self.bound_s / self.best.step_s)
+
+    @property
+    def gap(self) -> Known[float]:
+        """The same of all plans: not known where schedules were tried or left out unproved."""
+        evidence = (Evidence("the planner's model", Sure.ESTIMATED),)
+        if self.scope.unproved:
+            names = ", ".join(self.scope.unproved)
+            return NotKnown(f"no bound covers the plans of {names}", evidence)
+        return Value(self.proved_gap, evidence)
 
 
 TIER_SHARE = 0.7
@@ -225,6 +276,7 @@ class Search:
             ),
             proofs=tuple(proofs),
             num_options=len(self.options),
+            scope=Scope(proved=tuple(dict.fromkeys(one.schedule for one in self.options))),
             num_placements=self.num_placements,
             took_s=self.clock() - self.began,
         )

@@ -25,11 +25,14 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.search.partition import CLOSE, improve, is_allowed, list_moves
 from varuna_core.planner.search.search import (
     Candidate,
+    LeftOut,
+    Scope,
     Search,
     Searched,
+    Stop,
     measure_simplicity,
 )
-from varuna_core.planner.search.space import Option, Wishes
+from varuna_core.planner.search.space import SEARCHED, Option, Wishes
 from varuna_core.schedule.registry import SCHEDULES, has_one_stage_a_rank
 
 NAMES = tuple(name for name in SCHEDULES if not has_one_stage_a_rank(name))
@@ -90,8 +93,9 @@ def find_guide(wishes: Wishes) -> Wishes:
 def try_several(question: Search, searched: Searched, wishes: Wishes) -> Searched:
     """With the plans of several stages a rank that were found, if the wishes allow them."""
     only_several = wishes.schedule in NAMES
+    names = list_names(question.tables.training, wishes)
     limit = float("inf") if only_several else searched.best.step_s * (1 - CLOSE)
-    tried = list(_try_all(question, wishes, limit))
+    tried, stopped = _try_all(question, wishes, names, limit)
     found: dict[Option, Candidate] = {}
     best_s = limit
     for number, one in enumerate(sorted(tried, key=lambda one: one.step_s)):
@@ -112,19 +116,41 @@ def try_several(question: Search, searched: Searched, wishes: Wishes) -> Searche
     ordered = sorted(
         (*kept, *found.values()), key=lambda one: (one.step_s, measure_simplicity(one))
     )
-    return replace(searched, candidates=tuple(ordered), num_several=len(tried))
+    scope = Scope(
+        proved=() if only_several else searched.scope.proved,
+        tried=tuple(name for name in names if any(one.option.schedule == name for one in tried)),
+        num_tried=len(tried),
+        stopped=stopped,
+    )
+    scope = replace(scope, not_tried=tuple(_list_left_out(scope, wishes, names)))
+    return replace(searched, candidates=tuple(ordered), scope=scope)
 
 
-def _try_all(question: Search, wishes: Wishes, best_s: float) -> Iterator[_Tried]:
-    """The cuts of each promising start, with the actions in the order for even costs."""
+def _list_left_out(scope: Scope, wishes: Wishes, names: Sequence[str]) -> Iterator[LeftOut]:
+    """Schedules of which nothing was timed, though the wishes allow them."""
+    untried = tuple(name for name in names if name not in scope.tried)
+    if untried and scope.stopped is not None:
+        yield LeftOut(schedules=untried, why=scope.stopped)
+    if wishes.schedule is None and wishes.zero != 3:
+        asked = tuple(name for name in SCHEDULES if name not in (*SEARCHED, *scope.proved, *names))
+        if asked:
+            yield LeftOut(schedules=asked, why=Stop.ONLY_ASKED)
+
+
+def _try_all(
+    question: Search, wishes: Wishes, names: tuple[str, ...], best_s: float
+) -> tuple[list[_Tried], Stop | None]:
+    """The cuts of each promising start, with the actions in the order for even costs; and why
+    others were not tried."""
     count = 0
-    for start in _list_starts(question, wishes, list_names(question.tables.training, wishes)):
-        if (
-            count >= MOST_TRIED
-            or start.expected_s > best_s * EXPECTED
-            or (best_s < np.inf and _is_late(question))
-        ):
-            return
+    found: list[_Tried] = []
+    for start in _list_starts(question, wishes, names):
+        if count >= MOST_TRIED:
+            return found, Stop.NUMBER
+        if start.expected_s > best_s * EXPECTED:
+            return found, Stop.UNPROMISING
+        if best_s < np.inf and _is_late(question):
+            return found, Stop.TIME
         shape = start.option.shape
         placements = question.placements.iterate(shape.tensor, shape.replicas, start.row)
         for placed in itertools.islice(placements, PLACEMENTS):
@@ -134,7 +160,8 @@ def _try_all(question: Search, wishes: Wishes, best_s: float) -> Iterator[_Tried
             if bounds is not None:
                 step_s = float(chain.find_steps([bounds])[0])
                 best_s = min(best_s, step_s)
-                yield _Tried(option=start.option, chain=chain, bounds=bounds, step_s=step_s)
+                found.append(_Tried(option=start.option, chain=chain, bounds=bounds, step_s=step_s))
+    return found, None
 
 
 def _is_late(question: Search) -> bool:
