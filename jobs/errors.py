@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from varuna_core.facts.catalogue.known_line import KnownLine
+from varuna_core.facts.remedy import Context
+
 
 class VjobError(Exception):
     """Something failed that was not the user's input. Exit code 1."""
@@ -20,6 +23,27 @@ class InputError(VjobError):
 
 class UncertainError(VjobError):
     """A scheduler's answer did not come, or made no sense: what was asked may have happened."""
+
+
+class RefusedError(VjobError):
+    """A scheduler refused a job."""
+
+    def __init__(
+        self, head: str, said: Sequence[str] = (), row: KnownLine | None = None, note: str = ""
+    ) -> None:
+        self.head, self.said, self.row = head, tuple(said), row
+        """Who refused it, the scheduler's own lines, and the row of the catalogue for them."""
+        lines = [f"{head}:" if said else head, *(f"    {line}" for line in said)]
+        lines += [f"  {self.remedy}"] if self.remedy else []
+        super().__init__("\n".join(lines) + note)
+
+    @property
+    def remedy(self) -> str:
+        return "" if self.row is None else self.row.explain(Context.CONF)
+
+    def with_note(self, text: str) -> RefusedError:
+        """The same error with a further line."""
+        return RefusedError(self.head, self.said, self.row, text)
 
 
 KeyProblem = tuple[str, object, str]

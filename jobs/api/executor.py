@@ -38,6 +38,7 @@ from vjob.jobs.api.confs import (
 from vjob.jobs.api.job import VjobJob
 from vjob.jobs.conf.schema import FUNCTION
 from vjob.jobs.errors import InputError
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.script_executor import ScriptExecutor
 from vjob.jobs.submit import submit as submitting
 from vjob.jobs.submit.array import submit_array
@@ -145,7 +146,7 @@ class VjobExecutor(ScriptExecutor):
             executor=self,
             fill=functools.partial(self._write_function, delayed, resolved.conf),
         )
-        if record.scheduler == "slurm":
+        if schedulers.has_queue(record.scheduler):
             self._last_job_submitted = time.time()
         return VjobJob.open(run)
 

@@ -17,6 +17,7 @@ from vjob.jobs.conf.document import get_default, get_doc, list_sections
 from vjob.jobs.conf.parse import (
     PROGRAM_KEYS,
     find_bounds,
+    find_plugin_group,
     find_unit,
     get_annotations,
     get_hints,
@@ -154,4 +155,6 @@ def _build_member(member: Any) -> list[dict[str, Any]]:
         return [{"type": "integer", **limits}, *more]
     if plain is float:
         return [{"type": "number", **limits}, {"$ref": "#/$defs/number"}]
+    if find_plugin_group(plain):
+        return [{"type": "string"}]
     return [dict(_TEXT)] if plain is str else [{**_TEXT}, {"type": "null"}]

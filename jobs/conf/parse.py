@@ -16,6 +16,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from varuna_core.plugins import list_plugins
 from vjob.jobs.conf.quantities import Unit, explain_refusal, parse_quantity
 from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import (
@@ -26,6 +27,7 @@ from vjob.jobs.conf.schema import (
     JobConf,
     Model,
     NodeGroup,
+    PluginOf,
     Program,
     ProgramKind,
 )
@@ -82,7 +84,15 @@ def is_optional(hint: Any) -> bool:
     return types.NoneType in get_members(hint)
 
 
+def find_plugin_group(hint: Any) -> str:
+    """The group of plug-ins whose names are values of a type; empty for all others."""
+    marks = hint.__metadata__ if get_origin(hint) is Annotated else ()
+    return next((mark.group for mark in marks if isinstance(mark, PluginOf)), "")
+
+
 def is_scalar(hint: Any) -> bool:
+    if find_plugin_group(hint):
+        return True
     return hint in _WORDS or hint is Any or get_origin(hint) is Literal
 
 
@@ -99,10 +109,13 @@ def describe(hint: Any) -> str:
 
 
 def strip_bounds(hint: Any) -> Any:
-    return hint.__origin__ if get_origin(hint) is Annotated else hint
+    is_bounded = get_origin(hint) is Annotated and not find_plugin_group(hint)
+    return hint.__origin__ if is_bounded else hint
 
 
 def _describe_member(member: Any) -> str:
+    if find_plugin_group(member):
+        return "the name of a plug-in"
     origin, args = get_origin(member), tuple(map(strip_bounds, get_args(member)))
     if origin is Literal:
         return ("one of " if len(args) > 1 else "") + ", ".join(str(arg) for arg in args)
@@ -129,6 +142,9 @@ def parse_scalar(node: Scalar, hint: Any) -> Any:
 def _parse_member(node: Scalar, hint: Any) -> Any:
     if hint is Any:
         return _guess(node)
+    group = find_plugin_group(hint)
+    if group:
+        return node.text if node.text in list_plugins(group) else FAILED
     if get_origin(hint) is Literal:
         return next((choice for choice in get_args(hint) if str(choice) == node.text), FAILED)
     if hint is str:
@@ -181,8 +197,12 @@ def kind_of(node: Node) -> str:
 
 @cache
 def get_hints(cls: type) -> dict[str, Any]:
-    """Field names and types of a conf section."""
-    return get_type_hints(cls)
+    """Field names and types of a conf section; of the annotations only those with plug-ins."""
+    whole = get_annotations(cls)
+    with_plugins = {
+        name: hint for name, hint in whole.items() if any(map(find_plugin_group, get_members(hint)))
+    }
+    return {**get_type_hints(cls), **with_plugins}
 
 
 @cache

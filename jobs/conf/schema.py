@@ -47,6 +47,14 @@ class Bound:
         return f"{_RELATIONS[self.relation][0]} {self.limit}"
 
 
+@dataclass(frozen=True)
+class PluginOf:
+    """The name of an installed plug-in, in the annotation of a key beside the built-in names."""
+
+    group: str
+    """Its group of entry points."""
+
+
 PositiveInt = Annotated[int, Bound(">=", 1)]
 NodeCount = Annotated[int, Bound(">=", 1), Bound("<=", 100_000)]
 NonNegativeInt = Annotated[int, Bound(">=", 0)]
@@ -313,7 +321,9 @@ class NodeGroup:
 class Cluster:
     """Where it runs."""
 
-    scheduler: Literal["auto", "slurm", "local", "machines"] = "auto"
+    scheduler: (
+        Literal["auto", "slurm", "local", "machines"] | Annotated[str, PluginOf("vjob.schedulers")]
+    ) = "auto"
     """auto: machines where there is a machine_list, slurm where sbatch is on PATH, else local."""
     machine_list: str | None = None
     """File of machines that ssh reaches, a host a line: the first of them are the nodes. With

@@ -45,10 +45,11 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, name_host, view_run
 from vjob.jobs.runs.owner import expect_ours
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Submission
 from vjob.jobs.schedulers.job import After
-from vjob.jobs.submit.scripts import render_batch
+from vjob.jobs.submit.scripts import build_limits, render_batch
 from vjob.jobs.submit.submit import defer_interrupts
 
 SLOW_ASKED = "slow-asked"
@@ -103,7 +104,7 @@ def grow(
 
     join = reserve_seats(run.morph, build)
     cluster = conf.cluster
-    if view.record.scheduler == "slurm":  # names of files are those of hosts
+    if schedulers.has_queue(view.record.scheduler):  # names of files are those of hosts
         names = {*members.hosts.values(), *read_slow_hosts(run)}
         cluster = replace(cluster, exclude=(*cluster.exclude, *sorted(names)))
     cluster = replace(cluster, walltime_min=walltime_min or cluster.walltime_min)
@@ -116,7 +117,8 @@ def grow(
         with defer_interrupts():
             # Not before the first job has begun: who comes first waits in vain.
             after = After(started=(view.record.jobs[0].id,))
-            submission = Submission(run=run, group=join.name, after=after)
+            limits = build_limits(replace(conf, cluster=cluster), view.record.scheduler)
+            submission = Submission(run=run, group=join.name, after=after, limits=limits)
             job = ScriptExecutor(run.path).submit_script(submission, view.record.scheduler)
             write_join_job(run.morph, join, JoinJob(job=job))
     except UncertainError:

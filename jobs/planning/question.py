@@ -33,9 +33,7 @@ from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.inputs import find_profile, read_open_conf
 from vjob.jobs.programs.training import build_training, name_model
-from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers.base import SELDOM_S
-from vjob.jobs.schedulers.slurm.nodes import build_sinfo_nodes_command, parse_sinfo_nodes
+from vjob.jobs.schedulers import choose as schedulers
 
 CPU = "cpu"
 """Kind of a rank without a GPU, as a profile calls it."""
@@ -437,8 +435,8 @@ def load_question(
 
 
 def find_nodes(queue: str | None) -> list[NodeGroup]:
-    """The node groups that sinfo shows now."""
-    return parse_sinfo_nodes(broker.ask(build_sinfo_nodes_command(queue), floor_s=SELDOM_S).text)
+    """The node groups that the first scheduler with a queue shows now."""
+    return next(schedulers.list_with_queue()).list_nodes(queue)
 
 
 def describe_basis(file: Path | None, profile: Profile | None) -> str:

@@ -37,9 +37,9 @@ from vjob.jobs.runs.outcome import explain_end, find_ended, has_own_cause, judge
 from vjob.jobs.runs.owner import explain_closed, find_owner, is_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.base import FLOOR_S
+from vjob.jobs.schedulers.base import FLOOR_S, Scheduler
 from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
-from vjob.jobs.schedulers.slurm.reasons import explain_launch
+from vjob.jobs.schedulers.reasons import explain_launch
 
 log = logging.getLogger(__name__)
 LIVE = (
@@ -180,39 +180,41 @@ class RemovedRun:
 
     run: str
     infos: tuple[SchedulerJob, ...]
+    scheduler: Scheduler
 
     @property
     def jobs(self) -> list[str]:
         return sorted({info.leader for info in self.infos}, key=lambda job: (len(job), job))
 
     def explain(self) -> str:
-        ids = " ".join(self.jobs)
-        return f"the folder of run {self.run} was removed, its job goes on: scancel {ids}"
+        how = self.scheduler.spell_cancel(self.jobs)
+        return f"the folder of run {self.run} was removed, its job goes on: {how}"
 
 
 def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
-    """Those of these runs, whose folders are gone, that Slurm still has a job of; it is asked where
-    there are any."""
-    if not runs:
-        return []
-    found: dict[str, list[SchedulerJob]] = {}
-    with contextlib.suppress(VjobError):  # there is no Slurm, or it does not answer
-        found = schedulers.get_scheduler("slurm").find_orphans()
-    going = {
-        run: tuple(x for x in found[run] if x.state not in OVER and x.leader in jobs)
-        for run in runs
-        if run in found and (jobs := index.list_removed_jobs(run))
-    }
-    return [RemovedRun(run=run, infos=going[run]) for run in runs if going.get(run)]
+    """Those of these runs, whose folders are gone, that a scheduler still has a job of; it is asked
+    where there are any."""
+    removed = []
+    for scheduler in schedulers.list_with_queue() if runs else ():
+        found: dict[str, list[SchedulerJob]] = {}
+        with contextlib.suppress(VjobError):  # it is not here, or does not answer
+            found = scheduler.find_orphans()
+        for run in runs:
+            jobs = index.list_removed_jobs(run) if run in found else ()
+            infos = [x for x in found.get(run, ()) if x.state not in OVER and x.leader in jobs]
+            if infos:
+                removed.append(RemovedRun(run=run, infos=tuple(infos), scheduler=scheduler))
+    return removed
 
 
 def _explain_removed(job: str) -> str:
     """A sentence for a job id whose run's folder is gone; else empty."""
-    with contextlib.suppress(VjobError):
-        for run, infos in schedulers.get_scheduler("slurm").find_orphans().items():
-            removed = RemovedRun(run=run, infos=tuple(infos))
-            if job == run or job.partition("+")[0] in removed.jobs:
-                return removed.explain()
+    for scheduler in schedulers.list_with_queue():
+        with contextlib.suppress(VjobError):
+            for run, infos in scheduler.find_orphans().items():
+                removed = RemovedRun(run=run, infos=tuple(infos), scheduler=scheduler)
+                if job == run or job.partition("+")[0] in removed.jobs:
+                    return removed.explain()
     return ""
 
 
@@ -264,7 +266,7 @@ def view_runs(
         try:
             scheduler = schedulers.get_scheduler(name, None if path is None else RunFolder(path))
             found[who] = scheduler.poll(list(jobs), user=user, floor_s=floor_s, after=jobs)
-        except UncertainError as error:  # then nothing is concluded about any run
+        except (InputError, UncertainError) as error:  # then nothing is concluded about any run
             problems[name] = str(error)
             if warn:
                 log.warning("%s", error)
@@ -291,9 +293,9 @@ def view_runs(
 
 def _find_asked(run: RunFolder, record: RunRecord) -> Asked:
     """Jobs of one user go into one question; what runs on this machine is in its run's files."""
-    if record.scheduler in schedulers.ON_THIS_MACHINE:
-        return record.scheduler, None, run.path
-    return record.scheduler, find_owner(run), None
+    if schedulers.has_queue(record.scheduler):
+        return record.scheduler, find_owner(run), None
+    return record.scheduler, None, run.path
 
 
 def find_change(run: RunFolder) -> float:

@@ -18,7 +18,7 @@ from varuna_core.records.record import BY_VJOB_CANCEL, is_cancel_asked
 from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
-from vjob.jobs.schedulers.slurm.reasons import explain_launch
+from vjob.jobs.schedulers.reasons import explain_launch
 
 FROM_OUTSIDE = frozenset(OVER - {JobState.COMPLETED, JobState.FAILED})
 TOLD_SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")

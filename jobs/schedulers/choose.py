@@ -1,33 +1,66 @@
-"""Choice of the scheduler of a run, by its name in the plan.
+"""Choice of a scheduler by its name in the plan, among the built-in ones and those of plug-ins.
 
 Callers import this module, not the function: a test then replaces the scheduler in one place.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+from collections.abc import Iterator
 
+from varuna_core.plugins import BuiltIn, Seam
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.schedulers.base import Scheduler
+from vjob.jobs.schedulers.base import Capabilities, Scheduler
 
-BUILT_IN = {
-    "slurm": "vjob.jobs.schedulers.slurm.scheduler:SlurmScheduler",
-    "local": "vjob.jobs.schedulers.local.scheduler:LocalScheduler",
-    "ssh": "vjob.jobs.schedulers.local.scheduler:LocalScheduler",
-}
-"""Schedulers by their names in the plan. With `ssh`, a list of machines, the batch script runs
-here and its agents on the machines."""
-ON_THIS_MACHINE = ("local", "ssh")
+SEAM = Seam(
+    "vjob.schedulers",
+    [
+        BuiltIn("slurm", "Slurm.", "vjob.jobs.schedulers.slurm.scheduler:SlurmScheduler"),
+        BuiltIn("local", "This machine.", "vjob.jobs.schedulers.local.scheduler:LocalScheduler"),
+        BuiltIn(
+            "ssh",
+            "A list of machines.",
+            "vjob.jobs.schedulers.local.scheduler:MachinesScheduler",
+        ),
+    ],
+)
+CONF_NAMES = {"machines": "ssh"}
+"""Names in a conf that differ from those in a plan."""
+LOCAL = "local"
+AUTO = ("slurm", LOCAL)
+"""The first of these that is here is what `auto` means; a plug-in has to be named."""
 
 
 def get_scheduler(scheduler: str, run: RunFolder | None = None) -> Scheduler:
     """The scheduler with this name in the plan, for the jobs of a run; imports no other."""
-    if scheduler not in BUILT_IN:
+    found = SEAM.load(scheduler)
+    if found is None:
         raise InputError(
-            f"{scheduler!r} is not a scheduler that vjob knows here: there are "
-            f"{', '.join(sorted(BUILT_IN))}"
+            f"there is no scheduler {scheduler!r} here, but {', '.join(SEAM.list_names())}"
         )
-    module, _, name = BUILT_IN[scheduler].partition(":")
-    made: Scheduler = getattr(import_module(module), name)(run)
+    made: Scheduler = found(run)
     return made
+
+
+def get_capabilities(scheduler: str) -> Capabilities:
+    return get_scheduler(scheduler).can
+
+
+def choose_auto() -> Scheduler:
+    """The scheduler that `auto` stands for on this machine."""
+    *others, last = map(get_scheduler, AUTO)
+    return next((one for one in others if not one.find_obstacle()), last)
+
+
+def has_queue(scheduler: str) -> bool:
+    """Whether all jobs of a user go into one question; True too where the name is unknown."""
+    found = SEAM.load(scheduler)
+    return found is None or found.can.has_queue
+
+
+def list_with_queue() -> Iterator[Scheduler]:
+    """Schedulers that may have jobs of this user of which no run folder tells, plug-ins too."""
+    for name in SEAM.list_names():
+        found = SEAM.load(name)
+        if found is not None and found.can.has_queue:
+            yield found(None)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.known import Known, NotKnown
+from varuna_core.facts.known import Known, NotKnown, Value
 from varuna_core.records.plan import GroupPlan
 
 
@@ -56,6 +57,7 @@ OVER = frozenset(
 """States that a job does not leave by itself."""
 
 
+RUNS = (JobState.RUNNING, JobState.COMPLETING)
 NOT_ASKED = NotKnown("the scheduler was not asked for it")
 END_CAUSES: Mapping[JobState, EndCause] = {
     JobState.PREEMPTED: EndCause.PREEMPTED,
@@ -111,6 +113,17 @@ class SchedulerJob:
         return int(number) if number.isdigit() else 0
 
     @property
+    def limit(self) -> Known[float]:
+        """Seconds of its time limit, to a minute: those since its start and those left. It shows
+        what an admin has changed."""
+        if isinstance(self.left, NotKnown):
+            return self.left
+        if self.start is None or self.asked is None or self.state not in RUNS:
+            return NotKnown("it does not run")
+        whole_s = self.asked - self.start + self.left.value
+        return Value(60.0 * round(whole_s / 60), self.left.evidence)
+
+    @property
     def exit_text(self) -> str:
         """Exit code and signal, `1:0`; empty where the scheduler has not said."""
         return "" if self.code is None else f"{self.code}:{self.signal or 0}"
@@ -129,6 +142,32 @@ class After:
 
 
 NOTHING = After()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartEstimate:
+    """A scheduler's answer about a job that was not submitted."""
+
+    text: str
+    """In the scheduler's own words."""
+    is_read: bool = False
+    """False where nothing more was read from the words."""
+    start: float | None = None
+    """Seconds since the epoch; None where the words tell no time."""
+    nodes: tuple[str, ...] = ()
+    num_cpus: int | None = None
+    queue: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        if not self.is_read:
+            return {"text": self.text}
+        return {
+            "start": self.start,
+            "num_cpus": self.num_cpus,
+            "nodes": list(self.nodes),
+            "queue": self.queue,
+            "text": self.text,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from varuna_core.records import record as records
 from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
 from varuna_core.records.record import (
     ArrayPlace,
+    JobLimits,
     JobRecord,
     RunRecord,
     append_event,
@@ -91,11 +92,12 @@ def submit_array(
 
 
 def find_obstacle(ready: Prepared) -> str:
-    """Why these runs cannot be a Slurm array; empty where they can."""
-    if ready.plan.scheduler != "slurm":
-        return "this machine has no job arrays"
+    """Why these runs cannot be one array; empty where they can."""
+    scheduler = schedulers.get_scheduler(ready.plan.scheduler)
+    if not scheduler.can.arrays:
+        return f"{scheduler.title} has no job arrays"
     if ready.plan.layout != "single":
-        return "Slurm has no arrays of het jobs"
+        return f"{scheduler.title} has no arrays of het jobs"
     if ready.plan.morph:
         return "a run that may morph cannot be an element of a job array"
     return ""
@@ -129,7 +131,8 @@ def _submit_elements(
     after: After,
     executor: ScriptExecutor,
 ) -> None:
-    submission = Submission(run=runs[0], array=script, after=after)
+    limits = written[0].limits or JobLimits()
+    submission = Submission(run=runs[0], array=script, after=after, limits=limits)
     with defer_interrupts():
         try:
             job = executor.submit_script(submission, written[0].scheduler)

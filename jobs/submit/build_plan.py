@@ -36,6 +36,7 @@ from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
 from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.programs import start
+from vjob.jobs.schedulers import choose as schedulers
 
 BEAT_S = 5.0
 """Between two heartbeats of a node; longer on a large run, for each rewrites a file."""
@@ -326,7 +327,8 @@ def build_containers(conf: JobConf, here: PlanContext, workdir: str) -> tuple[Co
             problems.append(f"{kind.name}: {problem}")
     if not commands:
         raise InputError(f"container: {'; '.join(problems)}")
-    if here.scheduler != "slurm" and any(item.step for item in commands):
+    can = schedulers.get_capabilities(here.scheduler)
+    if not can.starts_steps and any(item.step for item in commands):
         raise InputError(
             f"container.runtime {container.runtime}: srun starts the container, and this run does "
             "not go through Slurm; use another runtime, such as enroot, or scheduler: slurm"

@@ -91,13 +91,11 @@ def _explain_problem(
             f"{run.name} {how}{f': {why}' if why else ''}; a run --after it would never start, "
             "--after-any starts all the same"
         )
-    theirs = schedulers.get_scheduler(view.record.scheduler).name
-    if theirs != schedulers.get_scheduler(scheduler).name:
-        words = {"local": "this machine", "slurm": "Slurm"}
+    theirs, ours = map(schedulers.get_scheduler, (view.record.scheduler, scheduler))
+    if not ours.can_wait_for(theirs):
         return (
-            f"{run.name} is a run of {words[theirs]}, and this one would be of "
-            f"{words[schedulers.get_scheduler(scheduler).name]}: neither waits for the other; "
-            "set cluster.scheduler alike, or submit when it has ended"
+            f"{run.name} is a run of {theirs.title}, and this one would be of {ours.title}: "
+            "neither waits for the other; set cluster.scheduler alike, or submit when it has ended"
         )
     return ""
 

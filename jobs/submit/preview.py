@@ -13,6 +13,8 @@ from varuna_core.records.plan import render_plan
 from vjob.jobs.conf.redact import REDACTED, redact_string, redact_value
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs.listing import shorten_keys
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.job import StartEstimate
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns
 from vjob.jobs.submit.scripts import render_node
 from vjob.jobs.submit.snapshot import describe
@@ -113,25 +115,21 @@ def _comment(text: str) -> str:
     return "".join(f"# {line}\n" for line in text.splitlines())
 
 
-def test_only(ready: Prepared) -> dict[str | None, str]:
-    """Slurm's own estimate for each job of the run, by its group; None for all groups in one."""
-    if ready.plan.scheduler != "slurm":
+def test_only(ready: Prepared) -> dict[str | None, StartEstimate]:
+    """The scheduler's estimate for each job of the run, by its group; None for all in one."""
+    scheduler = schedulers.get_scheduler(ready.plan.scheduler)
+    if not scheduler.can.test_only:
         raise InputError(
-            "--test-only asks Slurm, and this conf runs on this machine; use --dry-run"
+            f"--test-only asks a scheduler such as Slurm, and this conf is for {scheduler.title}, "
+            "which gives no estimate; use --dry-run"
         )
-    from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
-
-    scheduler = SlurmScheduler()
     batch = ready.scripts.batch
     return {group: scheduler.test(ready.run, group, text) for group, text in batch.items()}
 
 
-def describe_estimates(ready: Prepared, estimates: Mapping[str | None, str]) -> dict[str, Any]:
+def describe_estimates(
+    ready: Prepared, estimates: Mapping[str | None, StartEstimate]
+) -> dict[str, Any]:
     """The estimates for scripts; of a sentence that is not known, the text alone."""
-    from vjob.jobs.schedulers.slurm.commands import parse_estimate
-
-    jobs = []
-    for group, text in estimates.items():
-        found = parse_estimate(text)
-        jobs.append({"group": group, **(found.as_json() if found else {}), "text": text})
+    jobs = [{"group": group, **one.as_json()} for group, one in estimates.items()]
     return {"run": ready.run.name, "jobs": jobs}

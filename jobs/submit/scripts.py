@@ -1,4 +1,4 @@
-"""Plan to scripts: the Jinja environment, and the sbatch options of each component.
+"""Plan to scripts: the Jinja environment, and what its templates are given.
 
 Every value is shell-quoted by the environment's finalizer unless it is a `Raw`, so that a name or
 path can never become shell text. An undefined name in a template is an error.
@@ -7,7 +7,6 @@ path can never become shell text. An undefined name in a template is an error.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,33 +17,13 @@ import jinja2
 
 from varuna_core import __version__
 from varuna_core.records.plan import ContainerPlan, GroupPlan, Plan
+from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
-from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
-from vjob.jobs.schedulers.slurm.commands import COMMENT_PREFIX
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.base import ScriptRequest
 
-PER_COMPONENT = frozenset(
-    {
-        "batch",
-        "constraint",
-        "contiguous",
-        "cores-per-socket",
-        "cpu-freq",
-        "exclusive",
-        "extra-node-info",
-        "hint",
-        "mincpus",
-        "nodefile",
-        "nodelist",
-        "oversubscribe",
-        "prefer",
-        "sockets-per-node",
-        "switches",
-        "threads-per-core",
-        "tmp",
-    }
-)
-"""sbatch options that hold for one component of a het job, not for all of them."""
 ENTER_CONTAINER = """/bin/sh -c 'exec bash "$1"' node"""
 """Starts a step in a container: srun would run `bash` by its path on the host."""
 
@@ -93,11 +72,17 @@ def render_batch(
     confs = {group.group: group for group in conf.cluster.nodes}
     is_joining = plan.morph and only not in (None, plan.groups[0].name)
     min_nodes = None if is_joining else find_min_nodes(conf, plan)
-    components = [
-        build_component_options(group, confs[like or group.name], conf.cluster, min_nodes)
-        for group in groups
-    ]
-    shared = build_shared_options(conf, plan, run, only)
+    scheduler = schedulers.get_scheduler(plan.scheduler)
+    asked = ScriptRequest(
+        run=plan.run,
+        name=f"{plan.name}-{only}" if only else plan.name,
+        output=run.scheduler_log(only).name,
+        groups=groups,
+        nodes=[confs[like or group.name] for group in groups],
+        cluster=conf.cluster,
+        morph=bool(plan.morph),
+        min_nodes=min_nodes,
+    )
     inside = find_step_container(plan)
     kind = "joining" if is_joining else "elastic" if plan.morph else choose_fixed(plan)
     return (
@@ -108,10 +93,8 @@ def render_batch(
             run_id=Raw(plan.run),
             run=str(run.path),
             group=only or "",
-            components=[
-                [Raw(line) for line in ([*shared, *options] if index == 0 else options)]
-                for index, options in enumerate(components)
-            ],
+            components=[_as_raw(lines) for lines in scheduler.render_header(asked)],
+            prologue=_as_raw(scheduler.render_prologue(asked)),
             python=plan.python,
             inside=[] if inside is None else [_quote_whole(word) for word in inside.step],
             exports=[] if inside is None else build_exports(plan, inside),
@@ -124,12 +107,12 @@ def render_batch(
             vjob=str(process.ENTRY),
             # Where local jobs are found (jobs/schedulers/run_index.py).
             state=os.environ.get("XDG_STATE_HOME", ""),
-            granted=GRANTED_NODES if min_nodes or plan.scheduler == "ssh" else None,
+            granted=GRANTED_NODES if min_nodes or scheduler.can.remote_shell else None,
             leave_s=conf.cluster.grace_s + LEAVE_S,
             manager_failures=conf.morph.manager_failures,
             finish_s=conf.cluster.finish_s,
-            over_ssh=plan.scheduler == "ssh",
-            walltime_s=None if plan.scheduler == "ssh" else 60 * conf.cluster.walltime_min,
+            over_ssh=scheduler.can.remote_shell,
+            walltime_s=60 * conf.cluster.walltime_min if scheduler.can.time_limit else None,
             may_requeue=conf.cluster.requeue,
             node_script=str(run.node_script),
             agent=str(run.agent),
@@ -140,7 +123,7 @@ def render_batch(
 def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
     """Render the script that srun starts once on each node."""
     inside = find_step_container(plan)
-    is_over_ssh = plan.scheduler == "ssh"
+    is_over_ssh = schedulers.get_scheduler(plan.scheduler).can.remote_shell
     kind = "fixed" if not plan.morph else "machines" if is_over_ssh else "elastic"
     # The interpreter that runs vjob may be there in a container, and not run.
     pythons = [plan.python, "python3"] if inside is None else ["python3", "/usr/bin/python3"]
@@ -169,29 +152,42 @@ def render_array(
     `run` is one of them, and all are alike.
     """
     (group,), (asked,) = plan.groups, conf.cluster.nodes
-    own = ("#SBATCH --output=", "#SBATCH --comment=")
-    shared = [
-        line for line in build_shared_options(conf, plan, run, None) if not line.startswith(own)
-    ]
     elements = str(run.path.with_name(name))
-    values = {
-        "array": f"0-{size - 1}%{min(at_most, size)}",
-        "comment": f"{COMMENT_PREFIX}{name}",
-        "output": f"{elements}-%a/{run.scheduler_log().name}",
-    }
-    options = [*shared, *_render_options(values)]
-    options += build_component_options(group, asked, conf.cluster)
+    request = ScriptRequest(
+        run=name,
+        name=plan.name,
+        output=f"{elements}-%a/{run.scheduler_log().name}",
+        groups=[group],
+        nodes=[asked],
+        cluster=conf.cluster,
+        array=f"0-{size - 1}%{min(at_most, size)}",
+    )
+    (options,) = schedulers.get_scheduler(plan.scheduler).render_header(request)
     return (
         _environment()
         .get_template("array.sh.j2")
         .render(
             version=Raw(__version__),
             name=Raw(name),
-            options=[Raw(line) for line in options],
+            options=_as_raw(options),
             elements=elements,
             batch_script=run.batch_script().name,
         )
     )
+
+
+def build_limits(conf: JobConf, scheduler: str) -> JobLimits:
+    """What a job of this conf is asked to keep to."""
+    cluster, can = conf.cluster, schedulers.get_scheduler(scheduler).can
+    return JobLimits(
+        walltime_s=60.0 * cluster.walltime_min if can.time_limit else None,
+        warn_s=float(cluster.signal_before_end_s),
+        may_requeue=cluster.requeue,
+    )
+
+
+def _as_raw(lines: Sequence[str]) -> list[Raw]:
+    return [Raw(line) for line in lines]
 
 
 def find_step_container(plan: Plan) -> ContainerPlan | None:
@@ -204,26 +200,6 @@ def build_exports(plan: Plan, container: ContainerPlan) -> list[Raw]:
     asked = {name: plan.env.get(name, value) for name, value in container.defaults.items()}
     values = {**container.env, **asked}
     return [Raw(f"{name}={shlex.quote(value)}") for name, value in values.items()]
-
-
-def build_shared_options(conf: JobConf, plan: Plan, run: RunFolder, group: str | None) -> list[str]:
-    """sbatch options that a het job takes from its first component: account, time, output, ..."""
-    cluster = conf.cluster
-    name = f"{plan.name}-{group}" if group else plan.name
-    values: dict[str, Any] = {
-        "job-name": name,
-        "comment": f"{COMMENT_PREFIX}{plan.run}",
-        "output": run.scheduler_log(group).name,
-        "open-mode": "append",
-        "time": None if plan.scheduler == "ssh" else cluster.walltime_min,
-        "account": cluster.account,
-        "qos": cluster.qos,
-        **({"no-kill": True} if plan.morph else {}),  # a lost node does not end the job
-        "requeue" if cluster.requeue else "no-requeue": True,
-    }
-    if cluster.signal_before_end_s:
-        values["signal"] = f"B:USR1@{cluster.signal_before_end_s}"  # the batch script passes it on
-    return [*_render_options(values), *_render_options(_pick(cluster.sbatch, per_component=False))]
 
 
 def choose_fixed(plan: Plan) -> str:
@@ -241,39 +217,6 @@ def find_min_nodes(conf: JobConf, plan: Plan) -> int | None:
     return min_nodes if min_nodes < plan.groups[0].count else None
 
 
-def build_component_options(
-    group: GroupPlan, conf: NodeGroup, cluster: Cluster, min_nodes: int | None = None
-) -> list[str]:
-    """sbatch options of one component of a het job."""
-    memory = (
-        None
-        if group.memory_gb is None
-        else ("0" if group.memory_gb == 0 else f"{group.memory_gb}G")
-    )
-    gpus = None
-    if group.gpus:
-        gpus = f"gpu:{group.gpu_type}:{group.gpus}" if group.gpu_type else f"gpu:{group.gpus}"
-    return [
-        *_render_options(
-            {
-                "partition": group.queue,
-                "nodes": group.count if min_nodes is None else f"{min_nodes}-{group.count}",
-                # With it Slurm gives of a range the min_nodes, on an idle queue too (22.05).
-                "ntasks-per-node": 1 if min_nodes is None else None,
-                "cpus-per-task": group.cpus,
-                "gres": gpus,
-                "mem": memory,
-                "exclude": ",".join(cluster.exclude) or None,
-            }
-        ),
-        *_render_options({**_pick(cluster.sbatch, per_component=True), **conf.sbatch}),
-    ]
-
-
-def _pick(options: Mapping[str, Any], *, per_component: bool) -> dict[str, Any]:
-    return {k: v for k, v in options.items() if (k in PER_COMPONENT) is per_component}
-
-
 def build_step_options(
     group: GroupPlan, index: int, groups: Sequence[GroupPlan], granted: Raw | None = None
 ) -> dict[str, Any]:
@@ -284,24 +227,6 @@ def build_step_options(
         "cpus": group.cpus,
         "name": Raw(group.name),
     }
-
-
-def _render_options(values: Mapping[str, Any]) -> list[str]:
-    """Format `#SBATCH` lines; None leaves an option out, True makes it a flag."""
-    lines = []
-    for key, value in values.items():
-        if value is None or value is False:
-            continue
-        lines.append(f"#SBATCH --{key}" if value is True else f"#SBATCH --{key}={_quote(value)}")
-    return lines
-
-
-def _quote(value: Any) -> str:
-    """Quote a value for an `#SBATCH` line, whose rules are sbatch's own."""
-    text = str(value)
-    if re.fullmatch(r"[\w./:,@%+=\[\]-]+", text):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _quote_whole(text: str) -> Raw:

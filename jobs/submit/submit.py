@@ -34,6 +34,7 @@ from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
 from varuna_core.records.record import (
     ArrayPlace,
+    JobLimits,
     JobRecord,
     RunRecord,
     append_event,
@@ -43,7 +44,7 @@ from varuna_core.records.record import (
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, JobConf
-from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.errors import InputError, RefusedError, UncertainError, VjobError
 from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.programs import start
@@ -54,7 +55,7 @@ from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Scheduler, Submission
 from vjob.jobs.schedulers.job import NOTHING, After, JobState
 from vjob.jobs.schedulers.local.scheduler import resolve_machine_list
-from vjob.jobs.schedulers.slurm.reasons import explain_reason
+from vjob.jobs.schedulers.reasons import explain_reason
 from vjob.jobs.submit.build_plan import (
     PlanContext,
     build_plan,
@@ -63,7 +64,7 @@ from vjob.jobs.submit.build_plan import (
     reserve_spare_nodes,
 )
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
-from vjob.jobs.submit.scripts import Scripts, render_scripts
+from vjob.jobs.submit.scripts import Scripts, build_limits, render_scripts
 from vjob.jobs.submit.snapshot import Snapshot, find_python, relocate, take_snapshot
 
 if TYPE_CHECKING:
@@ -71,9 +72,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-START_CHECKS_S, START_CHECK_S = (0.0, 2.7), 0.3
-"""Slurm gives a reason only after its scheduler has considered the job: a job alone, about which a
-question is one request, is looked at twice, several once and a little later."""
+AUTO, MACHINES = "auto", "machines"
+"""Of the conf's `cluster.scheduler`."""
 
 
 Fill = Callable[[RunFolder], None]
@@ -122,7 +122,8 @@ def prepare(
     conf = replace(conf, container=resolve_image(conf.container, os.environ))
     scheduler = choose_scheduler(conf, for_preview=for_preview)
     conf = resolve_machine_list(conf, is_preview=for_preview)
-    if scheduler != "slurm" and ":" in conf.log_folder:
+    can = schedulers.get_capabilities(scheduler)
+    if not can.starts_steps and ":" in conf.log_folder:  # a folder of the run leads PATH
         raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
     run_id = run_id or make_run_id(conf.name, time.localtime())
     run = RunFolder(Path(conf.log_folder) / run_id)
@@ -201,16 +202,15 @@ def expect_gpus(conf: JobConf) -> None:
 
 
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
-    """`ssh` for a list of machines, `slurm` where sbatch is on PATH, else `local`."""
-    asked = "ssh" if conf.cluster.machine_list else conf.cluster.scheduler
-    if asked == "slurm" and not for_preview and shutil.which("sbatch") is None:
-        raise InputError(
-            "cluster.scheduler is slurm, but sbatch is not on PATH; log in to a cluster node, or "
-            "use scheduler: local"
-        )
-    if asked == "auto":
-        return "slurm" if shutil.which("sbatch") else "local"
-    return asked
+    """The name in the plan; a preview needs no scheduler that is there."""
+    asked = MACHINES if conf.cluster.machine_list else conf.cluster.scheduler
+    if asked == AUTO:
+        return schedulers.choose_auto().name
+    scheduler = schedulers.get_scheduler(schedulers.CONF_NAMES.get(asked, asked))
+    obstacle = "" if for_preview else scheduler.find_obstacle()
+    if obstacle:
+        raise InputError(f"cluster.scheduler is {asked}, but {obstacle}")
+    return scheduler.name
 
 
 def submit(
@@ -240,7 +240,7 @@ def submit_prepared(
     swept: Mapping[str, str] | None = None,
 ) -> tuple[RunFolder, RunRecord]:
     """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
-    if ready.plan.scheduler == "local":
+    if schedulers.get_capabilities(ready.plan.scheduler).one_host:
         expect_gpus(ready.conf)
     if fill is no_more:  # the pickle would not be written
         start.refuse_function(ready.conf)
@@ -286,6 +286,7 @@ def write_run(
         sweep=sweep,
         swept=dict(swept or {}),
         code=ready.snapshot.build_record(),
+        limits=build_limits(ready.conf, ready.plan.scheduler),
     )
     try:
         write_run_folder(ready, run)
@@ -318,7 +319,10 @@ def submit_jobs(
         for group in groups:
             started = tuple(job.id for job in record.jobs[:1])
             submission = Submission(
-                run=run, group=group, after=replace(after, started=(*after.started, *started))
+                run=run,
+                group=group,
+                after=replace(after, started=(*after.started, *started)),
+                limits=record.limits or JobLimits(),
             )
             try:
                 job = executor.submit_script(submission, record.scheduler)
@@ -326,10 +330,13 @@ def submit_jobs(
                 raise  # the record says intent, so that the next command looks for the job
             except VjobError as error:
                 kept = cancel_submitted(scheduler, record)
-                message = f"{error}\n  The scripts are in {run.path}{kept}"
+                note = f"\n  The scripts are in {run.path}{kept}"
+                message = f"{error}{note}"
                 if not kept:
                     write_record(run, replace(record, state=records.REFUSED, message=str(error)))
                 append_event(run.vjob_events, "refused", message=message)
+                if isinstance(error, RefusedError):
+                    raise error.with_note(note) from None
                 raise VjobError(message) from None
             record = replace(record, jobs=(*record.jobs, JobRecord(id=job, group=group)))
             _write_submitted(run, record)
@@ -371,43 +378,20 @@ def _write_submitted(run: RunFolder, record: RunRecord) -> None:
 
 
 def find_warnings(run: RunFolder) -> list[str]:
-    """Warnings for the user: Slurm's settings, and its first answer about the jobs."""
-    texts = (check_het_morph(run), check_kill_wait(run), check_start(run))
-    return [text for text in texts if text]
-
-
-def check_het_morph(run: RunFolder) -> str:
-    """A warning where a run that may morph is a het job; else empty."""
+    """Warnings for the user: the scheduler's settings, and its first answer about the jobs."""
     plan = read_plan(run.plan)
-    if plan is None or plan.scheduler != "slurm" or not plan.morph or plan.layout != "hetjob":
-        return ""
-    return (
-        "cluster.hetero: hetjob ends with the first node that Slurm finds down, whatever "
-        "morph.enabled says: with split, or auto, the other groups go on"
-    )
-
-
-def check_kill_wait(run: RunFolder) -> str:
-    """A warning where Slurm kills before the conf's grace_s is over; else empty."""
-    from vjob.jobs.schedulers.slurm.settings import judge_kill_wait, read_settings
-
-    plan = read_plan(run.plan)
-    if plan is None or plan.scheduler != "slurm":
-        return ""
-    facts = read_settings()
-    if "KillWait" not in facts:
-        return ""
-    finding = judge_kill_wait(facts, plan.timing.grace_s)
-    return "" if finding.status == "ok" else f"{finding.text}; {finding.remedy}"
+    texts = [] if plan is None else schedulers.get_scheduler(plan.scheduler).list_warnings(plan)
+    return [text for text in (*texts, check_start(run)) if text]
 
 
 def check_start(run: RunFolder) -> str:
-    """Slurm's reason why a job may never start, if it gives one at once; else empty."""
+    """The scheduler's reason why a job may never start, if it gives one at once; else empty."""
     record = read_record(run)
-    is_alone = record is not None and len(record.jobs) == 1
-    for wait_s in START_CHECKS_S if is_alone else (START_CHECK_S,):
-        if record is not None and record.scheduler == "slurm":
-            time.sleep(wait_s)
+    if record is None:
+        return ""
+    scheduler = schedulers.get_scheduler(record.scheduler)
+    for wait_s in scheduler.list_start_checks_s(len(record.jobs)):
+        time.sleep(wait_s)
         view = view_run(run, after=time.time())
         reasons = [info.reason_text for info in view.infos if info.state is JobState.PENDING]
         trouble = explain_reason(view.infos)

@@ -107,7 +107,8 @@ def list_keys() -> Iterator[str]:
 
 def list_values(key: str) -> Iterable[str]:
     """The words that a key can be; none for numbers and texts."""
-    from vjob.jobs.conf.parse import get_hints, get_members
+    from varuna_core.plugins import list_plugins
+    from vjob.jobs.conf.parse import find_plugin_group, get_hints, get_members
     from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Program
 
     if key == "model":
@@ -128,16 +129,18 @@ def list_values(key: str) -> Iterable[str]:
     for member in get_members(hint):
         if get_origin(member) is Literal:
             words += map(str, get_args(member))
+        elif find_plugin_group(member):
+            words += list_plugins(find_plugin_group(member))
         elif member is bool:
             words += _BOOLS
     return words
 
 
 def list_queues() -> list[str]:
-    """Slurm partitions that sinfo shows."""
-    from vjob.jobs.schedulers.slurm import scheduler as slurm
+    """Queues of all schedulers that have some."""
+    from vjob.jobs.schedulers import choose as schedulers
 
-    return slurm.list_queues()
+    return [name for one in schedulers.list_with_queue() for name in one.list_queues()]
 
 
 def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

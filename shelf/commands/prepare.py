@@ -49,9 +49,9 @@ def init(source: Path | None, minimal: bool, kind: str | None) -> None:
         raise InputError("give one of --from, --minimal and --for")
     if minimal or kind:
         from vjob.jobs.conf.starters import render_starter
-        from vjob.jobs.schedulers.slurm.scheduler import find_starting_nodes
+        from vjob.jobs.schedulers import choose as schedulers
 
-        groups, note = find_starting_nodes()
+        groups, note = next(schedulers.list_with_queue()).suggest_nodes()
         click.echo(render_starter(kind or "minimal", groups, note), nl=False)
         return
     if source is None:

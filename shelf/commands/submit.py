@@ -167,7 +167,7 @@ def submit(
         if as_json:
             print_object(preview.describe_estimates(ready, estimates))
         else:
-            say("\n".join(estimates.values()))
+            say("\n".join(one.text for one in estimates.values()))
         return
     executor = make_executor(resolved)
     run, record = submitting.submit(resolved, after=before, executor=executor, snapshot=snapshot)
@@ -296,7 +296,9 @@ def _follow(run: RunFolder, record: RunRecord, *, as_json: bool) -> int:
     try:
         return follow_run(run, say, LineFilter.make(as_json=as_json))
     except KeyboardInterrupt:
-        if record.scheduler != "ssh":
+        from vjob.jobs.schedulers import choose as schedulers
+
+        if not schedulers.get_capabilities(record.scheduler).remote_shell:
             raise
     from vjob.jobs.runs.cancel import cancel_run
 

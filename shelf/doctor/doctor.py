@@ -7,32 +7,27 @@ recorded text.
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import socket
 import sys
 from collections.abc import Mapping
 
 from varuna_core.agent.checks.gpus import DRIVER
 from varuna_core.agent.meeting.network import list_addresses
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
-from vjob.jobs.schedulers.slurm.settings import examine_slurm
 from vjob.shelf.doctor.containers import examine_containers
 
 
 def examine() -> list[Diagnosis]:
     """Look at everything; nothing here raises."""
     diagnoses: list[Diagnosis] = []
-    if shutil.which("sbatch") is None:
-        diagnoses.append(
-            Diagnosis(
-                name="slurm",
-                status="note",
-                text="sbatch is not on PATH: runs go to this machine",
-                remedy="log in to a cluster node to use Slurm",
-            )
-        )
-    else:
-        diagnoses += examine_slurm()
+    for scheduler in schedulers.list_with_queue():
+        obstacle = scheduler.find_obstacle()
+        if not obstacle:
+            diagnoses += scheduler.examine()
+            continue
+        what, _, remedy = obstacle.partition("; ")
+        diagnoses.append(Diagnosis(name=scheduler.name, status="note", text=what, remedy=remedy))
     has_gpus = any(DRIVER.glob("*/information"))
     diagnoses.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
     diagnoses += examine_containers()

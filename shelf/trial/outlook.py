@@ -7,8 +7,8 @@ a profile, or by data sheets with the error that those had in published runs. Wh
 
 from __future__ import annotations
 
-import shutil
 import statistics
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -17,11 +17,11 @@ from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.logs.training_log import parse_memory
 from vjob.jobs.conf.layout import get_replicas, is_open, require_number
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
-from vjob.jobs.errors import VjobError
+from vjob.jobs.errors import RefusedError, VjobError
 from vjob.jobs.planning.inputs import explain_errors
 from vjob.jobs.planning.resolve_auto import KEYS, Resolved
-from vjob.jobs.schedulers.slurm.commands import parse_estimate
-from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.node_names import fold_names
 from vjob.jobs.submit.submit import Prepared
 from vjob.shelf.trial.result import MEASURED, Finding, Row, unknown
 from vjob.shelf.trial.smaller import Trial
@@ -40,8 +40,8 @@ LIMIT_S = 10.0
 NUM_LINES = 500
 FULL = 0.97
 """Of a GPU's memory: the driver and NCCL need some."""
-NO_CLUSTER = ("configuration source", "unable to contact", "timed out")
-"""Of what sbatch says where no cluster answers: nothing about the conf."""
+NO_CLUSTER = ("controller", "no cluster")
+"""Rows of the catalogue for refusals where no cluster answers: they say nothing about the conf."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,36 +57,36 @@ class Asked:
 
 def ask_slurm(whole: Prepared) -> Asked:
     """`sbatch --test-only` for each job of the run: when it would start, or why never."""
-    if whole.plan.scheduler != "slurm":
+    scheduler = schedulers.get_scheduler(whole.plan.scheduler)
+    if not scheduler.can.test_only:
         return Asked()
-    if shutil.which("sbatch") is None:
-        return Asked(why_not="there is no sbatch here")
-    said = []
+    if scheduler.find_obstacle():
+        return Asked(why_not=f"{scheduler.title} is not here")
+    found = []
     for group, text in whole.scripts.batch.items():
         try:
-            said.append(SlurmScheduler().test(whole.run, group, text))
-        except VjobError as error:
-            cause, remedy = split_refusal(str(error))
-            if any(words in cause.lower() for words in NO_CLUSTER):
-                return Asked(why_not="Slurm does not answer here")
-            return Asked(
-                refusal=Finding(what="submit", cause=cause, remedy=remedy),
-                why_not="Slurm refuses it",
-            )
-    found = [one for one in map(parse_estimate, said) if one is not None]
-    if not found:
-        return Asked(why_not="Slurm gives no time")
-    start = max(one.start for one in found)
-    return Asked(start=start, nodes=" ".join(one.nodes for one in found))
+            found.append(scheduler.test(whole.run, group, text))
+        except RefusedError as error:
+            if error.row is not None and error.row.name in NO_CLUSTER:
+                return Asked(why_not=f"{scheduler.title} does not answer here")
+            return Asked(refusal=build_refusal(error), why_not=f"{scheduler.title} refuses it")
+        except VjobError:
+            return Asked(why_not=f"{scheduler.title} does not answer here")
+    starts = [one.start for one in found if one.start is not None]
+    if not starts:
+        return Asked(why_not=f"{scheduler.title} gives no time")
+    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(starts)))
+    return Asked(start=start, nodes=" ".join(fold_names(one.nodes) for one in found))
 
 
-def split_refusal(text: str) -> tuple[str, str]:
-    """What sbatch said, and the remedy below it."""
-    said = [line for line in text.splitlines() if line.startswith("    ")]
-    remedies = [line for line in text.splitlines()[1:] if not line.startswith("    ")]
-    head = text.splitlines()[0].rstrip(":")
-    words = "; ".join(line.strip().removeprefix("sbatch: ") for line in said)
-    return f"{head}: {words}" if words else head, "; ".join(map(str.strip, remedies))
+def build_refusal(error: VjobError) -> Finding:
+    """The finding for a submit that failed."""
+    if not isinstance(error, RefusedError):
+        head, *more = str(error).splitlines()
+        return Finding(what="submit", cause=head, remedy="; ".join(map(str.strip, more)))
+    words = "; ".join(line.removeprefix("sbatch: ") for line in error.said)
+    cause = f"{error.head}: {words}" if words else error.head
+    return Finding(what="submit", cause=cause, remedy=error.remedy)
 
 
 def find_outlook(

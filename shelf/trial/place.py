@@ -19,6 +19,7 @@ from varuna_core.facts.known import Value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.question import find_nodes
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.submit.snapshot import find_here
 from vjob.shelf.trial.result import Finding
 from vjob.shelf.trial.smaller import OneNode
@@ -30,12 +31,12 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
     """The node that a try of this conf gets; InputError where there is none."""
     first = conf.cluster.nodes[0]
     wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
-    has_slurm = shutil.which("sbatch") is not None
+    has_slurm = schedulers.choose_auto().can.has_queue
     if queue is not None and not has_slurm:
         raise InputError(
             f"--queue {queue}: sbatch is not on PATH; leave --queue out to try it on this machine"
         )
-    is_local = conf.cluster.machine_list is not None or conf.cluster.scheduler == "local"
+    is_local = conf.cluster.machine_list is not None or conf.cluster.scheduler == schedulers.LOCAL
     if is_here or (queue is None and (is_local or not has_slurm)):
         counted = count_visible(choose_accelerator(), os.environ)
         count = counted.value if wants_gpus and isinstance(counted, Value) else 0

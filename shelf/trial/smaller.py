@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 from vjob.jobs.conf.layout import get_replicas, get_world, require_number
 from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf, Morph, NodeGroup, Notify, Train
+from vjob.jobs.schedulers import choose as schedulers
 
 STEPS = 2
 MOST_RANKS = 8
@@ -109,7 +110,7 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
     cluster = replace(
         small.cluster,
         nodes=(group,),
-        scheduler="local" if node.is_here else "slurm",
+        scheduler=schedulers.LOCAL if node.is_here else _choose_queued(conf.cluster.scheduler),
         machine_list=None,
         ssh_config=None,
         hetero="auto",
@@ -265,3 +266,10 @@ def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
 def add_step(conf: JobConf) -> JobConf:
     """The same with one step more, which loads what the first start saved."""
     return replace(conf, train=replace(conf.train, steps=STEPS + 1))
+
+
+def _choose_queued(asked: str) -> str:
+    """The conf's scheduler where it has a queue, else the one of this machine."""
+    if asked in (schedulers.LOCAL, "auto") or not schedulers.has_queue(asked):
+        return schedulers.choose_auto().name
+    return asked

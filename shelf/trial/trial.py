@@ -28,7 +28,7 @@ from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.submit.snapshot import Snapshot
 from vjob.jobs.submit.submit import defer_interrupts, prepare, submit
 from vjob.shelf.trial.judgement import find_trouble, tell_start
-from vjob.shelf.trial.outlook import ask_slurm, find_outlook, split_refusal
+from vjob.shelf.trial.outlook import ask_slurm, build_refusal, find_outlook
 from vjob.shelf.trial.place import CheckpointFolder, choose_node, make_checkpoints
 from vjob.shelf.trial.result import Finding, Result, Row
 from vjob.shelf.trial.saving import SavingTrial
@@ -123,8 +123,7 @@ class _Trying:
         except InputError:
             raise
         except VjobError as error:
-            cause, remedy = split_refusal(str(error))
-            self.findings.append(Finding(what="submit", cause=cause, remedy=remedy))
+            self.findings.append(build_refusal(error))
             return None
         watcher = Watcher(run, limit_s=self.options.limit_s, say=self.say)
         seen = watcher.watch(num_steps=num_steps, ends_itself=conf.program.kind in BUILT_IN)

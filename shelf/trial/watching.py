@@ -24,6 +24,7 @@ from vjob.jobs.monitor.stacks.collect import collect_stacks
 from vjob.jobs.monitor.stacks.group import Frame, StackGroup, Stacks, shorten_path
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import view_run
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.shelf.trial.smaller import SAVING
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class Watcher:
                 if used is not None and total and gpu.num_processes:
                     key = f"{node.name}:{gpu.index}"
                     self._gpu_mb[key] = (max(used, self._gpu_mb.get(key, (0.0, 0.0))[0]), total)
-        if snapshot.scheduler.name == "local":
+        if schedulers.get_capabilities(snapshot.scheduler.name).one_host:
             for rank in snapshot.ranks:
                 mb = _read_peak_mb(rank.pid)
                 if mb is not None:
@@ -165,7 +166,8 @@ class Watcher:
         self, snapshot: Snapshot, verdict: Verdict, steps: tuple[int, ...], took_s: float | None
     ) -> None:
         if took_s is None:
-            is_waiting = verdict.health is Health.PENDING and snapshot.scheduler.name == "slurm"
+            can = schedulers.get_capabilities(snapshot.scheduler.name)
+            is_waiting = verdict.health is Health.PENDING and can.has_queue
             self.say(verdict.reason if is_waiting else "preparing the node")
         elif steps:
             self.say(f"step {steps[-1]} done")

@@ -1,14 +1,13 @@
 """Side effects of `vjob watch`: prints, writes events, notifies, and acts where it was asked to.
 
 cancel    as `vjob cancel`: asks the ranks to checkpoint first, where they can
-requeue   scontrol requeue: the same job starts anew, from its last checkpoint
+requeue   the same job starts anew, from its last checkpoint
 exclude   says how to submit without the nodes that were at fault; changes no job
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import sys
@@ -27,7 +26,6 @@ from varuna_core.records.files import read_text
 from varuna_core.records.logs.tail import clean, clean_name
 from varuna_core.records.record import RunRecord, append_event, read_events, read_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
@@ -35,7 +33,7 @@ from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.readers.run_table import RunTable
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.owner import expect_ours, is_ours
-from vjob.jobs.schedulers.slurm import commands as slurm
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.shelf.watch.gauges import GaugeFile, export_look, export_runs
 from vjob.shelf.watch.notify import Channels, find_channels, read_webhook, send
 from vjob.shelf.watch.watch import FINE, Look, Notice, watch_job
@@ -77,8 +75,9 @@ def check_actions(actions: list[WatchAction], record: RunRecord) -> None:
     """Refuse before the watch begins what could not be done when it matters."""
     if not any(action.verb == REQUEUE for action in actions):
         return
-    if record.scheduler != "slurm":
-        raise InputError(f"requeue is Slurm's, and {record.run} runs by {record.scheduler}")
+    scheduler = schedulers.get_scheduler(record.scheduler)
+    if not scheduler.can.requeues:
+        raise InputError(f"requeue: {record.run} runs by {scheduler.title}, which cannot do it")
     if record.layout == "split":
         raise InputError(f"{record.run} is split: its jobs would be requeued one by one")
 
@@ -95,11 +94,7 @@ def act(
         return cancel_run(run, now=False, wait_s=CANCEL_WAIT_S, say=say)
     if action.verb == REQUEUE:
         job = record.jobs[0].id
-        command = slurm.build_requeue_command(job)
-        result = process.run(command, env=process.tool_environment(os.environ))
-        if result.code != 0:
-            said = (result.err or result.out).strip()
-            raise VjobError(f"job {job} was not requeued (cluster.requeue: true allows it): {said}")
+        schedulers.get_scheduler(record.scheduler, run).requeue(job)
         return f"job {job} is requeued"
     return _exclude(notice, run, record)
 

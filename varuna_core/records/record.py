@@ -81,6 +81,17 @@ def format_commit(code: Optional[CodeRecord]) -> str:
 
 
 @dataclass(frozen=True)
+class JobLimits:
+    """What the jobs of a run were asked to keep to."""
+
+    walltime_s: Optional[float] = None
+    """None where there is no time limit."""
+    warn_s: float = 0.0
+    """So long before it, USR1 goes to the batch script; 0 for never."""
+    may_requeue: bool = False
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """A run as `vjob` knows it."""
 
@@ -119,6 +130,8 @@ class RunRecord:
     array: Optional[ArrayPlace] = None
     code: Optional[CodeRecord] = None
     """None where it lies in no repository and was not copied."""
+    limits: Optional[JobLimits] = None
+    """As asked for at the submit, whatever an admin changed since; not in old records."""
 
 
 def write_record(run: RunFolder, record: RunRecord) -> None:
@@ -141,6 +154,7 @@ def _parse(value: dict[str, Any]) -> RunRecord:
     known = {one.name for one in fields(RunRecord)}
     value = {name: item for name, item in value.items() if name in known}
     outcome, array, code = value["outcome"], value.get("array"), value.get("code")
+    limits = value.get("limits")
     made = RunRecord(
         **{
             **value,
@@ -150,6 +164,7 @@ def _parse(value: dict[str, Any]) -> RunRecord:
             "after_any": tuple(value.get("after_any", ())),
             "array": None if array is None else expect_types(ArrayPlace(**array)),
             "code": None if code is None else expect_types(CodeRecord(**code)),
+            "limits": None if limits is None else expect_types(JobLimits(**limits)),
         }
     )
     if made.state == SUBMITTED and not made.jobs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from varuna_core.facts.known import Value
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
 from varuna_core.records.exits import read_end
@@ -45,7 +46,7 @@ from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
 from vjob.jobs.monitor.rules.base import format_names
 from vjob.jobs.runs.find import RunView, name_host
 from vjob.jobs.runs.owner import name_owner
-from vjob.jobs.schedulers.slurm.reasons import explain_reason
+from vjob.jobs.schedulers.reasons import explain_reason
 
 SLOW_EVERY_S = 10.0
 """Between two reads of disks and checkpoints."""
@@ -142,7 +143,7 @@ class RunReader:
             after_any=tuple(Path(path).name for path in record.after_any),
             commit=format_commit(record.code),
             submitted=record.submitted,
-            walltime_s=self._asked.walltime_s,
+            walltime_s=find_limit_s(view, self._asked.walltime_s),
             scheduler=scheduler,
             attempt=attempts[-1].number if attempts else None,
             earlier=self._read_earlier(attempts[:-1]),
@@ -344,3 +345,9 @@ def list_spare(state: ManagerState) -> list[int]:
     if state.phase != RUNNING:
         return []
     return sorted(get_seat(node) for node in state.nodes if node not in state.members)
+
+
+def find_limit_s(view: RunView | None, asked_s: float | None) -> float | None:
+    """The time limit by the scheduler's own answer, else the one that was asked for."""
+    limits = [info.limit for info in view.infos] if view is not None else []
+    return next((limit.value for limit in limits if isinstance(limit, Value)), asked_s)

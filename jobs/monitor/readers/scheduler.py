@@ -19,7 +19,7 @@ from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.node_names import fold_names
-from vjob.jobs.schedulers.slurm.reasons import is_permanent
+from vjob.jobs.schedulers.reasons import is_permanent
 
 FIRST_S = 15.0
 """How long the first answer is waited for: without one there is nothing to show."""

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.files import is_closed, open_file, read_json, read_text
+from varuna_core.records.files import read_json, read_text
 from varuna_core.records.layout import format_blocks
 from varuna_core.records.plan import Plan
+from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.monitor.model.snapshot import Echo, Line
-
-HEAD_BYTES = 16 * 1024
-_TIME = re.compile(r"^#SBATCH (?:--time=|-t ?)([\d:-]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,30 +115,11 @@ def _find_dict(value: Any, key: str) -> Mapping[str, Any]:
 
 
 def _read_walltime(run: RunFolder, plan: Plan | None) -> float | None:
-    groups = [None, *(group.name for group in plan.groups)] if plan is not None else [None]
-    for group in groups:
-        try:
-            with open_file(run.batch_script(group)) as handle:
-                head = handle.read(HEAD_BYTES).decode(errors="replace")
-        except OSError:
-            continue
-        match = _TIME.search(head)
-        return parse_walltime(match.group(1)) if match else None
-    if is_closed(run.batch_script()):  # another user's run that is shared
-        asked = _find_dict(_load(run), "cluster").get("walltime_min")
-        return 60.0 * asked if isinstance(asked, (int, float)) else None
-    return None
-
-
-def parse_walltime(text: str) -> float | None:
-    """Seconds of Slurm's `30`, `30:00`, `1:30:00`, `2-12`, `2-12:30` and `2-12:30:00`."""
-    days, dash, rest = text.rpartition("-")
-    parts = rest.split(":")
-    if not all(part.isdigit() for part in parts) or (dash and not days.isdigit()):
+    """The time limit that was asked for; an older record lacks it, and its conf says it."""
+    record = read_record(run)
+    if record is not None and record.limits is not None:
+        return record.limits.walltime_s
+    if plan is not None and plan.machine_list is not None:
         return None
-    numbers = [float(part) for part in parts]
-    units = [60.0, 1.0] if not dash and len(numbers) < 3 else [3600.0, 60.0, 1.0]
-    if len(numbers) > len(units):
-        return None
-    total = sum(number * unit for number, unit in zip(numbers, units, strict=False))
-    return total + 86400.0 * float(days or 0)
+    asked = _find_dict(_load(run, "walltime_min"), "cluster").get("walltime_min")
+    return 60.0 * asked if isinstance(asked, (int, float)) else None

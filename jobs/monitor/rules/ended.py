@@ -44,7 +44,7 @@ from vjob.jobs.monitor.rules.pace import (
 )
 from vjob.jobs.monitor.rules.stalled import SILENT_S
 from vjob.jobs.monitor.rules.waiting import build_info
-from vjob.jobs.schedulers.slurm.reasons import explain_launch
+from vjob.jobs.schedulers.reasons import explain_launch
 
 _NODE = re.compile(r"Node failure on ([\w.-]+)")
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")

@@ -19,7 +19,7 @@ from vjob.jobs.monitor.rules.base import (
     rows_in,
 )
 from vjob.jobs.schedulers.job import SchedulerJob, parse_name
-from vjob.jobs.schedulers.slurm.reasons import explain_reason, find_reason
+from vjob.jobs.schedulers.reasons import explain_reason, find_reason
 
 ORPHAN_S = 600.0
 """A submit that left no job after so long was cut off."""
@@ -194,7 +194,7 @@ def _facts(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def build_info(row: JobRow) -> SchedulerJob:
-    """The row as jobs/schedulers/slurm/reasons.py wants it."""
+    """The row as jobs/schedulers/reasons.py wants it."""
     code, _, number = row.exit_code.partition(":")
     return SchedulerJob(
         id=row.id,

@@ -24,7 +24,7 @@ from varuna_core.launch.ssh import (
     render_script,
 )
 from varuna_core.records.files import read_json
-from varuna_core.records.machine import clean_environment, identify_machine
+from varuna_core.records.machine import clean_environment
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs import process
@@ -32,9 +32,8 @@ from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.stacks.group import RankStack, Stacks, group_stacks, parse_rank
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.runs.owner import expect_ours
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.local.scheduler import state_file
-from vjob.jobs.schedulers.slurm import commands as slurm
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
 """The plan's python where the node has it, as in node.sh."""
@@ -128,11 +127,12 @@ def _build_questions(
     view: RunView, plan: Plan, words: Sequence[str], hosts: Mapping[int, str]
 ) -> list[StackQuery]:
     command = ["sh", "-c", PICK_PYTHON, "sh", *words]
-    if plan.scheduler == "slurm":
+    scheduler = schedulers.get_scheduler(plan.scheduler)
+    if scheduler.can.starts_steps:
         beside = _build_beside(view, plan, command, set(hosts.values()))
         return [StackQuery(command=command) for command in beside]
     expect_here(view)
-    if plan.scheduler == "ssh":
+    if scheduler.can.remote_shell:
         return list(_build_over_ssh(view.run, command, hosts))
     nodes = [word for index in range(plan.num_nodes) for word in ("--node", str(index))]
     return [StackQuery(command=[*command, *nodes])]
@@ -160,12 +160,13 @@ def _build_over_ssh(
 def _build_beside(
     view: RunView, plan: Plan, command: Sequence[str], hosts: Set[str]
 ) -> list[list[str]]:
+    build = schedulers.get_scheduler(plan.scheduler).build_beside
     if plan.morph:  # jobs and nodes come and go
-        return list(build_for_jobs((*view.infos, *view.joined), command, hosts))
+        return list(build_for_jobs(build, (*view.infos, *view.joined), command, hosts))
     first = plan.groups[0].name
     if plan.layout == "split":
         return [
-            slurm.build_beside_command(
+            build(
                 job.id, [(None, plan.group(job.group or first).count)], job.group or first, command
             )
             for job in view.record.jobs
@@ -173,11 +174,14 @@ def _build_beside(
     parts: list[tuple[int | None, int]] = [(None, plan.num_nodes)]
     if plan.layout == "hetjob":
         parts = [(number, group.count) for number, group in enumerate(plan.groups)]
-    return [slurm.build_beside_command(view.record.jobs[0].id, parts, first, command)]
+    return [build(view.record.jobs[0].id, parts, first, command)]
 
 
 def build_for_jobs(
-    infos: Sequence[SchedulerJob], command: Sequence[str], hosts: Set[str]
+    build: Callable[..., list[str]],
+    infos: Sequence[SchedulerJob],
+    command: Sequence[str],
+    hosts: Set[str],
 ) -> Iterator[list[str]]:
     """A step in each job, on those of its nodes that take part; each knows itself by its name."""
     for info in infos:
@@ -185,16 +189,19 @@ def build_for_jobs(
         component = info.component if "+" in info.id else None
         if names:
             part = [(component, len(names))]
-            yield slurm.build_beside_command(info.leader, part, "", command, names)
+            yield build(info.leader, part, "", command, names)
 
 
 def expect_here(view: RunView) -> None:
-    """InputError where a run without a scheduler runs on another machine."""
+    """InputError where the run's nodes cannot be reached from here: it is another machine's, or
+    its scheduler starts nothing beside a job."""
+    scheduler = schedulers.get_scheduler(view.record.scheduler)
     for job in view.record.jobs:
-        state = read_json(state_file(view.run, job.group))
-        machine = state.get("machine") if isinstance(state, dict) else None
-        if machine is not None and machine != identify_machine():
-            raise InputError(f"{view.run.name} runs on {str(machine).partition(' ')[0]}; ask there")
+        host = scheduler.find_other_machine(view.run, job.group)
+        if host:
+            raise InputError(f"{view.run.name} runs on {host}; ask there")
+    if not scheduler.can.one_host and not scheduler.can.remote_shell:
+        raise InputError(f"{scheduler.title} starts nothing on the nodes of a job that runs")
 
 
 class Answers:

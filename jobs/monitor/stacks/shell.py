@@ -22,6 +22,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, expect_here, find_running, list_hosts
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.owner import expect_ours
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import SchedulerJob
 
 
@@ -51,10 +52,11 @@ def build_way(
     view: RunView, plan: Plan, index: int, host: str, command: Sequence[str]
 ) -> list[str]:
     """The command here that runs `command` on the node."""
-    if plan.scheduler == "slurm":
+    scheduler = schedulers.get_scheduler(plan.scheduler)
+    if scheduler.can.starts_steps:
         return build_step(view, plan, index, host, command)
     expect_here(view)
-    if plan.scheduler == "ssh":
+    if scheduler.can.remote_shell:
         return build_over_ssh(view, host, command)
     return list(command)
 
@@ -68,11 +70,8 @@ def build_step(
         info = _find_job(view_run(view.run, after=time.time()), host)
     if info is None:
         raise InputError(f"{host} is in none of the run's jobs now")
-    words = ["srun", f"--jobid={info.leader}"]
-    words += [f"--het-group={info.component}"] if "+" in info.id else []
-    words += ["--overlap", "--mem=0", "--cpu-bind=none", "--nodes=1", "--ntasks=1"]
-    words += [f"--nodelist={host}", f"--export=ALL,VJOB_GROUP={plan.node(index).group.name}"]
-    return [*words, *(["--pty"] if sys.stdin.isatty() else []), *command]
+    group, scheduler = plan.node(index).group.name, schedulers.get_scheduler(plan.scheduler)
+    return scheduler.build_shell(info, host, group, command, tty=sys.stdin.isatty())
 
 
 def _find_job(view: RunView, host: str) -> SchedulerJob | None:

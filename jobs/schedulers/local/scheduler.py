@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from signal import SIGTERM
 from typing import Any
@@ -23,12 +23,13 @@ from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import as_number, read_json, write_json
 from varuna_core.records.machine import identify_machine, start_time
+from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
-from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, Scheduler, Submission
+from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, Capabilities, Scheduler, Submission
 from vjob.jobs.schedulers.job import END_CAUSES, OVER, JobState, SchedulerJob, parse_name
 from vjob.jobs.schedulers.node_names import expand_nodes
 
@@ -83,6 +84,17 @@ def state_file(run: RunFolder, group: str | None) -> Path:
     return run.path / (f"local.{group}.json" if group else "local.json")
 
 
+def read_limits(run: RunFolder, group: str | None) -> JobLimits:
+    """What the job was asked to keep to, by its state file."""
+    state = _read_file(state_file(run, group))
+    walltime_s = as_number(state.get("walltime_s"))
+    return JobLimits(
+        walltime_s=walltime_s,
+        warn_s=as_number(state.get("warn_s")) or 0.0,
+        may_requeue=state.get("may_requeue") is True,
+    )
+
+
 def is_alive(state: dict[str, Any]) -> bool:
     """True while the supervisor that wrote this state runs."""
     pid = int(state.get("pid") or 0)
@@ -98,9 +110,8 @@ class LocalScheduler(Scheduler):
     """
 
     name = "local"
-
-    def __init__(self, run: RunFolder | None = None) -> None:
-        self._run = run
+    title = "this machine"
+    can = Capabilities(one_host=True)
 
     def make_command(self, submission: Submission) -> list[str]:
         """A shell that starts the supervisor in a session of its own, and prints the job's id."""
@@ -117,7 +128,8 @@ class LocalScheduler(Scheduler):
                 f"{index.folder()} cannot be written: {error.strerror}; local jobs are counted "
                 "there: set XDG_STATE_HOME to a folder that you may write"
             ) from None
-        state = {"job": job, "state": "PENDING", "time": time.time(), "after": waits}
+        limits = asdict(submission.limits)
+        state = {"job": job, "state": "PENDING", "time": time.time(), "after": waits, **limits}
         write_json(state_file(run, group), state)
         command = process.build_own_command(
             "-m", "vjob.jobs.schedulers.local.supervisor", str(run.path), job, group or ""
@@ -153,12 +165,29 @@ class LocalScheduler(Scheduler):
             raise VjobError(f"job {job} does not run any more")
         os.kill(int(state["pid"]), SIGTERM)
 
+    def can_wait_for(self, other: Scheduler) -> bool:
+        return isinstance(other, LocalScheduler)  # both read state files
+
+    def find_other_machine(self, run: RunFolder, group: str | None) -> str:
+        state = read_json(state_file(run, group))
+        machine = state.get("machine") if isinstance(state, dict) else None
+        if machine is None or machine == identify_machine():
+            return ""
+        return str(machine).partition(" ")[0]
+
     def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
         return {}  # the supervisor's state file lies in the run folder itself
 
     def _read_state(self, job: str) -> dict[str, Any] | None:
-        path = find_state_file(self._run, job) if self._run is not None else _find_indexed(job)
+        path = find_state_file(self.run, job) if self.run is not None else _find_indexed(job)
         return None if path is None else _read_file(path)
+
+
+class MachinesScheduler(LocalScheduler):
+    """A list of machines: the batch script runs here, its agents over ssh on the machines."""
+
+    name = "ssh"
+    can = Capabilities(remote_shell=True, time_limit=False)
 
 
 def find_state_file(run: RunFolder, job: str) -> Path | None:

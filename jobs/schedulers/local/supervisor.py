@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
@@ -29,7 +30,13 @@ from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError
-from vjob.jobs.schedulers.local.scheduler import find_failed, is_waiting, read_machines, state_file
+from vjob.jobs.schedulers.local.scheduler import (
+    find_failed,
+    is_waiting,
+    read_limits,
+    read_machines,
+    state_file,
+)
 from vjob.jobs.schedulers.local.srun import OFFSET
 
 MARGIN_S = 10.0
@@ -65,6 +72,7 @@ class LocalJob:
         """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
         self._has_begun = False
+        self._limits = read_limits(run, group)
         self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
         if plan.machine_list is not None:
             # Agents are let go, then killed, and a machine that is lost has its own time to end.
@@ -116,8 +124,8 @@ class LocalJob:
         self.child = process.start(["bash", str(self.run.batch_script(self.group))], env=env)
         if self.asked:  # between the last look and the start
             self._send(signal.SIGTERM)
-        deadline = time.monotonic() + 60 * float(self._read_option("time", "inf"))
-        warn_s = float(self._read_option("signal", "B:USR1@0").rpartition("@")[2])
+        walltime_s, warn_s = self._limits.walltime_s, self._limits.warn_s
+        deadline = float("inf") if walltime_s is None else time.monotonic() + walltime_s
         warn_at = deadline - warn_s if warn_s else float("inf")
         killed_at: float | None = None
         while True:
@@ -148,13 +156,6 @@ class LocalJob:
                 os.killpg(group, number)
                 time.sleep(0.2)
                 number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
-
-    def _read_option(self, name: str, default: str) -> str:
-        """An #SBATCH option of the batch script that we keep, as Slurm would."""
-        for line in self.run.batch_script(self.group).read_text(encoding="utf-8").splitlines():
-            if line.startswith(f"#SBATCH --{name}="):
-                return line.partition("=")[2]
-        return default
 
     def _environment(self) -> dict[str, str]:
         """Environment that Slurm sets in a batch script, as far as our scripts read it."""
@@ -213,6 +214,7 @@ class LocalJob:
         last = groups[-1].first_node + groups[-1].count - 1
         nodes = self.plan.machine_list or f"local[{groups[0].first_node}-{last}]"
         state = {
+            **asdict(self._limits),
             "job": self.job,
             "state": word,
             "pid": pid,

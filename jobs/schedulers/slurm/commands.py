@@ -8,9 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any
+from dataclasses import replace
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import Evidence, Known, NotKnown, Value
@@ -22,12 +20,12 @@ from vjob.jobs.schedulers.job import (
     After,
     JobState,
     SchedulerJob,
+    StartEstimate,
     parse_name,
 )
 from vjob.jobs.schedulers.node_names import expand_nodes
+from vjob.jobs.schedulers.reasons import NO_OUTPUT
 
-NO_OUTPUT = 53
-"""The signal that slurmd puts in place of an output file that it could not make."""
 COMMENT_PREFIX = "vjob:"
 
 
@@ -250,39 +248,18 @@ _ESTIMATE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """What `sbatch --test-only` says: `sbatch: Job 7 to start at 2026-11-23T01:12:00 using 4
-    processors on nodes a[1-2] in partition gpu1`."""
-
-    start: str
-    """In the local time of the machine that asked."""
-    num_cpus: int | None
-    nodes: str
-    queue: str
-
-    def as_json(self) -> dict[str, Any]:
-        try:
-            start: float | None = datetime.fromisoformat(self.start).timestamp()
-        except ValueError:
-            start = None
-        return {
-            "start": start,
-            "num_cpus": self.num_cpus,
-            "nodes": expand_nodes(self.nodes),
-            "queue": self.queue,
-        }
-
-
-def parse_estimate(text: str) -> Estimate | None:
-    """None where it is another sentence."""
+def parse_estimate(text: str) -> StartEstimate:
+    """The answer of `sbatch --test-only`: `sbatch: Job 7 to start at 2026-11-23T01:12:00 using 4
+    processors on nodes a[1-2] in partition gpu1`, in the local time of the machine that asked."""
     match = _ESTIMATE.search(text)
     if match is None:
-        return None
-    return Estimate(
-        start=match["start"],
+        return StartEstimate(text=text)
+    return StartEstimate(
+        text=text,
+        is_read=True,
+        start=parse_date(match["start"]),
         num_cpus=int(match["cpus"]) if match["cpus"] else None,
-        nodes=match["nodes"] or "",
+        nodes=tuple(expand_nodes(match["nodes"] or "")),
         queue=match["queue"] or "",
     )
 
@@ -418,3 +395,14 @@ def build_beside_command(
         words += [] if component is None else [f"--het-group={component}"]
         words += [*shared, f"--nodes={nodes}", f"--ntasks={nodes}", *command]
     return words
+
+
+def build_shell_command(
+    job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
+) -> list[str]:
+    """A step beside the job's own on one node, which takes nothing of what that one has."""
+    words = ["srun", f"--jobid={job.leader}"]
+    words += [f"--het-group={job.component}"] if "+" in job.id else []
+    words += ["--overlap", "--mem=0", "--cpu-bind=none", "--nodes=1", "--ntasks=1"]
+    words += [f"--nodelist={host}", f"--export=ALL,VJOB_GROUP={group}"]
+    return [*words, *(["--pty"] if tty else []), *command]

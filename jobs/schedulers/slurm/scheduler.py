@@ -17,21 +17,32 @@ from pathlib import Path
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.known import Known, NotKnown, Value
-from varuna_core.facts.remedy import Context
 from varuna_core.records.machine import KEPT, clean_environment
+from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.schema import NodeGroup
-from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.errors import RefusedError, UncertainError, VjobError
 from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, SELDOM_S, Scheduler, Submission
-from vjob.jobs.schedulers.job import OVER, IdleNode, JobState, SchedulerJob
+from vjob.jobs.schedulers.base import (
+    FLOOR_S,
+    NO_CHANGES,
+    SELDOM_S,
+    Capabilities,
+    Scheduler,
+    ScriptRequest,
+    Submission,
+)
+from vjob.jobs.schedulers.diagnosis import Diagnosis
+from vjob.jobs.schedulers.job import OVER, IdleNode, JobState, SchedulerJob, StartEstimate
 from vjob.jobs.schedulers.slurm import commands as slurm
 from vjob.jobs.schedulers.slurm.commands import COMMENT_PREFIX
+from vjob.jobs.schedulers.slurm.header import render_header
 from vjob.jobs.schedulers.slurm.nodes import (
     build_sinfo_idle_command,
     build_sinfo_nodes_command,
     parse_idle_nodes,
+    parse_sinfo_nodes,
     parse_starting_nodes,
 )
 
@@ -48,19 +59,32 @@ class SlurmScheduler(Scheduler):
     """The cluster's scheduler."""
 
     name = "slurm"
+    title = "Slurm"
+    can = Capabilities(
+        arrays=True,
+        het=True,
+        test_only=True,
+        starts_steps=True,
+        requeues=True,
+        has_queue=True,
+    )
 
-    def __init__(self, run: RunFolder | None = None) -> None:
-        """Slurm knows its jobs by id, so `run` is not used."""
+    def find_obstacle(self) -> str:
+        if shutil.which("sbatch") is not None:
+            return ""
+        return "sbatch is not on PATH; log in to a cluster node, or use scheduler: local"
+
+    def render_header(self, asked: ScriptRequest) -> list[list[str]]:
+        return render_header(asked)
 
     def make_command(self, submission: Submission) -> list[str]:
         """sbatch in the environment of a fresh login, whatever ours is; ended after `SUBMIT_S`."""
         script = submission.script
-        text = script.read_text(encoding="utf-8")
         sbatch = slurm.build_sbatch_command(
             str(script),
             str(script.parent),
             after=submission.after,
-            expedite="#SBATCH --requeue\n" in text and _can_expedite(),
+            expedite=submission.limits.may_requeue and _can_expedite(),
         )
         # Ctrl-C goes to the whole foreground group: sbatch must not die of it once its job is made.
         return ["timeout", f"{SUBMIT_S:g}", *process.build_clean_command(sbatch, KEPT)]
@@ -73,7 +97,7 @@ class SlurmScheduler(Scheduler):
             return explain_failure(f"timed out after {SUBMIT_S:g} s")
         return explain_failure(text)
 
-    def test(self, run: RunFolder, group: str | None, text: str) -> str:
+    def test(self, run: RunFolder, group: str | None, text: str) -> StartEstimate:
         """`sbatch --test-only`: Slurm's estimate of when and where the job would start."""
         with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
             script = Path(folder) / run.batch_script(group).name
@@ -82,8 +106,8 @@ class SlurmScheduler(Scheduler):
             result = process.run(command, env=clean_environment(os.environ))
         said = (result.err + result.out).strip()
         if result.code != 0:
-            raise VjobError(explain_refusal(said))
-        return said
+            raise refuse(said)
+        return slurm.parse_estimate(said)
 
     def poll(
         self,
@@ -146,6 +170,63 @@ class SlurmScheduler(Scheduler):
     def cancel(self, job: str) -> None:
         _tell(slurm.build_scancel_command(job))
 
+    def spell_cancel(self, jobs: Sequence[str]) -> str:
+        return f"scancel {' '.join(jobs)}"
+
+    def requeue(self, job: str) -> None:
+        """Needs the conf's `cluster.requeue: true`."""
+        try:
+            _tell(slurm.build_requeue_command(job))
+        except VjobError as error:
+            why = f"job {job} was not requeued (cluster.requeue: true allows it): {error}"
+            raise VjobError(why) from None
+
+    def build_beside(
+        self,
+        job: str,
+        parts: Sequence[tuple[int | None, int]],
+        group: str,
+        command: Sequence[str],
+        names: Sequence[str] = (),
+    ) -> list[str]:
+        return slurm.build_beside_command(job, parts, group, command, names)
+
+    def build_shell(
+        self, job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
+    ) -> list[str]:
+        return slurm.build_shell_command(job, host, group, command, tty=tty)
+
+    def list_warnings(self, plan: Plan) -> list[str]:
+        from vjob.jobs.schedulers.slurm.settings import judge_het_morph, judge_own_kill_wait
+
+        return [text for text in (judge_het_morph(plan), judge_own_kill_wait(plan)) if text]
+
+    def list_start_checks_s(self, num_jobs: int) -> Sequence[float]:
+        """Slurm gives a reason only after it has considered the job: a job alone, about which a
+        question is one request, is looked at twice, several once and a little later."""
+        return (0.0, 2.7) if num_jobs == 1 else (0.3,)
+
+    def examine(self) -> list[Diagnosis]:
+        from vjob.jobs.schedulers.slurm.settings import examine_slurm
+
+        return examine_slurm()
+
+    def list_queues(self) -> list[str]:
+        """Slurm partitions; none where sinfo does not answer."""
+        text = _ask(build_sinfo_nodes_command())
+        return sorted({line.split("|")[1].strip(" *") for line in text.splitlines() if "|" in line})
+
+    def list_nodes(self, queue: str | None = None) -> list[NodeGroup]:
+        command = build_sinfo_nodes_command(queue)
+        return parse_sinfo_nodes(broker.ask(command, floor_s=SELDOM_S).text)
+
+    def suggest_nodes(self) -> tuple[list[NodeGroup], str]:
+        if shutil.which("sinfo") is None:
+            return [], ""
+        groups = parse_starting_nodes(_ask(build_sinfo_nodes_command()))
+        note = "sinfo did not answer: add queue: NAME and gpus: KIND:COUNT"
+        return groups, "" if groups else note
+
     def ask_canceller(self, job: str) -> str:
         """From accounting, which may know it a little later than the controller."""
         command = slurm.build_sacct_command([job])
@@ -198,17 +279,14 @@ def explain_failure(text: str) -> VjobError:
             f"sbatch had no answer, and the job may exist all the same: {text.strip()[-300:]}\n"
             "  `vjob list` adopts it if so, and calls the run refused if not"
         )
-    return VjobError(explain_refusal(text))
+    return refuse(text)
 
 
-def explain_refusal(text: str) -> str:
-    """sbatch's own words, indented, and the remedy below."""
+def refuse(text: str) -> RefusedError:
+    """The error for what sbatch wrote as it refused a job."""
     told = [line.strip() for line in text.splitlines() if line.strip()]
     lines = [line for line in told if "error" in line.lower() or "sbatch" in line] or told
-    said = "".join(f"\n    {line}" for line in lines)
-    row = find_refusal(text)
-    remedy = row.explain(Context.CONF) if row is not None else ""
-    return f"sbatch refused the job:{said}" + (f"\n  {remedy}" if remedy else "")
+    return RefusedError("sbatch refused the job", lines, find_refusal(text))
 
 
 def find_refusal(text: str) -> KnownLine | None:
@@ -294,20 +372,6 @@ def _ask(command: Sequence[str]) -> str:
         return broker.ask(command, floor_s=SELDOM_S).text
     except UncertainError:
         return ""
-
-
-def list_queues() -> list[str]:
-    """Slurm partitions, for completion; none where sinfo does not answer."""
-    text = _ask(build_sinfo_nodes_command())
-    return sorted({line.split("|")[1].strip(" *") for line in text.splitlines() if "|" in line})
-
-
-def find_starting_nodes() -> tuple[list[NodeGroup], str]:
-    """What a first conf may ask for, the most frequent kind first, and what is to be said of it."""
-    if shutil.which("sinfo") is None:
-        return [], ""
-    groups = parse_starting_nodes(_ask(build_sinfo_nodes_command()))
-    return groups, "" if groups else "sinfo did not answer: add queue: NAME and gpus: KIND:COUNT"
 
 
 def _tell(command: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from varuna_core.records.plan import Plan
 from vjob.jobs.conf.schema import Cluster
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers import broker
@@ -169,3 +170,22 @@ def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -
         )
     text = f"KillWait is {kill_wait_s} s: cluster.grace_s up to {most_s} is kept"
     return Diagnosis(name="kill wait", status="ok", text=text)
+
+
+def judge_het_morph(plan: Plan) -> str:
+    """A warning where a run that may morph is a het job; else empty."""
+    if not plan.morph or plan.layout != "hetjob":
+        return ""
+    return (
+        "cluster.hetero: hetjob ends with the first node that Slurm finds down, whatever "
+        "morph.enabled says: with split, or auto, the other groups go on"
+    )
+
+
+def judge_own_kill_wait(plan: Plan) -> str:
+    """A warning where Slurm kills before the conf's grace_s is over; else empty."""
+    facts = read_settings()
+    if "KillWait" not in facts:
+        return ""
+    found = judge_kill_wait(facts, plan.timing.grace_s)
+    return "" if found.status == "ok" else f"{found.text}; {found.remedy}"

@@ -13,7 +13,7 @@ import pytest
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf, read_text
-from vjob.jobs.conf.parse import get_hints
+from vjob.jobs.conf.parse import get_hints, is_scalar
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, Program
 from vjob.jobs.errors import ConfError
 
@@ -305,7 +305,7 @@ def test_every_field_has_a_type_that_the_reader_knows() -> None:
                 is_generic = origin in (typing.Literal, tuple) or (
                     isinstance(origin, type) and issubclass(origin, typing.Mapping)
                 )
-                is_known = member in known or member is types.NoneType
+                is_known = member in known or member is types.NoneType or is_scalar(member)
                 assert is_known or is_generic or dataclasses.is_dataclass(member), name
 
 

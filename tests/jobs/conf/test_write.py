@@ -21,7 +21,7 @@ from vjob.jobs.conf.document import (
 )
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
-from vjob.jobs.conf.parse import get_hints, get_members, get_section_class
+from vjob.jobs.conf.parse import find_plugin_group, get_hints, get_members, get_section_class
 from vjob.jobs.conf.redact import redact_string, redact_text
 from vjob.jobs.conf.schema import Data, JobConf, Model, NodeGroup, Parallel, Program, Track
 from vjob.jobs.conf.write import dump_yaml, render_resolved, resolve_conf
@@ -50,6 +50,8 @@ def build_strategy(hint: Any, name: str, cls: type) -> st.SearchStrategy[Any]:
     is_path = name in PATH_FIELDS or (name, cls) in PATHS_OF
     for member in get_members(hint):
         origin, args = get_origin(member), get_args(member)
+        if find_plugin_group(member):
+            continue  # none is installed
         if member is type(None):
             options.append(st.none())
         elif member is Program:

@@ -24,13 +24,14 @@ from vjob.jobs.elastic import membership
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.runs import find as runs
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.base import Scheduler, Submission
+from vjob.jobs.schedulers.base import Submission
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
+from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
 ROOMY = MORPH.replace("min_nodes: 2", "min_nodes: 2, max_nodes: 8")
 
 
-class Cluster(Scheduler):
+class Cluster(SlurmScheduler):
     """Jobs and their states."""
 
     name = "slurm"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,13 +21,12 @@ from tests.jobs.confs import (
 )
 from varuna_core.morph.layout import count_asked
 from varuna_core.records.layout import decode_stage_map
-from varuna_core.records.plan import parse_plan, render_plan, write_plan
-from varuna_core.records.runfolder import make_run_folder
+from varuna_core.records.plan import parse_plan, render_plan
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.layout import build_groups
 from vjob.jobs.conf.schema import Container
+from vjob.jobs.schedulers.slurm.settings import judge_het_morph
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, build_stages, reserve_spare_nodes
-from vjob.jobs.submit.submit import check_het_morph
 
 
 def test_ranks_follow_the_groups_in_the_order_of_the_conf() -> None:
@@ -139,15 +137,13 @@ def test_groups_of_a_run_that_may_morph_are_jobs_of_their_own_unless_the_conf_sa
     assert make_plan(make_conf(fixed)).layout == "hetjob"
 
 
-def test_a_het_job_that_may_morph_comes_with_a_warning(tmp_path: Path) -> None:
-    run = make_run_folder(tmp_path / "run")
+def test_a_het_job_that_may_morph_comes_with_a_warning() -> None:
     for text, words in (
         (MORPH_HETJOB, "ends with the first node"),
         (MORPH_SPLIT, ""),
         (HETJOB, ""),
     ):
-        write_plan(run.plan, make_plan(make_conf(text)))
-        said = check_het_morph(run)
+        said = judge_het_morph(make_plan(make_conf(text)))
         assert words in said and bool(words) == bool(said)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from vjob.jobs.conf.schema import Checkpoint, JobConf, Program, Train
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Stacks, Thread, group_stacks
-from vjob.jobs.schedulers.slurm.scheduler import explain_refusal
-from vjob.shelf.trial.outlook import find_step_s, format_bytes, split_refusal
+from vjob.jobs.schedulers.slurm.scheduler import refuse
+from vjob.shelf.trial.outlook import build_refusal, find_step_s, format_bytes
 from vjob.shelf.trial.result import Finding, Result, Row, render
 from vjob.shelf.trial.saving import count_checkpoints
 from vjob.shelf.trial.watching import judge_stacks
@@ -19,9 +19,9 @@ REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name sp
 
 
 def test_a_refusal_is_a_cause_and_a_remedy() -> None:
-    cause, remedy = split_refusal(explain_refusal(REFUSED))
-    assert cause.endswith("Invalid partition name specified") and "sbatch refused" in cause
-    assert "cluster.nodes[].queue" in remedy
+    found = build_refusal(refuse(REFUSED).with_note("\n  The scripts are in log/x"))
+    assert found.cause.endswith("Invalid partition name specified")
+    assert "sbatch refused" in found.cause and "cluster.nodes[].queue" in found.remedy
 
 
 def test_the_time_of_the_first_steps_is_called_an_upper_bound() -> None:

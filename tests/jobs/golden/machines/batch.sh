@@ -1,25 +1,5 @@
 #!/usr/bin/env bash
 # Run plain-20260102-030405, written by vjob 0.1.0. Change conf.yaml and submit again rather than this file.
-#SBATCH --job-name=gpt2-xl
-#SBATCH --comment=vjob:plain-20260102-030405
-#SBATCH --output=scheduler.out
-#SBATCH --open-mode=append
-#SBATCH --no-requeue
-#SBATCH --signal=B:USR1@120
-#SBATCH --reservation="week 7"
-#SBATCH --partition=gpu1
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --gres=gpu:a100:4
-#SBATCH --exclude=n7,n8
-#SBATCH hetjob
-#SBATCH --partition=gpu2
-#SBATCH --nodes=7
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=14
-#SBATCH --gres=gpu:a10:4
-#SBATCH --exclude=n7,n8
-#SBATCH --constraint=ib
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
 

@@ -1,16 +1,5 @@
 #!/usr/bin/env bash
 # Run plain-20260102-030405, written by vjob 0.1.0. Change conf.yaml and submit again rather than this file.
-#SBATCH --job-name=elastic
-#SBATCH --comment=vjob:plain-20260102-030405
-#SBATCH --output=scheduler.out
-#SBATCH --open-mode=append
-#SBATCH --no-kill
-#SBATCH --requeue
-#SBATCH --signal=B:USR1@120
-#SBATCH --partition=gpu1
-#SBATCH --nodes=4
-#SBATCH --ntasks-per-node=1
-#SBATCH --gres=gpu:a100:4
 # shellcheck disable=SC2016 # values are quoted so that nothing in them expands
 set -euo pipefail
 

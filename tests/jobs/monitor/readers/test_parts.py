@@ -19,7 +19,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.file_systems import Skew, probe
 from vjob.jobs.monitor.readers.gpu_logs import GpuSamples
 from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceFile
-from vjob.jobs.monitor.readers.settings import parse_walltime, read_asked
+from vjob.jobs.monitor.readers.settings import read_asked
 
 
 def write_steps(path: Path, first: int, last: int, log_every: int = 10) -> None:
@@ -175,15 +175,6 @@ def test_the_true_offset_is_never_excluded(offset: float, looks: list[tuple[floa
         now += passed
         skew.note(now - passed * share + offset, now)  # written since the look before
     assert skew._least - 1e-6 <= offset <= skew._most + 1e-6
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("30", 1800), ("30:10", 1810), ("1:30:00", 5400), ("2-12", 216000), ("2-12:30", 217800),
-     ("1-0:0:5", 86405), ("", None), ("x", None), ("1:2:3:4", None)],
-)  # fmt: skip
-def test_walltimes_as_slurm_spells_them(text: str, seconds: float | None) -> None:
-    assert parse_walltime(text) == seconds
 
 
 def test_checkpoint_folder_and_steps_come_from_the_conf_where_no_program_of_ours_runs(

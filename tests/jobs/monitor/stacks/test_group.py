@@ -26,6 +26,7 @@ from vjob.jobs.monitor.stacks.group import (
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.node_names import expand_nodes
 from vjob.jobs.schedulers.slurm.commands import build_beside_command
+from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
 FRAMES = st.builds(
     Frame,
@@ -245,7 +246,9 @@ def test_of_a_run_that_morphs_each_job_is_asked_on_the_nodes_that_take_part() ->
 
     jobs = [("12+0", "a1"), ("12+1", "b[1-3]"), ("15", "b[4-5]"), ("16", "")]
     infos = [make_info(job, nodes) for job, nodes in jobs]
-    found = list(build_for_jobs(infos, ["agent"], {"a1", "b2", "b3", "b5"}))
+    found = list(
+        build_for_jobs(SlurmScheduler().build_beside, infos, ["agent"], {"a1", "b2", "b3", "b5"})
+    )
     kinds = ("--jobid", "--het", "--nodel")
     asked = [[word for word in words if word.startswith(kinds)] for words in found]
     assert asked == [

@@ -121,8 +121,8 @@ ESTIMATES = (
 @pytest.mark.parametrize("text", ESTIMATES)
 def test_an_estimate_is_read_with_its_start_and_nodes(text: str) -> None:
     found = parse_estimate(text)
-    assert found is not None
     assert found.as_json() == {
+        "text": text,
         "start": datetime(2026, 11, 23, 18).timestamp(),
         "num_cpus": 8,
         "nodes": ["a1", "a2"],
@@ -132,9 +132,9 @@ def test_an_estimate_is_read_with_its_start_and_nodes(text: str) -> None:
 
 def test_an_estimate_that_says_less_or_nothing() -> None:
     found = parse_estimate("sbatch: Job 7 to start at Unknown")
-    assert found is not None and (found.start, found.nodes, found.num_cpus) == ("Unknown", "", None)
-    assert found.as_json()["start"] is None
-    assert parse_estimate("allocation failure: Requested node configuration") is None
+    assert (found.is_read, found.start, found.nodes, found.num_cpus) == (True, None, (), None)
+    said = "allocation failure: Requested node configuration"
+    assert parse_estimate(said).as_json() == {"text": said}
 
 
 def test_parsable_ids_are_read_below_warnings() -> None:

@@ -1,4 +1,4 @@
-"""Slurm's reasons for a job that pends, or ended before our script began, and what to do.
+"""Reasons of a scheduler for a job that pends, or ended before our script began, and what to do.
 
 Up to 22.05, and wherever EnforcePartLimits is off, sbatch accepts what can never start.
 """
@@ -14,7 +14,9 @@ from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Context
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.slurm.commands import NO_OUTPUT
+
+NO_OUTPUT = 53
+"""The signal that slurmd puts in place of an output file that it could not make."""
 
 
 @cache

@@ -12,13 +12,13 @@ import pytest
 from varuna_core.facts.catalogue.known_line import Fate
 from varuna_core.facts.remedy import Context
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.slurm.commands import parse_show_job_output, parse_squeue_output
-from vjob.jobs.schedulers.slurm.reasons import (
+from vjob.jobs.schedulers.reasons import (
     explain_launch,
     explain_reason,
     find_killer,
     find_reason,
 )
+from vjob.jobs.schedulers.slurm.commands import parse_show_job_output, parse_squeue_output
 
 COUNTED = ["BB", "Billing", "Cpu", "Energy", "GRES", "License", "Mem", "Memory", "Node", "Unknown"]
 NEVER_NAMES = """
