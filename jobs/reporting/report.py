@@ -63,7 +63,7 @@ class ReportOutputs:
         return asked or not (self.text or self.as_json or self.export or self.png)
 
 
-EXPORTS = ("parquet", "csv", "perfetto", "kineto")
+EXPORTS = ("parquet", "csv", "perfetto")
 
 
 def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
@@ -148,7 +148,7 @@ def format_now() -> str:
 
 
 def _write_export(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs) -> None:
-    from vjob.reports.export import kineto, perfetto, tables
+    from vjob.reports.export import perfetto, tables
 
     name = job.sources.name
     target = wanted.output or Path(
@@ -166,10 +166,6 @@ def _write_export(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs)
         )
     steps = sorted({int(step) for step in job.events["step"]})
     which = ", ".join(map(str, steps)) if len(steps) < 9 else f"{steps[0]} to {steps[-1]}"
-    if wanted.export == "kineto":
-        written = kineto.write_kineto(job, target)
-        say(f"wrote {len(written)} traces of steps {which} to {target}, for HTA or TensorBoard")
-        return
     count = perfetto.write_perfetto(job, analysis, target)
     say(f"wrote {target}, {count} slices of steps {which}: open it in ui.perfetto.dev")
 

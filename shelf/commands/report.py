@@ -32,8 +32,8 @@ from vjob.shelf.commands.terminal import find_width, say
 @click.option("--text", is_flag=True, help="Print the report in the terminal.")
 @click.option(
     "--export",
-    type=click.Choice(("parquet", "csv", "perfetto", "kineto")),
-    help="Write tables, or a timeline for ui.perfetto.dev, or traces for HTA and TensorBoard.",
+    type=click.Choice(("parquet", "csv", "perfetto")),
+    help="Write tables, or a timeline for ui.perfetto.dev.",
 )
 @click.option(
     "--png",

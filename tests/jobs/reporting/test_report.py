@@ -80,9 +80,9 @@ def test_an_export_has_the_jobs_name_where_none_is_given(job: Path) -> None:
 
 
 def test_what_has_no_trace_is_not_exported_as_one(job: Path) -> None:
-    done = run(str(job / "n0.out"), "--export", "kineto")
+    done = run(str(job / "n0.out"), "--export", "perfetto")
     assert done.exit_code == 1 and "no rank wrote a trace" in done.output
-    assert "--export parquet" in done.output and not Path("n0.out-kineto").exists()
+    assert "--export parquet" in done.output and not Path("n0.out.perfetto.json.gz").exists()
 
 
 def test_a_timeline_for_perfetto(job: Path) -> None:

@@ -187,7 +187,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "report --export csv": ("report", "RUN", "--export", "csv", "-o", "tables"),
     "report --export parquet": ("report", "RUN", "--export", "parquet", "-o", "tables"),
     "report --export perfetto": ("report", "RUN", "--export", "perfetto", "-o", "trace.json"),
-    "report --export kineto": ("report", "RUN", "--export", "kineto", "-o", "traces"),
     "compare": ("compare", "RUN", "OTHER"),
     "stacks": ("stacks", "RUN", "--wait", "1"),
     "shell": ("shell", "RUN", "--", "true"),
