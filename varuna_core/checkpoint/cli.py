@@ -57,8 +57,8 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "target",
         type=Path,
-        help="a file that ends in .safetensors or .pt; with --hf, --megatron, --torch-dist, "
-        "--deepspeed a new folder",
+        help="a file that ends in .safetensors or .pt; with --hf, --megatron, --torch-dist "
+        "a new folder",
     )
     export.add_argument("--iteration", type=int)
     export.add_argument("--hf", action="store_true", help="a folder for from_pretrained")
@@ -71,20 +71,14 @@ def _build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="Megatron-LM's torch_dist files of pretrain_gpt's model, for any number of ranks",
     )
-    export.add_argument(
-        "--deepspeed",
-        type=Path,
-        metavar="LIKE",
-        help="files like those of this checkpoint of a DeepSpeed pipeline, of the same GPT",
-    )
     export.add_argument("--tensor", type=int, default=1, help="--megatron: tensor ranks")
     export.add_argument("--pipeline", type=int, default=1, help="--megatron: pipeline ranks")
     export.add_argument("--heads", type=int, help="of a built-in program, if not stored")
     export.add_argument(
         "--vocab",
         type=int,
-        help="--hf: leave out later words (padding); --megatron, --torch-dist, "
-        "--deepspeed: add words of zeros",
+        help="--hf: leave out later words (padding); --megatron, --torch-dist: "
+        "add words of zeros",
     )
     export.add_argument(
         "--dtype",
@@ -103,12 +97,10 @@ def _build_parser() -> argparse.ArgumentParser:
         "source",
         type=Path,
         help="a safetensors file, one of torch.save, a folder of Hugging Face's, of Megatron-LM's "
-        "(a GPT for pretrain_gpt), of a DeepSpeed pipeline's or of Varuna's",
+        "(a GPT for pretrain_gpt) or of Varuna's",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
-    number = (
-        "0 if not given; of Varuna's, Megatron's and DeepSpeed's the newest, and it keeps its own"
-    )
+    number = "0 if not given; of Varuna's and Megatron's the newest, and it keeps its own"
     take.add_argument("--iteration", type=int, help=number)
     tied = "names of one tensor; once for each group"
     take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
@@ -122,7 +114,7 @@ def _build_parser() -> argparse.ArgumentParser:
         type=int,
         help="--program: add words whose weights are zeros; of Megatron's also leave out padding",
     )
-    take.add_argument("--heads", type=int, help="of Megatron's and DeepSpeed's, if not stored")
+    take.add_argument("--heads", type=int, help="of Megatron's, if not stored")
     take.add_argument("--sequence", type=int, help="--program: leave out later positions")
     take.add_argument(
         "--optimizer",
@@ -256,18 +248,6 @@ def _export(options: argparse.Namespace) -> int:
             place = export_torch_dist(folder, options.target, **words)
         print(f"{folder} is {place}: its weights alone")
         return 0
-    if options.deepspeed is not None:
-        from varuna_core.checkpoint.foreign.deepspeed import export_deepspeed
-
-        place = export_deepspeed(
-            folder,
-            options.target,
-            like=options.deepspeed,
-            heads=options.heads,
-            vocab=options.vocab,
-        )
-        print(f"{folder} is {place}: its weights, and the steps of {options.deepspeed}")
-        return 0
     from varuna_core.checkpoint.store.exchange import export_checkpoint
 
     count = export_checkpoint(folder, options.target)
@@ -289,7 +269,7 @@ def _import(options: argparse.Namespace) -> int:
             if options.optimizer is None:
                 print("its weights alone: say --optimizer for the optimizer's state too")
             return 0
-        if _import_megatron(options) or _import_deepspeed(options):
+        if _import_megatron(options):
             return 0
     for word in ("optimizer", "rest"):
         if getattr(options, word) is not None:
@@ -333,22 +313,4 @@ def _import_megatron(options: argparse.Namespace) -> bool:
     print(f"{folder} is {made}: its weights alone")
     for line in unknown:
         print(line)
-    return True
-
-
-def _import_deepspeed(options: argparse.Namespace) -> bool:
-    """True where the source is a DeepSpeed pipeline's."""
-    from varuna_core.checkpoint.foreign.deepspeed import find_folder, import_deepspeed
-
-    folder = find_folder(options.source, options.iteration)
-    if folder is None:
-        return False
-    made = import_deepspeed(
-        folder,
-        options.store,
-        heads=options.heads,
-        vocab=options.vocab,
-        sequence=options.sequence,
-    )
-    print(f"{folder} is {made}: its weights alone")
     return True
