@@ -1,4 +1,4 @@
-"""The planner's answer to one question: ranked plans, proof, risk, cost against time."""
+"""The planner's answer to one question: ranked plans, proof, cost against time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from varuna_core.planner.result.plan import (
     render_certificate,
 )
 from varuna_core.planner.result.refusal import search_or_explain
-from varuna_core.planner.result.sensitivity import Case, find_sensitivity
 from varuna_core.planner.search.search import Candidate, Searched
 from vjob.jobs.planning.question import Question
 
@@ -42,7 +41,6 @@ class Answer:
     """The chosen one, then others that were found, fastest first."""
     chosen_for: str
     """Reason why the first is not the fastest; empty if it is."""
-    cases: tuple[Case, ...]
     front: Front | None
     """None where prices are missing."""
 
@@ -86,13 +84,11 @@ def find_answer(
         chosen = offer.candidate
     candidates = [chosen, *(one for one in candidates if one != chosen)]
     tables = Tables(profile, training)
-    cases = find_sensitivity(profile, training, searched.candidates, least=wishes.least)
     return Answer(
         question=question,
         searched=searched,
         plans=tuple(build_plan(tables, cluster, one, wishes.least) for one in candidates[:top]),
         chosen_for=chosen_for,
-        cases=tuple(cases),
         front=front,
     )
 
@@ -135,16 +131,6 @@ def build_json(answer: Answer) -> dict[str, Any]:
             "num_options": searched.num_options,
             "took_s": searched.took_s,
         },
-        "sensitivity": [
-            {
-                "error": case.what,
-                "winner_s": case.winner_s,
-                "best_s": case.best_s,
-                "loss": case.loss,
-                "best": describe(case.best),
-            }
-            for case in answer.cases
-        ],
     }
     if answer.front is not None:
         found["front"] = [

@@ -31,7 +31,6 @@ def render_answer(answer: Answer) -> str:
             *_format_best(answer),
             "",
             *_format_others(answer),
-            *_format_sensitivity(answer),
             *_format_front(answer),
         ]
     )
@@ -149,25 +148,6 @@ def _format_others(answer: Answer) -> Iterator[str]:
             )
         )
     yield align(rows)
-    yield ""
-
-
-def _format_sensitivity(answer: Answer) -> Iterator[str]:
-    cases = answer.cases
-    if not cases:
-        return
-    worst = max(cases, key=lambda case: case.loss)
-    stays = sum(case.loss < 1e-3 for case in cases)
-    fastest = answer.searched.best
-    who = "the plan" if not answer.chosen_for else "the fastest plan"
-    yield (
-        f"with figures 5 % off, {who} stays the best found in {stays} of {len(cases)} cases, "
-        f"and loses at most {100 * worst.loss:.1f} %"
-    )
-    if worst.loss >= 1e-3:
-        same = worst.best.option == fastest.option and worst.best.placed == fastest.placed
-        words = "other cuts" if same else describe(worst.best)
-        yield f"  {worst.what}: {words} would take {worst.best_s:.4g} s, it {worst.winner_s:.4g} s"
     yield ""
 
 

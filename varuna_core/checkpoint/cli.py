@@ -77,8 +77,7 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--vocab",
         type=int,
-        help="--hf: leave out later words (padding); --megatron, --torch-dist: "
-        "add words of zeros",
+        help="--hf: leave out later words (padding); --megatron, --torch-dist: add words of zeros",
     )
     export.add_argument(
         "--dtype",

@@ -113,7 +113,7 @@ def read_conf_of(folder: Path) -> JobConf:
 def test_the_answer_has_its_parts(conf: Path) -> None:
     text = plan(conf, *PRICES)
     assert text.startswith(f"{NAME}, batch 16, on 1 x 4 a100-40 (fast) + 1 x 4 a10 (slow)")
-    assert "ESTIMATE" in text and "gap 0 %" in text and "figures 5 % off" in text
+    assert "ESTIMATE" in text and "gap 0 %" in text
     assert "memory GB" in text and "partition " in text and "cost against time" in text
     found = read(conf, *PRICES)
     best = found["plans"][0]
@@ -131,7 +131,6 @@ def test_the_answer_has_its_parts(conf: Path) -> None:
     assert "zero_bubble" in found["certificate"]["gap"]["not_known"]
     only = read(conf, "--set", "parallel.schedule=1f1b")["certificate"]
     assert only["gap"]["value"] == 0 and only["scope"]["not_tried"] == []
-    assert all(case["loss"] >= 0 for case in found["sensitivity"])
     prices = [row["price_per_step"] for row in found["front"]]
     times = [row["step_s"] for row in found["front"]]
     assert times == sorted(times) and prices == sorted(prices, reverse=True)

@@ -11,11 +11,11 @@ from click.testing import CliRunner
 
 from tests.jobs.planning.test_plan_command import CONF, NAME, plan, put_profile
 from tests.varuna_core.planner.predicted_trace import write_trace
+from tests.varuna_core.planner.scaled import scale_times
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.result.plan import build_chain
-from varuna_core.planner.result.sensitivity import scale_times
 from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.planning.fixed_layout import plan_fixed_layout
 from vjob.jobs.planning.inputs import read_open_conf

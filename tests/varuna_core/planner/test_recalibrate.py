@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.varuna_core.planner.predicted_trace import write_trace
+from tests.varuna_core.planner.scaled import scale_times
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, place
 from varuna_core.planner.model.schedule_model import find_schedule_model
@@ -23,8 +24,8 @@ from varuna_core.planner.result.recalibrate import (
     Message,
     Recalibrated,
     recalibrate,
+    scale_link,
 )
-from varuna_core.planner.result.sensitivity import scale_link, scale_times
 from vjob.reports.analysis.action_times import ActionTime, MessageTime, list_actions, list_messages
 from vjob.reports.load.trace_reader import read_events, read_traces
 

@@ -1,6 +1,7 @@
 """Others' files: of Hugging Face and Megatron-LM both ways, and Varuna's, read.
 
 `weight_files.open_weights` reads a folder lazily for `Varuna(state_dict=...)`; `huggingface`,
-`megatron` and `varuna` make our checkpoints of theirs, and all but the last the other way. `pickles` and `distcp` read what others pickled, and nothing of it runs. Imports
-`checkpoint.store` and `format`.
+`megatron` and `varuna` make our checkpoints of theirs, and all but the last the other way.
+`pickles` and `distcp` read what others pickled, and nothing of it runs. Imports `checkpoint.store`
+and `format`.
 """

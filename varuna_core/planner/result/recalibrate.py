@@ -17,8 +17,15 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.profile.profile import FIGURE_OF, TIMES, Cell, GpuProfile, Profile, Where
-from varuna_core.planner.result.sensitivity import scale_link
+from varuna_core.planner.profile.profile import (
+    FIGURE_OF,
+    TIMES,
+    Cell,
+    GpuProfile,
+    LinkTime,
+    Profile,
+    Where,
+)
 
 Array = Any
 DRAWN = 1e-3
@@ -209,3 +216,8 @@ def _tell(gpu: str, found: dict[str, Array], classes: list[list[int]]) -> list[F
             words = f"{gpu}, {name.removesuffix('_s').replace('_', ' ')}, {where}"
             told.append(Factor(what=words, value=float(factors[first])))
     return told
+
+
+def scale_link(link: LinkTime, factor: float) -> LinkTime:
+    points = tuple((size, took * factor) for size, took in link.points)
+    return replace(link, points=points)
