@@ -93,7 +93,7 @@ BENCHMARKS: Sequence[Benchmark] = (
         needs=("pandas", "plotly", "pyarrow", "playwright"),
         quick=(
             *("--trace-mb", "20", "--nodes", "4", "--log-mb", "5", "--seed-mb", "0.2"),
-            *("--ranks", "64", "--events", "64000", "--live-steps", "2000"),
+            *("--ranks", "64", "--events", "64000"),
         ),
     ),
     Benchmark(

@@ -50,11 +50,8 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.jobs.reporting.report import MORE_EVENTS, format_now, read_job
-from vjob.jobs.runs.find import RunView
-from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.shelf.web import status as web_status
 from vjob.shelf.web.feed import Feed, Made
-from vjob.shelf.web.report import GROWS, ReportSource, open_report
 from vjob.shelf.web.server import LivePage, Server, Site
 
 SIZES = {80: 24, 200: 40}
@@ -224,22 +221,6 @@ def _find_step(line: str) -> int:
     return int(value.get("step", 0))
 
 
-class GoingSource(ReportSource):
-    """Of a run that no scheduler knows, as if it went on."""
-
-    def make(self) -> Made:
-        run = RunFolder(self._folder)
-        record = read_record(run)
-        assert record is not None
-        info = SchedulerJob(id="4711", state=JobState.RUNNING, native_word="RUNNING")
-        return self._read(GROWS, False, RunView(run=run, record=record, infos=(info,)))
-
-
-def open_going(path: Path) -> LivePage:
-    page = open_report(str(path), path.parent)
-    return replace(page, feed=Feed(GoingSource(path, None).make, every_s=600.0))
-
-
 def open_status() -> LivePage:
     """The page of a job with a hot GPU."""
     snapshot, verdict = make_slow(4)
@@ -368,7 +349,7 @@ def show_run(tab: Any) -> None:
 
 
 def take_pages(camera: Camera, folder: Path, is_wanted: Callable[[str], bool]) -> None:
-    """The report, whole and growing, and the pages of `vjob status --web`."""
+    """The report and the pages of `vjob status --web`."""
     path = write_sample(folder)
     page = write_page(path)
     for name, dark in (("report", False), ("report-dark", True)):
@@ -378,13 +359,12 @@ def take_pages(camera: Camera, folder: Path, is_wanted: Callable[[str], bool]) -
         camera.take("run", page.as_uri(), (1280, 1000), wait=DRAWN, prepare=show_run)
     cut_sample(path, 31)
     for name, open_it, wait, height in (
-        ("live", lambda: open_going(path), ".plot.js-plotly-plot", 1500),
         ("status-web", open_status, "#lines div", 900),
         ("runs-web", open_runs, "#runs td", 200),
     ):
         if is_wanted(name):
             with serve(open_it()) as url:
-                camera.take(name, url, (1280, height), wait=wait, whole=name != "live")
+                camera.take(name, url, (1280, height), wait=wait)
 
 
 def reduce_colours(png: bytes) -> bytes:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from vjob.reports.analysis.measures import Analysis
     from vjob.reports.export.tables import JobTables
     from vjob.reports.load.tables import Job
-    from vjob.reports.load.trace_reader import GrowingTraces
 
 Say = Callable[[str], object]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -118,12 +117,30 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
         say(texts.render_text(found, analysed, sentences, is_partial=partial).rstrip("\n"))
 
 
+def render_report(folder: Path, run: RunFolder | None) -> str:
+    """The page of a job as it is now; VjobError where it cannot be read or drawn."""
+    check_libraries("plotly", "jinja2")
+    from vjob.reports.analysis.findings import find_all
+    from vjob.reports.page.run_page import render_page
+
+    view = look_at(run)
+    job, analysis = read_job(folder, view, more_events=MORE_EVENTS)
+    partial = view is not None and view.record.state == records.SUBMITTED
+    return render_page(
+        job,
+        analysis,
+        find_all(job, analysis),
+        is_partial=partial,
+        made_at=format_now(),
+        cdn=False,
+    )
+
+
 def read_job(
     folder: Path,
     view: RunView | None = None,
     *,
     more_events: int = 0,
-    growing: GrowingTraces | None = None,
 ) -> tuple[Job, Analysis]:
     """Read a job's files and analyse them; InputError where they cannot be read as a job.
 
@@ -134,7 +151,7 @@ def read_job(
     from vjob.reports.load.tables import format_state, load_job
 
     try:
-        job = load_job(folder, more_events=more_events, growing=growing)
+        job = load_job(folder, more_events=more_events)
     except SourceError as error:
         raise InputError(str(error)) from None
     if view is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,16 @@ LONGEST_LINE = 1 << 22
 """A line beyond this is no line of ours: it is passed over, and counted as one."""
 
 
-class Replaced(Exception):
-    """A file that grows is shorter than it was, or another one: all of it must be read again."""
-
-
 class BlockReader:
     """Iterates over (offset, whole lines); counts what it passed over, and says why it stopped.
 
-    The last line is given even if it has no end: whether it is torn shows when it is read. Of a
-    file that `grows` it is left for later, and each iteration gives what was added since the last.
+    The last line is given even if it has no end: whether it is torn shows when it is read.
     """
 
-    def __init__(self, path: Path, size: int = BLOCK_BYTES, *, grows: bool = False) -> None:
-        self.path, self.size, self.grows = path, size, grows
+    def __init__(self, path: Path, size: int = BLOCK_BYTES) -> None:
+        self.path, self.size = path, size
         self.skipped = 0
         self.trouble = ""
-        self._place = 0
-        """Where the next iteration begins."""
-        self._is_passing = False
-        self._inode: int | None = None
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
         self.trouble = ""
@@ -42,40 +32,26 @@ class BlockReader:
             self.trouble = error.strerror or str(error)
 
     def _read(self) -> Iterator[tuple[int, bytes]]:
-        rest = b""
+        rest, start, is_passing = b"", 0, False
         with open_file(self.path) as handle:
-            start = self._find_start(handle.fileno())
-            handle.seek(start)
             while piece := handle.read(self.size):
-                if self._is_passing:
+                if is_passing:
                     _, end, piece = piece.partition(b"\n")
-                    start = self._place = handle.tell() - len(piece)
-                    self._is_passing = not end
-                    if self._is_passing:
+                    start = handle.tell() - len(piece)
+                    is_passing = not end
+                    if is_passing:
                         continue
                 data = rest + piece
                 cut = data.rfind(b"\n") + 1
-                self._place = start + cut
                 if cut:
                     yield start, data[:cut]
                 start += cut
                 rest = data[cut:]
                 if len(rest) > LONGEST_LINE:
                     self.skipped += 1
-                    rest, self._is_passing = b"", True
-                    self._place = handle.tell()
-            if rest and not self.grows:
+                    rest, is_passing = b"", True
+            if rest:
                 yield start, rest
-
-    def _find_start(self, descriptor: int) -> int:
-        if not self.grows:
-            self._place, self._is_passing = 0, False
-            return 0
-        facts = os.fstat(descriptor)
-        if facts.st_size < self._place or self._inode not in (None, facts.st_ino):
-            raise Replaced(self.path)
-        self._inode = facts.st_ino
-        return self._place
 
 
 def read_spans(path: Path, spans: Iterable[tuple[int, int]]) -> Iterator[bytes]:

@@ -29,7 +29,7 @@ from vjob.reports.load.gpu_log import read_gpus
 from vjob.reports.load.kineto import fold_files
 from vjob.reports.load.sources import AttemptSources, Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
-from vjob.reports.load.trace_reader import GrowingTraces, Traces, read_events, read_traces
+from vjob.reports.load.trace_reader import Traces, read_events, read_traces
 from vjob.reports.load.training_log import LogReader, LogTables, build_log_events
 
 SHOWN = ("name", "layout", "pipeline", "data", "tensor", "partition", "stage_map", "planned")
@@ -195,18 +195,16 @@ def load_job(
     say: Callable[[str], object] = lambda text: None,
     *,
     more_events: int = 0,
-    growing: GrowingTraces | None = None,
 ) -> Job:
     """Read all; SourceError where there is nothing. `say` hears of the progress.
 
     `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
-    `growing` holds what was read of the traces before; Replaced where that is of no more use.
     """
     sources = find_sources(path)
     skipped: dict[str, str] = {}
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
-    traces = _read_with_profiles(sources, paths, skipped, say, growing)
+    traces = _read_with_profiles(sources, paths, skipped, say)
     for trace in traces.ranks:
         if trace.skipped:
             count = f"{trace.skipped} line{'s' if trace.skipped > 1 else ''} skipped"
@@ -214,7 +212,7 @@ def load_job(
         if trace.trouble and (trace.trouble != NO_HEADER or trace.skipped):
             skipped[f"{trace.attempt}/trace/{trace.path.name}".lstrip("/")] = trace.trouble
     chosen = choose_steps(list_whole_steps(traces), _measure_steps(traces.steps))
-    held = {*chosen.values(), *choose_more(traces, more_events, is_steady=growing is not None)}
+    held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
     plan = read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts()
     pattern = read_pattern(plan.progress)
@@ -236,7 +234,7 @@ def load_job(
             if bad:
                 skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
     logs = tables.build_tables()
-    events = (growing.read_events if growing is not None else read_events)(traces, held)
+    events = read_events(traces, held)
     if events.empty:
         settings = _list_settings(plan, sources) | tables.job_info
         found = build_log_events(logs["timer_calls"], settings)
@@ -270,11 +268,10 @@ def _read_with_profiles(
     paths: list[tuple[str, Path]],
     skipped: dict[str, str],
     say: Callable[[str], object],
-    growing: GrowingTraces | None,
 ) -> Traces:
     """The traces, and for ranks without one their files of torch.profiler."""
     if not any(attempt.profiles for attempt in sources.attempts):
-        return read_traces(paths) if growing is None else growing.read(paths)
+        return read_traces(paths)
     folder = Path(tempfile.mkdtemp(prefix="vjob-profiles-"))
     folded = []
     for number, attempt in enumerate(sources.attempts):
@@ -379,13 +376,8 @@ def _choose_logged(events: pd.DataFrame) -> dict[str, tuple[str, int]]:
     return choose_steps([(str(attempt), int(step)) for attempt, step in took.index], took)
 
 
-def choose_more(
-    traces: Traces, most_events: int, *, is_steady: bool = False
-) -> set[tuple[str, int]]:
-    """The last step of each attempt, and others evenly apart, about so many events in all.
-
-    With `is_steady` they stay the same while steps are added, or every second of them does.
-    """
+def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
+    """The last step of each attempt, and others evenly apart, about so many events in all."""
     detailed = traces.detailed_steps
     count = sum(trace.num_events for trace in traces.ranks)
     most = min(most_events * len(detailed) // count, MOST_STEPS) if count else 0
@@ -393,7 +385,6 @@ def choose_more(
         return set()
     last = list({attempt: (attempt, step) for attempt, step in detailed}.values())[-most:]
     apart = -(-len(detailed) // max(1, most - len(last)))
-    apart = 1 << (apart - 1).bit_length() if is_steady else apart
     return {*last, *detailed[::apart]} if most > len(last) else set(last)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -68,8 +68,6 @@ class RankTrace:
 
 
 SPAN_BYTES = 1 << 20
-GROWING_SPAN_BYTES = 1 << 16
-"""A page that is drawn again looks at one more step of the past."""
 KINDS = (*COMPUTE, *COMMUNICATION, *OTHERS)
 NO_HEADER = "no header: it may be no trace"
 _MOST_KINDS = 64
@@ -80,10 +78,9 @@ _LARGEST = 2**61  # more than now in ns since 1970; sums of three fit in 64 bits
 class StepRows:
     """Rows of steps; tables hold them in a sixth of the room of dicts."""
 
-    def __init__(self, *, grows: bool = False) -> None:
+    def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.frames: list[pd.DataFrame] = []
-        self._grows = grows
 
     def add(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -91,16 +88,12 @@ class StepRows:
             self._pack()
 
     def build_frame(self, traces: Sequence[RankTrace]) -> pd.DataFrame:
-        """All rows, those of each trace together and in this order; more are added afterwards only
-        where the files grow."""
+        """All rows, those of each trace together and in this order."""
         self._pack()
         frames, self.frames = self.frames, []
         if not frames:
             return pd.DataFrame()
         frame = pd.concat(frames, ignore_index=True)
-        if self._grows:
-            self.frames = [frame]
-            frame = frame.copy()
         places = np.zeros(max(trace.order for trace in traces) + 1, dtype=np.int64)
         places[[trace.order for trace in traces]] = np.arange(len(traces))
         owned = pd.Series(places[frame.pop("order").to_numpy()])
@@ -122,15 +115,14 @@ _ORDER = itertools.count()
 class File:
     """A trace for each header of the file: a writer that starts again writes another."""
 
-    def __init__(self, attempt: str, path: Path, *, grows: bool = False) -> None:
+    def __init__(self, attempt: str, path: Path) -> None:
         digits = path.name.partition(".")[0]
         rank = int(digits) if digits.isdigit() else -1
         self.traces = [self._begin(attempt, path, rank, NO_HEADER)]
         self._now = self.traces[0]
         self._last: dict[int, RankTrace] = {}
         """The last trace of each rank that a line named."""
-        size = GROWING_SPAN_BYTES if grows else SPAN_BYTES
-        self.blocks = BlockReader(path, size, grows=grows)
+        self.blocks = BlockReader(path, SPAN_BYTES)
 
     def take(self, place: int, length: int, lines: TracePiece, rows: StepRows) -> None:
         """What a piece of the file holds."""
@@ -155,19 +147,11 @@ class File:
         self._now = trace
 
     def list_traces(self) -> list[RankTrace]:
-        """Those of a node by their ranks: copies, as later lines may change them."""
-        copies = [
-            replace(
-                trace,
-                offsets=list(trace.offsets),
-                spans=list(trace.spans),
-                after_s=dict(trace.after_s),
-            )
-            for trace in self.traces
-        ]
-        copies[-1].skipped += self.blocks.skipped
-        copies[-1].trouble = self.blocks.trouble or copies[-1].trouble
-        return sorted(copies, key=lambda t: (t.rank, t.order)) if self._last else copies
+        """Those of a node by their ranks; called once, when all of the file was read."""
+        last = self.traces[-1]
+        last.skipped += self.blocks.skipped
+        last.trouble = self.blocks.trouble or last.trouble
+        return sorted(self.traces, key=lambda t: (t.rank, t.order)) if self._last else self.traces
 
     def _turn_to(self, rank: Any) -> RankTrace:
         """The trace of the rank whose batch begins here."""

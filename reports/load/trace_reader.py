@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vjob.reports.load.blocks import Replaced, read_spans
+from vjob.reports.load.blocks import read_spans
 from vjob.reports.load.trace_file import Ends, File, RankTrace, StepRows, cut_at_headers, put_right
 from vjob.reports.load.trace_lines import NUMBERS, Column, Events, parse_pieces
 
@@ -52,99 +52,20 @@ class Traces:
         return sorted(found & known, key=lambda pair: (order[pair[0]], pair[1]))
 
 
-class GrowingTraces:
-    """Traces that ranks still write: each read reads what was added since the last one.
-
-    Replaced where a file is another one now.
-    """
-
-    def __init__(self, *, grows: bool = True) -> None:
-        self.grows = grows
-        self._files: dict[tuple[str, Path], File] = {}
-        self._rows = StepRows(grows=grows)
-        self._events: dict[tuple[Path, int], tuple[frozenset[int], Events]] = {}
-        """Of each piece with events that were asked for: of which steps, and these."""
-
-    def read(self, paths: Iterable[tuple[str, Path]]) -> Traces:
-        """The first pass over (attempt, file)."""
-        files: list[File] = []
-
-        def list_pieces() -> Iterator[tuple[tuple[File, int, int], bytes]]:
-            for attempt, path in paths:
-                file = self._files.get((attempt, path)) or File(attempt, path, grows=self.grows)
-                self._files[attempt, path] = file
-                files.append(file)
-                for place, data in cut_at_headers(file.blocks):
-                    yield (file, place, len(data)), data
-
-        for (file, place, length), lines in parse_pieces(list_pieces()):
-            file.take(place, length, lines, self._rows)
-        if len(self._files) > len(files):
-            raise Replaced("a trace is gone")
-        ranks = [trace for file in files for trace in file.list_traces()]
-        return _build_traces(ranks, self._rows.build_frame(ranks) if ranks else pd.DataFrame())
-
-    def read_events(self, traces: Traces, wanted: Iterable[tuple[str, int]]) -> pd.DataFrame:
-        """As `read_events`; pieces of which the same or more was asked for are not read again."""
-        steps = _group_steps(wanted)
-        own = [trace for trace in traces.ranks if trace.attempt in steps]
-        kept: dict[tuple[Path, int], tuple[frozenset[int], Events]] = {}
-        places: list[tuple[RankTrace, tuple[Path, int], frozenset[int]]] = []
-        missing: dict[RankKey, list[tuple[int, int]]] = {}
-        for at, trace in enumerate(own):
-            for held, place, length in trace.spans:
-                asked = frozenset(held[_holds(held, steps[trace.attempt])].tolist())
-                if not asked:
-                    continue
-                key = (trace.path, place)
-                places.append((trace, key, asked))
-                known = self._events.get(key)
-                if known is not None and asked <= known[0]:
-                    kept[key] = known
-                else:
-                    missing.setdefault((at, trace.path), []).append((place, length))
-        for key, asked, events in self._read_missing(missing, own, steps):
-            kept[key] = asked, events
-        self._events = kept
-        found = _stop_at_most(
-            (trace, _select_steps(kept[key][1], asked))
-            for trace, key, asked in places
-            if key in kept
-        )
-        frames = list(_build_frames(found, traces.zero_ns))
-        return pd.concat(frames, ignore_index=True) if frames else _build_frame_of_none()
-
-    def _read_missing(
-        self,
-        missing: dict[RankKey, list[tuple[int, int]]],
-        own: Sequence[RankTrace],
-        steps: dict[str, list[int]],
-    ) -> Iterator[tuple[tuple[Path, int], frozenset[int], Events]]:
-        def list_pieces() -> Iterator[tuple[tuple[int, Path, int], bytes]]:
-            for (at, path), spans in missing.items():
-                places = [place for place, _ in spans]
-                for place, data in zip(places, read_spans(path, spans), strict=False):
-                    yield (at, path, place), data
-
-        for (at, path, place), lines in parse_pieces(list_pieces()):
-            if lines.events is not None:
-                asked = _holds(lines.events.columns["step"], steps[own[at].attempt])
-                events = lines.events.select(asked)
-                yield (path, place), frozenset(events.columns["step"].tolist()), events
-
-
-RankKey = tuple[int, Path]
-"""Place in a list of traces, and the file."""
-
-
-def _select_steps(events: Events, asked: frozenset[int]) -> Events:
-    keep = _holds(events.columns["step"], sorted(asked))
-    return events if keep.all() else events.select(keep)
-
-
 def read_traces(paths: Iterable[tuple[str, Path]]) -> Traces:
     """The first pass over (attempt, file)."""
-    return GrowingTraces(grows=False).read(paths)
+    files = [File(attempt, path) for attempt, path in paths]
+    rows = StepRows()
+
+    def list_pieces() -> Iterator[tuple[tuple[File, int, int], bytes]]:
+        for file in files:
+            for place, data in cut_at_headers(file.blocks):
+                yield (file, place, len(data)), data
+
+    for (file, place, length), lines in parse_pieces(list_pieces()):
+        file.take(place, length, lines, rows)
+    ranks = [trace for file in files for trace in file.list_traces()]
+    return _build_traces(ranks, rows.build_frame(ranks) if ranks else pd.DataFrame())
 
 
 def _build_traces(ranks: list[RankTrace], frame: pd.DataFrame) -> Traces:

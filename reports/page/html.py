@@ -47,7 +47,6 @@ def list_planes(column: npt.NDArray[Any]) -> bytes:
 
 WEB = files("vjob.reports") / "web"
 SCRIPTS = ("unpack.js", "steps.js", "raster.js", "painter.js", "timeline.js", "page.js")
-LIVE_SCRIPTS = ("live.js", *SCRIPTS)
 MOST_ROWS = 30
 """Of a table; an export has all."""
 
@@ -106,7 +105,6 @@ def render(page: Page, *, cdn: bool) -> str:
     plotly = get_plotlyjs()
     return _render(
         page,
-        is_live=False,
         model=pack_json({**_get_timeline(page), "figures": _name_figures(page)}),
         plotly="" if cdn else pack_bytes(plotly.encode()),
         plotly_url=f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js" if cdn else "",
@@ -115,41 +113,12 @@ def render(page: Page, *, cdn: bool) -> str:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveParts:
-    """A page in pieces, for reports/web/live.js: only those that changed are asked for again."""
-
-    parts: dict[str, bytes]
-    """`page` (the document), `model` (the steps that the timeline can show), `figure-<name>`."""
-    steps: dict[str, bytes]
-    """A step's events by the name that the model has for them, which follows from their bytes."""
-
-
-def render_live(page: Page) -> LiveParts:
-    """The same page for a server."""
-    timeline, figures = _get_timeline(page), _name_figures(page)
-    names = [_name_step(packed) for packed in page.steps]
-    facts = [{**own, "part": name} for own, name in zip(timeline["steps"], names, strict=True)]
-    parts = {
-        "page": _render(page, is_live=True).encode(),
-        "model": _write_json({**timeline, "steps": facts}),
-        **{name: _write_json(figure) for name, figure in figures.items()},
-    }
-    steps = {name: base64.b64decode(packed) for name, packed in zip(names, page.steps, strict=True)}
-    return LiveParts(parts=parts, steps=steps)
-
-
 def read_scripts(names: Sequence[str]) -> str:
     """Scripts of reports/web as one text."""
     return "\n".join((WEB / name).read_text(encoding="utf-8") for name in names)
 
 
-def read_plotly() -> str:
-    """plotly.js as one text."""
-    return str(get_plotlyjs())
-
-
-def _render(page: Page, *, is_live: bool, **values: Any) -> str:
+def _render(page: Page, **values: Any) -> str:
     sections = [
         (f"section-{title.split()[-1].lower()}", title, parts) for title, parts in page.sections
     ]
@@ -163,7 +132,6 @@ def _render(page: Page, *, is_live: bool, **values: Any) -> str:
     template = _environment().get_template("report.html.j2")
     return template.render(
         page=page,
-        is_live=is_live,
         version=__version__,
         contents=names,
         sections=sections,
@@ -178,10 +146,6 @@ def _get_timeline(page: Page) -> dict[str, Any]:
 
 def _name_figures(page: Page) -> dict[str, Any]:
     return {f"figure-{name}": figure for name, figure in page.figures.items()}
-
-
-def _name_step(packed: str) -> str:
-    return "step-" + hashlib.sha256(packed.encode()).hexdigest()[:20]
 
 
 def _write_json(value: Any) -> bytes:

@@ -15,43 +15,14 @@ async function start() {
     shown.timeline?.draw();
   });
   preparePrint();
-  if (typeof follow === "function") {
-    startLive();
-    return;
-  }
   shown.model = JSON.parse(await unpackText("model"));
   if (shown.model.steps.length) await startTimeline((facts) => unpackBytes(`step-${shown.model.steps.indexOf(facts)}`));
   await loadPlotly();
   for (const [id, figure] of Object.entries(shown.model.figures)) await drawFigure(id, figure);
 }
 
-// What the page shows: the steps' facts, their timeline, and of a live page its figures.
-const shown = { model: { steps: [] }, timeline: null, figures: new Map() };
-
-// A live page: parts come again when they changed. The zoom of figures and timeline stays, and so
-// does what was chosen.
-
-function startLive() {
-  const plotly = loadPlotly();
-  const readStep = async (facts) => inflate((await fetchPart(facts.part)).body);
-  follow(async (changed) => {
-    if (changed.has("page")) swapDocument(changed.get("page"));
-    if (changed.has("model")) {
-      const model = JSON.parse(changed.get("model"));
-      if (shown.timeline) await shown.timeline.update(model);
-      else shown.model = model;
-      if (!shown.timeline && model.steps.length && byId("lanes")) await startTimeline(readStep, { name: "last" });
-    }
-    for (const [name, text] of changed) if (name.startsWith("figure-")) shown.figures.set(name, JSON.parse(text));
-    noteDrawn();
-    await plotly;
-    for (const [id, figure] of shown.figures) {
-      const place = byId(id);
-      if (place && (changed.has(id) || !place.classList.contains("js-plotly-plot"))) await drawFigure(id, figure);
-    }
-    noteDrawn();
-  });
-}
+// What the page shows: the steps' facts, and their timeline.
+const shown = { model: { steps: [] }, timeline: null };
 
 function tell(text) {
   byId("trouble").textContent = text;
@@ -66,16 +37,12 @@ function chooseTheme(name) {
 
 // The timeline and the tools above it.
 
-// `choice`: the name of a step, or its attempt and number. A name goes along with the job: `last`
-// is another step later.
-async function startTimeline(readBytes, choice = null) {
+async function startTimeline(readBytes) {
   const read = new Map();
   const timeline = new Timeline(byId("lanes"), async (number) => {
     const facts = shown.model.steps[number];
-    const name = facts.part ?? number;
-    if (!read.has(name)) read.set(name, new Step(facts, shown.model.lanes[facts.attempt], await readBytes(facts)));
-    read.get(name).facts = facts; // its names and its path may be others now
-    return read.get(name);
+    if (!read.has(number)) read.set(number, new Step(facts, shown.model.lanes[facts.attempt], await readBytes(facts)));
+    return read.get(number);
   });
   shown.timeline = timeline;
   let buttons = [];
@@ -92,54 +59,29 @@ async function startTimeline(readBytes, choice = null) {
     const named = steps.flatMap((facts, number) => facts.names.map((name) => ({ name, number })));
     named.sort((one, other) => presets.indexOf(one.name) - presets.indexOf(other.name));
     const wanted = named.filter(({ name }) => presets.includes(name));
-    if (buttons.map(({ name }) => name).join() !== wanted.map(({ name }) => name).join()) {
-      buttons = wanted.map(({ name }) => ({ name, element: makeButton(name) }));
-      byId("presets").replaceChildren(...buttons.map(({ element }) => element));
-    }
-    wanted.forEach(({ number }, at) => {
-      buttons[at].number = number;
-    });
+    buttons = wanted.map(({ name, number }) => ({ number, element: makeButton(name, number) }));
+    byId("presets").replaceChildren(...buttons.map(({ element }) => element));
   }
 
-  function makeButton(name) {
+  function makeButton(name, number) {
     const button = document.createElement("button");
     button.type = "button";
     button.textContent = name;
-    button.addEventListener("click", () => show(shown.model.steps.findIndex(({ names }) => names.includes(name)), { name }));
+    button.addEventListener("click", () => show(number));
     return button;
   }
 
-  async function show(number, chosen = null, keepsView = false) {
+  async function show(number) {
     const facts = shown.model.steps[number];
     if (!facts) return;
-    choice = chosen ?? { attempt: facts.attempt, step: facts.step };
     byId("step").value = number;
     byId("which").textContent = `step ${byId("step").selectedOptions[0].text}`;
     for (const { element, number: own } of buttons) element.setAttribute("aria-pressed", own === number);
     byId("path").disabled = !facts.path;
-    await timeline.show(number, keepsView);
+    await timeline.show(number);
     drawLegend(timeline.step);
   }
 
-  function findChosen({ name, attempt, step }) {
-    return shown.model.steps.findIndex((facts) => (name ? facts.names.includes(name) : facts.attempt === attempt && facts.step === step));
-  }
-
-  // Of a live page. A step that is looked at closely stays, whatever has its name now.
-  timeline.update = async (model) => {
-    const now = timeline.step?.facts;
-    const wanted = choice?.name && timeline.isWhole ? choice : { attempt: now?.attempt, step: now?.step };
-    if (now && !model.steps.some((facts) => facts.attempt === now.attempt && facts.step === now.step)) {
-      model.steps.push({ ...now, names: [] }); // the page holds fewer steps of a longer job
-      model.steps.sort((one, other) => (one.attempt === other.attempt ? one.step - other.step : 0));
-    }
-    shown.model = model;
-    const kept = new Set(model.steps.map(({ part }) => part));
-    for (const name of read.keys()) if (!kept.has(name)) read.delete(name);
-    fillTools();
-    const number = findChosen(wanted);
-    await show(number < 0 ? findChosen({ attempt: now?.attempt, step: now?.step }) : number, choice, true);
-  };
   timeline.choose = show;
   byId("step").addEventListener("change", () => show(Number(byId("step").value)));
   byId("before").addEventListener("click", () => show(timeline.number - 1));
@@ -152,8 +94,7 @@ async function startTimeline(readBytes, choice = null) {
     if (event.key === "]") show(timeline.number + 1);
   });
   fillTools();
-  const first = choice ? findChosen(choice) : -1;
-  await show(first < 0 ? shown.model.shown : first, choice);
+  await show(shown.model.shown);
   return timeline;
 }
 
@@ -180,15 +121,6 @@ async function loadPlotly() {
     script.textContent = await unpackText("plotly");
     document.head.append(script);
     packed.remove();
-  } else if (typeof follow === "function") {
-    const script = document.createElement("script");
-    script.src = "plotly.js";
-    const loaded = new Promise((resolve, reject) => {
-      script.onload = resolve;
-      script.onerror = () => reject(new Error("plotly did not load"));
-    });
-    document.head.append(script);
-    await loaded;
   } else if (document.readyState !== "complete") {
     await new Promise((resolve) => addEventListener("load", resolve));
   }
@@ -198,10 +130,7 @@ async function loadPlotly() {
 async function drawFigure(id, figure) {
   const place = byId(id);
   const options = { responsive: true, displayModeBar: false };
-  const isNew = !place.classList.contains("js-plotly-plot");
-  // With the same uirevision a figure that is drawn again keeps its zoom.
-  await Plotly.react(place, figure.data, { uirevision: "kept", ...figure.layout }, options);
-  if (!isNew) return;
+  await Plotly.newPlot(place, figure.data, figure.layout, options);
   // A click on a step shows its timeline, or that of the nearest held step.
   place.on("plotly_click", ({ points }) => {
     const [attempt, step] = points[0].customdata ?? [];
@@ -246,6 +175,4 @@ start()
     tell(`The pictures could not be drawn: ${error.message}`);
     console.error(error);
   })
-  .finally(() => {
-    if (typeof follow !== "function") noteDrawn();
-  });
+  .finally(noteDrawn);

@@ -25,28 +25,18 @@ class Timeline {
     }).observe(root);
   }
 
-  // `keepsView`: the same step is shown as it was, with what has come since.
-  async show(number, keepsView = false) {
+  async show(number) {
     this.number = number;
     const step = await this.readStep(number);
     if (this.number !== number) return; // another was chosen meanwhile
     const old = this.step;
-    if (keepsView && old === step) return;
     const isSameLanes = old && old.lanes.length === step.lanes.length && old.lanes.every(({ rank }, at) => rank === step.lanes[at].rank);
-    const isSameStep = keepsView && isSameLanes && old.facts.attempt === step.facts.attempt && old.facts.step === step.facts.step;
     const view = isSameLanes ? this.view : { firstLane: 0, numLanes: step.lanes.length };
-    const isZoomed = isSameStep && !this.isWhole; // more of the step has come
     this.step = step;
-    this.view = isZoomed ? view : { ...view, ...this._wholeStep() };
+    this.view = { ...view, ...this._wholeStep() };
     this.selected = this.pointed = -1;
     this.tip.hidden = true;
     this.showPath(this.path !== null);
-  }
-
-  // All of the step's time is seen.
-  get isWhole() {
-    const { from, to } = this._wholeStep();
-    return this.view.from <= from && this.view.to >= to;
   }
 
   showAll() {

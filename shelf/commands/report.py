@@ -9,11 +9,9 @@ import click
 
 from vjob.shelf.commands.arguments import (
     OutputFile,
-    check_port,
     complete_job,
     job_argument,
     json_option,
-    port_option,
 )
 from vjob.shelf.commands.terminal import find_width, say
 
@@ -42,8 +40,6 @@ from vjob.shelf.commands.terminal import find_width, say
     help="Write a picture of the page; needs Chromium or Chrome.",
 )
 @json_option
-@click.option("--live", is_flag=True, help="Serve the page here, growing, until Ctrl-C.")
-@port_option
 def report(
     job: str,
     output: Path | None,
@@ -53,8 +49,6 @@ def report(
     export: str | None,
     png: Path | None,
     as_json: bool,
-    live: bool,
-    port: int | None,
 ) -> None:
     """Show where JOB's time went, and what to change: one page that opens anywhere.
 
@@ -68,16 +62,7 @@ def report(
     vjob report log2/10932251 -o page.html
     vjob report gpt2-xl --export parquet -o tables
     vjob report gpt2-xl --export perfetto
-    vjob report last --live                  in a browser, growing while JOB runs
     """
-    check_port(port, live, "--live")
-    if live:
-        if output or cdn or text or export or png or as_json:
-            raise click.UsageError("--live writes nothing: without the other options, but --port")
-        from vjob.shelf.web.serve import serve_report
-
-        serve_report(job, Path.cwd(), click.echo, port=port or 0, opens=is_opened)
-        return
     from vjob.jobs.reporting.report import ReportOutputs, write_report
 
     if output is not None and output.is_dir() and export in (None, "perfetto"):

@@ -151,7 +151,7 @@ def take_page(
     A report is a page unless something else is asked for (not `is_usual`: a picture); a comparison
     is one with -o. An export is written there.
     """
-    if any(word.startswith(("--export", "--live")) for word in words):
+    if any(word.startswith("--export") for word in words):
         return None, False, list(words)
     page, is_opened, rest = None, False, []
     left = iter(words)

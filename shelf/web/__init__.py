@@ -1,5 +1,4 @@
-"""Live pages in a browser, on this machine alone: `serve.serve_report` and
-`serve.serve_status` serve them until Ctrl-C.
+"""Live pages in a browser, on this machine alone: `serve.serve_status` serves them until Ctrl-C.
 
 May import the readers, the screen's sources and jobs/reporting; imported by commands alone.
 docs/watching.md has the design.

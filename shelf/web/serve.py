@@ -28,23 +28,16 @@ LOGIN = "VJOB_LOGIN"
 """The login node as the user of `vjob --host` names it."""
 
 
-def serve_report(job: str, here: Path, say: Say, *, port: int, opens: bool) -> None:
-    """`vjob report JOB --live`."""
-    from vjob.shelf.web.report import open_report
-
-    serve(Site(open_report(job, here)), say, port=port, opens=opens)
-
-
 def serve_status(job: str | None, here: Path, say: Say, *, port: int) -> None:
     """`vjob status --web [JOB]`, with the reports of the runs that are opened there."""
     from vjob.shelf.web.status import open_job, open_place, open_runs
 
     first = open_runs() if job is None else open_job(job, here, (("report/", "report"),))
     site = Site(first, lambda path: open_place(path, job, here))
-    serve(site, say, port=port, opens=False)
+    serve(site, say, port=port)
 
 
-def serve(site: Site, say: Say, *, port: int, opens: bool) -> None:
+def serve(site: Site, say: Say, *, port: int) -> None:
     """Serve until Ctrl-C, or until the process is asked to end."""
     with contextlib.suppress(KeyboardInterrupt), _end_on_signals(), contextlib.ExitStack() as stack:
         stack.callback(site.close)
@@ -55,10 +48,8 @@ def serve(site: Site, say: Say, *, port: int, opens: bool) -> None:
         for line in describe_address(url, server.port, name_login(os.environ)):
             say(line)
         sys.stdout.flush()
-        if opens or has_display(os.environ):
-            is_open = _open_browser(stack.enter_context(_write_opener(url)))
-            if opens and not is_open:
-                say("no browser is here to open it")
+        if has_display(os.environ):
+            _open_browser(stack.enter_context(_write_opener(url)))
         threading.Event().wait()  # the main thread takes the signals
     say("ended; nothing is served any more")
 
@@ -104,10 +95,9 @@ def _write_opener(url: str) -> Iterator[Path]:
         yield path
 
 
-def _open_browser(path: Path) -> bool:
+def _open_browser(path: Path) -> None:
     with contextlib.suppress(webbrowser.Error, OSError):
-        return webbrowser.open(path.as_uri())
-    return False
+        webbrowser.open(path.as_uri())
 
 
 @contextlib.contextmanager

@@ -67,6 +67,8 @@ class Reply:
     body: bytes = b""
     kind: str = "html"
     location: str = ""
+    has_own_policy: bool = False
+    """True where the document itself says what it may load."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,12 @@ class LivePage:
     document: Callable[[], bytes]
     files: Mapping[str, Callable[[], bytes]] = field(default_factory=dict)
     """Scripts by name."""
-    feed: Feed
+    feed: Feed | None = None
+    """None for a document that is whole, as the file of a report: it has a policy of its own."""
+
+    def close(self) -> None:
+        if self.feed is not None:
+            self.feed.close()
 
 
 class Site:
@@ -115,7 +122,7 @@ class Site:
         with self._lock:
             pages = list(self._pages.values())
         for page in pages:
-            page.feed.close()
+            page.close()
 
     def _open(self, place: str) -> LivePage | None:
         """The page of this place, opened if need be."""
@@ -130,11 +137,13 @@ class Site:
                 return None
             self._pages[place] = found  # the last that was looked at is the last
             for old in [name for name in self._pages if name][:-MOST_PAGES]:
-                self._pages.pop(old).feed.close()
+                self._pages.pop(old).close()
             return found
 
 
 def _answer_page(page: LivePage, name: str, query: str) -> Reply:
+    if page.feed is None:
+        return _answer_whole(page, name)
     if not name:
         return Reply(status=200, body=page.document())
     if name == "state":
@@ -146,6 +155,16 @@ def _answer_page(page: LivePage, name: str, query: str) -> Reply:
         return Reply(status=404) if data is None else Reply(status=200, body=data, kind="bytes")
     script = page.files.get(name)
     return Reply(status=404) if script is None else Reply(status=200, body=script(), kind="js")
+
+
+def _answer_whole(page: LivePage, name: str) -> Reply:
+    """The document as it is now; 404 where what it tells of is gone."""
+    if name:
+        return Reply(status=404)
+    try:
+        return Reply(status=200, body=page.document(), has_own_policy=True)
+    except VjobError:
+        return Reply(status=404)
 
 
 def build_state(feed: Feed, since: int, after: int) -> dict[str, Any]:
@@ -253,7 +272,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response_only(reply.status)
         if reply.status == 200:
             for name, value in HEADERS.items():
-                self.send_header(name, value)
+                if name != "Content-Security-Policy" or not reply.has_own_policy:
+                    self.send_header(name, value)
             self.send_header("Content-Type", TYPES[reply.kind])
         if is_packed:
             self.send_header("Content-Encoding", "gzip")

@@ -22,6 +22,7 @@ from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.readers.run_table import RunTable
 from vjob.jobs.monitor.rules.base import is_plain_job
 from vjob.jobs.monitor.rules.pace import find_left_s, find_pace_s
+from vjob.jobs.reporting.report import find_folder, render_report
 from vjob.shelf.screen.start import JobActions, JudgedSource
 from vjob.shelf.screen.theme import (
     format_age,
@@ -140,10 +141,14 @@ def open_place(path: str, job: str | None, here: Path) -> LivePage | None:
     if found is None or name is None:
         return None
     if found["report"]:
-        from vjob.shelf.web.report import open_report
-
         return open_report(name, here)
     return open_job(name, here, (("../../", "all runs"), ("report/", "report")))
+
+
+def open_report(job: str, here: Path) -> LivePage:
+    """The report of a job as it is each time that a tab asks. InputError where it is none."""
+    folder, run = find_folder(job, here)
+    return LivePage(document=lambda: render_report(folder, run).encode())
 
 
 def _make_page(empty: StatusPage, feed: Feed) -> LivePage:

@@ -312,7 +312,7 @@ def test_a_live_page_is_reached_by_the_name_that_the_user_gave(
     assert told == "ssh -NL 41823:127.0.0.1:41823 me@hpc" and len(told) <= 80
     calls: list[list[str]] = []
     monkeypatch.setattr(here.process, "hand_over", lambda words: calls.append(words) or 0)
-    assert here.run_there("me@hpc", ["report", "last", "--live"]) == 0
+    assert here.run_there("me@hpc", ["status", "last", "--web"]) == 0
     assert "export VJOB_LOGIN=me@hpc;" in calls[0][-1]
     assert name_login({"VJOB_LOGIN": "me@hpc"}) == "me@hpc"
     assert "@" in name_login({"SSH_CONNECTION": "1 2 3 4"}) and "@" not in name_login({})
