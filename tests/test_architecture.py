@@ -272,3 +272,32 @@ def test_no_file_is_made_through_a_link() -> None:
         if "O_EXCL" not in call[0] and "O_NOFOLLOW" not in call[0]
     ]
     assert not found, found
+
+
+SCHEDULERS = {"slurm", "local", "ssh", "pbs"}
+"""Names in plans."""
+
+
+def test_no_decision_is_made_by_the_name_of_a_scheduler() -> None:
+    """Code asks its `Capabilities`, or the scheduler itself; nobody imports Slurm's room."""
+    for package in ("jobs", "shelf", "reports"):
+        for path in files(package):
+            relative = str(path.relative_to(ROOT))
+            if relative.startswith("jobs/schedulers/slurm/") or relative in STILL_SLURM:
+                continue
+            rooms = [name for name in imports(path) if "schedulers.slurm" in name]
+            assert not rooms, f"{path}: {rooms}"
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Compare):
+                    words = {
+                        one.value for one in ast.walk(node) if isinstance(one, ast.Constant)
+                    } & SCHEDULERS
+                    assert not words, f"{path}:{node.lineno} compares with {words}"
+
+
+STILL_SLURM = {
+    "jobs/runs/slurm_job.py",
+    "jobs/monitor/readers/slurm_job.py",
+    "jobs/monitor/stacks/plain_job.py",
+}
+"""Readers of jobs that vjob did not submit, which only Slurm has so far."""

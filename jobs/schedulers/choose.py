@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from varuna_core.plugins import BuiltIn, Seam
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.conf.schema import Cluster
 from vjob.jobs.errors import InputError
 from vjob.jobs.schedulers.base import Capabilities, Scheduler
 
@@ -50,6 +51,12 @@ def choose_auto() -> Scheduler:
     """The scheduler that `auto` stands for on this machine."""
     *others, last = map(get_scheduler, AUTO)
     return next((one for one in others if not one.find_obstacle()), last)
+
+
+def choose_for(cluster: Cluster) -> Scheduler:
+    """The scheduler that a conf asks for; it may not be here."""
+    asked = "machines" if cluster.machine_list else cluster.scheduler
+    return choose_auto() if asked == "auto" else get_scheduler(CONF_NAMES.get(asked, asked))
 
 
 def has_queue(scheduler: str) -> bool:

@@ -72,10 +72,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AUTO, MACHINES = "auto", "machines"
-"""Of the conf's `cluster.scheduler`."""
-
-
 Fill = Callable[[RunFolder], None]
 """Writes further files of a run before its job is submitted."""
 
@@ -203,13 +199,10 @@ def expect_gpus(conf: JobConf) -> None:
 
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     """The name in the plan; a preview needs no scheduler that is there."""
-    asked = MACHINES if conf.cluster.machine_list else conf.cluster.scheduler
-    if asked == AUTO:
-        return schedulers.choose_auto().name
-    scheduler = schedulers.get_scheduler(schedulers.CONF_NAMES.get(asked, asked))
+    scheduler = schedulers.choose_for(conf.cluster)
     obstacle = "" if for_preview else scheduler.find_obstacle()
     if obstacle:
-        raise InputError(f"cluster.scheduler is {asked}, but {obstacle}")
+        raise InputError(f"cluster.scheduler is {conf.cluster.scheduler}, but {obstacle}")
     return scheduler.name
 
 

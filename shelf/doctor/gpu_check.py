@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from vjob.jobs.api.job import VjobJob
 from vjob.jobs.conf.fates import list_changed
 from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Program
 from vjob.jobs.conf.write import render_resolved
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.shelf.doctor.gpu import judge_absent, judge_failed, judge_ranks
 
@@ -90,9 +90,8 @@ def build_conf(asked: JobConf | None) -> JobConf:
 
 
 def is_here(cluster: Cluster) -> bool:
-    if cluster.scheduler == "auto":
-        return cluster.machine_list is None and shutil.which("sbatch") is None
-    return cluster.scheduler == "local"
+    """Whether the nodes of such a conf are this machine."""
+    return schedulers.choose_for(cluster).can.one_host
 
 
 def run_check(conf: JobConf, path: Path, say: Callable[[str], object]) -> list[Diagnosis]:

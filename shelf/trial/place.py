@@ -36,7 +36,7 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
         raise InputError(
             f"--queue {queue}: sbatch is not on PATH; leave --queue out to try it on this machine"
         )
-    is_local = conf.cluster.machine_list is not None or conf.cluster.scheduler == schedulers.LOCAL
+    is_local = not schedulers.choose_for(conf.cluster).can.has_queue
     if is_here or (queue is None and (is_local or not has_slurm)):
         counted = count_visible(choose_accelerator(), os.environ)
         count = counted.value if wants_gpus and isinstance(counted, Value) else 0

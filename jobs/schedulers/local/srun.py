@@ -9,6 +9,7 @@ Takes the options that our batch script uses, and refuses others. Each "node" is
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -78,6 +79,8 @@ def _split(argv: Sequence[str]) -> list[list[str]]:
     return parts
 
 
+STEP = "vjob.jobs.schedulers.local.srun"
+"""This module, as Python starts it."""
 OFFSET = "VJOB_LOCAL_FIRST_NODE_HET_GROUP_"
 """Where the nodes of each part of a het job begin."""
 
@@ -170,6 +173,12 @@ def run_scontrol(argv: Sequence[str]) -> int:
         return 0
     print(f"scontrol (local stand-in): {' '.join(argv)} is not known here", file=sys.stderr)
     return 1
+
+
+def render_stand_ins() -> list[str]:
+    """Shell lines that give a batch script on one machine its srun; for `render_prologue`."""
+    words = shlex.join(process.build_own_command("-m", STEP, "srun"))
+    return [f'srun() {{ exec {words} "$@"; }}  # always in the background']
 
 
 def main(argv: list[str]) -> int:

@@ -71,7 +71,7 @@ def host_name(plan: Plan, index: int, env: Mapping[str, str], nodename: str) -> 
         # Stand-in nodes share one host, so its name would make them share their logs.
         name = env.get("VJOB_NODE_NAME") or f"{plan.scheduler}{index}"
     else:
-        name = env.get("SLURMD_NODENAME") or nodename
+        name = env.get("VJOB_NODE_NAME") or env.get("SLURMD_NODENAME") or nodename
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.split(".")[0]) or f"node{index}"
 
 
