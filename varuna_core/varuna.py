@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from varuna_core.facts.partition import Partition
 from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.trace import TraceWriter, find_trace_file
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
@@ -77,7 +78,7 @@ class Varuna(KeptInMemory):
         shared_weights: Sequence[Sequence[str]] | None = None,
         from_cache: bool = True,
         *,
-        partition: str | Sequence[int] | FromConf | None = FROM_CONF,
+        partition: str | Sequence[int] | Partition | FromConf | None = FROM_CONF,
         schedule: str | FromConf = FROM_CONF,
         stages_per_rank: int | FromConf = FROM_CONF,
         tensor: int | FromConf = FROM_CONF,

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
+from varuna_core.facts.partition import Partition
 from vjob.jobs.conf.document import get_default, get_doc, list_sections
 from vjob.jobs.conf.parse import (
     PROGRAM_KEYS,
@@ -157,4 +158,6 @@ def _build_member(member: Any) -> list[dict[str, Any]]:
         return [{"type": "number", **limits}, {"$ref": "#/$defs/number"}]
     if find_plugin_group(plain):
         return [{"type": "string"}]
+    if plain is Partition:
+        return [{"type": ["string", "integer"], "pattern": r"^\d+(-\d+)*$"}]
     return [dict(_TEXT)] if plain is str else [{**_TEXT}, {"type": "null"}]

@@ -16,6 +16,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from varuna_core.facts.partition import Partition
 from varuna_core.plugins import list_plugins
 from vjob.jobs.conf.quantities import Unit, explain_refusal, parse_quantity
 from vjob.jobs.conf.redact import show
@@ -39,8 +40,14 @@ FAILED: Final = object()
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
-_ORDER = {bool: 1, int: 2, float: 3, str: 4}
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_ORDER = {bool: 1, int: 2, float: 3, Partition: 4, str: 4}
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Partition: "layers per stage such as 0-11-8-8-8-8-5-0",
+}
 # Keys beside the one that names a program's file; `config` is DeepSpeed's.
 OWN_KEYS: Mapping[str, tuple[str, ...]] = {"deepspeed": ("config",), "script": ("arguments",)}
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
@@ -149,6 +156,8 @@ def _parse_member(node: Scalar, hint: Any) -> Any:
         return next((choice for choice in get_args(hint) if str(choice) == node.text), FAILED)
     if hint is str:
         return FAILED if node.is_null else node.text
+    if hint is Partition:
+        return Partition.find(node.text) or FAILED
     if not node.plain:
         return FAILED
     if hint is bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from varuna_core.facts.partition import Partition
 from vjob.jobs.conf.quantities import GIB, MIB, MINUTES, SECONDS
 
 FUNCTION: Literal["function"] = "function"
@@ -258,7 +259,7 @@ class Parallel:
     all but the results of matrix products; offload: copy them to host memory instead, and back."""
     order: Literal["pipeline", "data", "auto"] = "auto"
     """Whose neighbours share a node: the stages of a replica, or the replicas of a stage."""
-    partition: str | Auto = "auto"
+    partition: Auto | Partition = "auto"
     """Layers per stage, `0-11-8-8-8-8-5-0`, with or without embedding and head: of 6 layers 2-4 or
     3-5; auto: by `profile` if `vjob profile` left one, else balanced at the start by counted
     work."""

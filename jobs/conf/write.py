@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from varuna_core.facts.partition import Partition
 from vjob.jobs.conf.fates import drop_unwritten
 from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.conf.references import is_kept_literal
@@ -83,6 +84,8 @@ def _to_plain(value: Any) -> Any:
         return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {name: _to_plain(inner) for name, inner in value.items()}
+    if isinstance(value, Partition):
+        return value.spell()
     if isinstance(value, tuple):
         return [_to_plain(item) for item in value]
     return value

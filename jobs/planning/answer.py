@@ -178,7 +178,7 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
         "schedule": option.schedule,
         "recompute": option.recompute,
         "zero": option.shape.zero,
-        "partition": plan.partition,
+        "partition": plan.partition.spell(),
         "stage_kinds": list_stage_kinds(plan),
         "stage_work_s": [stage.work_s for stage in step.stages],
         "memory_bytes": list(plan.memory_bytes),

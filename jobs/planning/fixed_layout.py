@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from varuna_core.facts.partition import Partition
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn
 from varuna_core.planner.model.schedule_model import find_schedule_model
@@ -140,10 +141,9 @@ def plan_other_nodes(question: Question, conf: JobConf, given: LayoutPlan) -> Ot
         nodes = [question.cluster.kinds[i] for i, n in chosen for _ in range(n)]
         best = _find_layout(tables, nodes, option, question.wishes.least, until)
         if best is not None:
-            cuts = itertools.pairwise(best.bounds)
-            partition = "-".join(str(e - a) for a, e in cuts)
+            cuts = Partition([end - begin for begin, end in itertools.pairwise(best.bounds)])
             name = name_nodes([groups[i] for i, n in chosen for _ in range(n)])
-            found[name] = len(best.placed.sites), best.option.shape.replicas, partition
+            found[name] = len(best.placed.sites), best.option.shape.replicas, cuts.spell()
             steps[name] = best.step_s
     return OtherLayouts(layouts=found, steps=steps)
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.records.files import write_atomic
-from varuna_core.records.layout import format_blocks
 from varuna_core.records.plan import Prediction, parse_prediction, read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.references import find_value
@@ -104,14 +103,14 @@ def describe_promise(run: RunFolder) -> str:
 
 def describe_partition(conf: JobConf) -> str:
     """What a partition stands for that counts embedding and head; empty where it counts layers."""
-    text = conf.parallel.partition
-    if conf.model is None or text == "auto":
+    partition = conf.parallel.partition
+    if conf.model is None or partition == "auto":
         return ""
-    blocks = format_blocks(text, conf.model.layers)
-    if blocks == text:
+    blocks = partition.blocks(conf.model.layers)
+    if blocks == partition:
         return ""
     layers = conf.model.layers
-    return f"partition {text} counts embedding and head: {blocks} of the {layers} layers"
+    return f"partition {partition} counts embedding and head: {blocks} of the {layers} layers"
 
 
 def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
@@ -177,7 +176,7 @@ def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: LayoutPlan
         "why": why,
         "set": render_settings(apply_plan(conf, plan)),
         "prediction": plan.build_prediction().as_json(),
-        "partition": plan.partition,
+        "partition": plan.partition.spell(),
         "layout": spell_layout(plan.counts),
     }
     write_atomic(path, json.dumps(fields, indent=1) + "\n")
@@ -187,7 +186,7 @@ def render_settings(conf: JobConf) -> dict[str, str]:
     """What a plan has set in this conf, as YAML."""
     found = {key: str(find_value(conf, key)) for key in SETTINGS}
     nodes = resolve_conf(conf)["cluster"]["nodes"]
-    partition = json.dumps(conf.parallel.partition)  # 7 would be a number
+    partition = json.dumps(str(conf.parallel.partition))  # 7 would be a number
     return {**found, "parallel.partition": partition, "cluster.nodes": json.dumps(nodes)}
 
 

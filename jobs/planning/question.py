@@ -24,7 +24,6 @@ from varuna_core.planner.profile.profile import Model, Profile, build_link
 from varuna_core.planner.profile.profile_file import read_profile
 from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, estimate_profile
 from varuna_core.planner.search.space import Wishes
-from varuna_core.records.layout import include_ends, parse_counts
 from varuna_core.records.training import name_shapes
 from varuna_core.schedule.recompute import Recompute
 from vjob.jobs.conf.layout import close_layout
@@ -355,9 +354,10 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
 
     partition = None
     if parallel.partition != "auto":
-        partition = count_segments(
-            parallel.partition, None if conf.model is None else conf.model.layers + 2
-        )
+        whole = parallel.partition
+        if conf.model is not None:
+            whole = whole.with_ends(conf.model.layers + 2)
+        partition = whole.counts
     has_empty = partition is not None and 0 in partition
     schedule = None if parallel.schedule == "auto" else parallel.schedule
     if schedule is None and conf.program.kind in ("megatron", "deepspeed"):
@@ -373,12 +373,6 @@ def build_wishes(conf: JobConf, fixed: Collection[str]) -> Wishes:
         least=0 if has_empty else 1,
         partition=partition,
     )
-
-
-def count_segments(partition: str, num_segments: int | None) -> tuple[int, ...]:
-    """Segments of each stage; a partition without embedding and head gets them at its ends."""
-    counts = parse_counts(partition)
-    return counts if num_segments is None else include_ends(counts, num_segments)
 
 
 @dataclass(frozen=True, kw_only=True)

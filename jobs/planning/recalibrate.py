@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from varuna_core.facts.partition import Partition
 from varuna_core.planner.profile.profile import Profile, Where
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.result.recalibrate import (
@@ -25,7 +26,7 @@ from varuna_core.records.training import Training, name_profile_file, name_shape
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.inputs import PROFILE_FOLDER, find_profile
-from vjob.jobs.planning.question import CPU, count_segments, estimate, match_kind
+from vjob.jobs.planning.question import CPU, estimate, match_kind
 from vjob.jobs.reporting.report import check_libraries
 from vjob.jobs.runs.find import find_run
 
@@ -81,7 +82,7 @@ def _read_run(run: RunFolder) -> tuple[Training, Plan, Path]:
             f"{run.name} had zero {training.zero}: times of its actions hold sums and weights of "
             "other replicas; take a run with zero 0 or 1"
         )
-    if len(decode_stage_map(plan.stage_map)) != training.partition.count("-") + 1:
+    if len(decode_stage_map(plan.stage_map)) != Partition.parse(training.partition).num_stages:
         raise InputError(f"{run.name} had several stages a rank, which is not modelled")
     return training, plan, run.path if record is None else Path(record.conf).parent
 
@@ -166,7 +167,8 @@ def list_messages(
 def find_bounds(training: Training, profile: Profile) -> list[int]:
     """First segment of each stage, and the end of the last."""
     assert training.partition is not None, "a run without one is refused"
-    counts = count_segments(training.partition, profile.model.num_segments)
+    partition = Partition.parse(training.partition)
+    counts = partition.with_ends(profile.model.num_segments).counts
     return [0, *itertools.accumulate(counts)]
 
 

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from varuna_core.records.layout import exclude_ends, parse_counts
+from varuna_core.facts.partition import Partition
 from varuna_core.records.plan import name_nodes
 from vjob.jobs.conf.layout import build_groups, require_number
 from vjob.jobs.conf.schema import JobConf
@@ -75,7 +75,8 @@ def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
     nodes = conf.cluster.nodes
     speeds = [choose_product(name_gpu(group))[0].find_flops_s(size) for group in nodes]
     groups = build_groups(nodes)
-    layers = sum(parse_counts(conf.parallel.partition))
+    assert conf.parallel.partition != "auto", "a conf without one has no layouts of its own"
+    layers = sum(conf.parallel.partition.counts)
     tensor, depth = conf.parallel.tensor, require_number(conf.parallel.pipeline)
     found: Layouts = {}
     for counts in itertools.islice(list_node_counts(conf), MOST_LAYOUTS):
@@ -103,14 +104,10 @@ def plan_by_profile(
     found = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
     num_segments = question.profile.model.num_segments
     partition = conf.parallel.partition
-    if partition == "auto" or sum(parse_counts(partition)) == num_segments:
+    if partition == "auto" or sum(partition.counts) == num_segments:
         return dict(found.layouts), dict(found.steps)
     spelled = {
-        name: (depth, replicas, _spell_inner(cuts, num_segments))
+        name: (depth, replicas, Partition.parse(cuts).without_ends(num_segments).spell())
         for name, (depth, replicas, cuts) in found.layouts.items()
     }
     return spelled, dict(found.steps)
-
-
-def _spell_inner(partition: str, num_segments: int) -> str:
-    return "-".join(map(str, exclude_ends(parse_counts(partition), num_segments)))

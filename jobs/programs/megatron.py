@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from varuna_core.records.layout import exclude_ends, parse_counts
 from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf
@@ -143,7 +142,7 @@ def split_layers(conf: JobConf) -> tuple[int, ...] | None:
     """Transformer layers of each stage, or of each chunk; None for as many everywhere."""
     if conf.parallel.partition == "auto" or conf.model is None:
         return None
-    return exclude_ends(parse_counts(conf.parallel.partition), conf.model.layers + 2)
+    return conf.parallel.partition.blocks(conf.model.layers).counts
 
 
 def spell_layout(parts: Sequence[int]) -> str:

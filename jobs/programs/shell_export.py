@@ -99,7 +99,7 @@ def _build_layout_variables(conf: JobConf, machines: Machines) -> dict[str, str]
         "parallel.pipeline": str(pipeline),
         "parallel.data": str(replicas),
         "parallel.tensor": str(conf.parallel.tensor),
-        "parallel.partition": conf.parallel.partition,
+        "parallel.partition": str(conf.parallel.partition),
     }
     return {LAYOUT_VARIABLES[key]: value for key, value in values.items() if value != "auto"}
 

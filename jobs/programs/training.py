@@ -66,7 +66,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         saved=-1,
         recompute=parallel.recompute,
         schedule=parallel.schedule,
-        partition=None if parallel.partition == "auto" else parallel.partition,
+        partition=None if parallel.partition == "auto" else parallel.partition.spell(),
         pipeline=pipeline,
         zero=parallel.zero,
         tensor=parallel.tensor,

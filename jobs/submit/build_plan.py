@@ -13,7 +13,7 @@ from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.remedy import context_of, render_all
-from varuna_core.records.layout import build_stages, encode_stage_map, parse_counts
+from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing, TrackPlan
 from varuna_core.records.training import TrainingFacts
 from vjob.containers.registry import RUNTIMES
@@ -106,7 +106,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         data=data,
         tensor=parallel.tensor,
         order=order,
-        partition=None if parallel.partition == "auto" else parallel.partition,
+        partition=None if parallel.partition == "auto" else parallel.partition.spell(),
         stage_map=encode_stage_map(build_stages(pipeline, data, order)),
         command=start.build_command(conf, here.found, here.folder, python),
         python=here.python,
@@ -233,7 +233,7 @@ def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
     layers = None if conf.model is None else conf.model.layers
     return TrainingFacts(
         program=conf.program.kind,
-        layers=layers if partition == "auto" else sum(parse_counts(partition)),
+        layers=layers if partition == "auto" else sum(partition.counts),
         micro_batches=count_micro_batches(conf, written),
         schedule=conf.parallel.schedule,
         steps=train.steps if reaches(conf, written, "train.steps") else None,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from varuna_core.records.layout import PartitionError, parse_counts
+from varuna_core.facts.partition import Partition
 from varuna_core.records.logs.slow_ranks import (
     NOTABLE,
     PERSISTENT,
@@ -23,26 +23,18 @@ from varuna_core.records.logs.slow_ranks import (
 class Suggestion:
     """Another partition."""
 
-    partition: tuple[int, ...]
+    partition: Partition
     slowest_now_s: float
     slowest_then_s: float
     """What the slowest stage would take; messages and bubbles are not in it."""
 
     def __str__(self) -> str:
-        return "-".join(map(str, self.partition))
+        return self.partition.spell()
 
     @property
     def gain(self) -> float:
         """The part of the slowest stage's time that is saved."""
         return 1 - self.slowest_then_s / self.slowest_now_s if self.slowest_now_s else 0.0
-
-
-def parse_partition(text: str) -> tuple[int, ...]:
-    """`0-11-8`; empty where it is no such thing."""
-    try:
-        return parse_counts(text.strip())
-    except PartitionError:
-        return ()
 
 
 def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Suggestion | None:
@@ -73,7 +65,7 @@ def suggest_partition(partition: Sequence[int], work_s: Sequence[float]) -> Sugg
     now = max(work_s)
     if not now or then >= now * 0.999:
         return None
-    return Suggestion(partition=tuple(counts), slowest_now_s=now, slowest_then_s=then)
+    return Suggestion(partition=Partition(counts), slowest_now_s=now, slowest_then_s=then)
 
 
 @dataclass(frozen=True, kw_only=True)

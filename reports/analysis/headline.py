@@ -13,7 +13,6 @@ from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer
 from varuna_core.records.formatting import format_duration, format_seconds, format_share
 from varuna_core.records.training import Training
 from vjob.reports.analysis.accounting import Accounting
-from vjob.reports.analysis.balance import parse_partition
 from vjob.reports.analysis.step_times import Goodput, drop_first
 from vjob.reports.load.tables import Job
 
@@ -209,7 +208,8 @@ def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
         return
     attempt = traces[-1].attempt
     ranks = {trace.rank: trace for trace in traces if trace.attempt == attempt}
-    partition = parse_partition(job.find_partition(attempt)) or (training.layers,)
+    cuts = job.find_partition(attempt)
+    partition = (training.layers,) if cuts is None else cuts.counts
     stages = {stage for trace in ranks.values() for stage in trace.stages}
     if len(partition) != len(stages) or stages != set(range(len(partition))):
         return

@@ -22,7 +22,6 @@ from vjob.reports.analysis.balance import (
     Straggler,
     Suggestion,
     find_stragglers,
-    parse_partition,
     suggest_partition,
 )
 from vjob.reports.analysis.headline import Headline, summarise
@@ -120,7 +119,8 @@ def analyse(job: Job) -> Analysis:
     looked_at = {pair: _analyse_step(job, *pair) for pair in set(job.chosen.values())}
     steps = tuple(replace(looked_at[pair], name=name) for name, pair in job.chosen.items())
     median = next((step for step in steps if step.name == "median"), None)
-    partition = parse_partition(job.find_partition(median.attempt if median else ""))
+    found = job.find_partition(median.attempt if median else "")
+    partition = () if found is None else found.counts
     goodput = measure_goodput(
         whole,
         job.logs["iterations"],

@@ -118,7 +118,7 @@ def _make_attempts(job: Job, analysis: Analysis) -> pd.DataFrame:
             "last_step": attempt.last_step,
             "steps_s": attempt.steps_s,
             "repeated_s": attempt.repeated_s,
-            "partition": job.find_partition(attempt.label),
+            "partition": str(job.find_partition(attempt.label) or ""),
             "outcome": attempt.outcome,
         }
         for attempt in analysis.goodput.attempts

@@ -16,9 +16,9 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from varuna_core.facts.partition import Partition
 from varuna_core.records.exits import read_end
 from varuna_core.records.files import read_json, read_text
-from varuna_core.records.layout import format_blocks
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.record import ENDED, REFUSED, format_commit, read_record
@@ -62,7 +62,7 @@ class PlanFacts:
     """Whose neighbours have neighbouring ranks, data's or the pipeline's."""
     layers: int | None = None
     """Of the model, where the plan's program has one."""
-    partition: str = ""
+    partition: Partition | None = None
     """Blocks of each stage, without embedding and head."""
     world: int | None = None
     """The number of ranks."""
@@ -85,8 +85,10 @@ def read_plan_facts(path: Path) -> PlanFacts:
 def parse_plan_facts(plan: dict[str, Any], layers: int | None = None) -> PlanFacts:
     groups = plan.get("groups")
     pipeline, tensor = plan.get("pipeline"), plan.get("tensor")
-    partition = format_blocks(str(plan.get("partition") or ""), layers)
-    plan = {**plan, "partition": partition}
+    partition = Partition.find(str(plan.get("partition") or ""))
+    if partition is not None:
+        partition = partition.blocks(layers)
+        plan = {**plan, "partition": partition.spell()}
     return PlanFacts(
         shown=tuple(
             (key, str(plan[key])[:200]) for key in SHOWN if plan.get(key) not in (None, "")
@@ -181,13 +183,15 @@ class Job:
     """The run's state and why, as `vjob list` shows them: `CANCELLED: cancelled with vjob cancel`;
     empty where no record says it."""
 
-    def find_partition(self, attempt: str) -> str:
+    def find_partition(self, attempt: str) -> Partition | None:
         """Blocks of each stage in an attempt, where anything says so: as the log counts them."""
         ranks = (trace for trace in self.traces.ranks if trace.attempt == attempt)
         said = next((trace.partition for trace in ranks if trace.partition), "")
         said = said or self.partitions.get(attempt, "")
-        said = said or self.plan.partition or self.job_info.get("PARTITION", "")
-        return format_blocks(said, self.plan.layers)
+        if not said and self.plan.partition is not None:
+            return self.plan.partition
+        found = Partition.find(said or self.job_info.get("PARTITION", ""))
+        return None if found is None else found.blocks(self.plan.layers)
 
 
 def load_job(

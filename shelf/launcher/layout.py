@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from varuna_core.facts.partition import Partition
 from vjob.jobs.errors import InputError
 
 
@@ -149,9 +150,8 @@ def choose_shape(
             "--chunk_size, or another batch"
         )
     best = min(startable, key=lambda count: config.batch_times[count])
-    partition = "-".join(
-        str(end - begin) for begin, end in pairwise(config.candidates[best].bounds)
-    )
+    bounds = config.candidates[best].bounds
+    partition = Partition([end - begin for begin, end in pairwise(bounds)]).spell()
     return PlannedShape(
         stages=best,
         chunk_size=config.micro_batch[best],

@@ -93,7 +93,7 @@ def test_a_shell_conf_is_imported_submitted_watched_and_reported(
         own = own.sort_values("begin_s")
         found = [f"{stage}{k}{m}" for k, m in zip(own["kind"], own["microbatch"], strict=True)]
         assert found == order_1f1b(int(stage))
-    assert job.find_partition("0") == "3-1"
+    assert str(job.find_partition("0")) == "3-1"
     measures = analyse(job)
     assert measures is not None
     assert measures.steps[0].stage_work_s == pytest.approx((4 * 0.09, 4 * 0.03))

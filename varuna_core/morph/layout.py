@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
+from varuna_core.facts.partition import Partition
 from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import GroupPlan, Plan, fill_layout, name_nodes
 from varuna_core.records.training import TrainingFacts
@@ -144,8 +145,9 @@ def count_chunks(plan: Plan, facts: TrainingFacts) -> int:
     """Stages of each place in the run's pipeline."""
     if facts.schedule not in SEVERAL_STAGES:
         return 1
-    parts = 2 * plan.pipeline if plan.partition is None else plan.partition.count("-") + 1
-    return max(parts // plan.pipeline, 1)
+    if plan.partition is None:
+        return 2
+    return max(Partition.parse(plan.partition).num_stages // plan.pipeline, 1)
 
 
 def cut_evenly(layers: int, parts: int) -> str:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from varuna_core.checkpoint.format.errors import NoCheckpoint
+from varuna_core.facts.partition import Partition
 from varuna_core.programs.batches import (
     TRAIN,
     VALID,
@@ -89,15 +90,21 @@ def build_model(training: Training) -> nn.Module:
         )
 
 
+def read_partition(training: Training) -> Partition | None:
+    """The partition of a training; None where the runtime balances."""
+    return None if training.partition is None else Partition.parse(training.partition)
+
+
 def open_trace(training: Training, place: Place, path: Path) -> TraceWriter:
     stages = parse_stage_map(place.stage_map, place.world, place.tensor)
+    partition = read_partition(training)
     return open_rank_trace(
         path,
         place.rank,
         stages,
         schedule=training.schedule,
-        partition=training.partition,
-        stages_per_rank=count_stages_per_rank(training.schedule, training.partition, stages.depth),
+        partition=partition,
+        stages_per_rank=count_stages_per_rank(training.schedule, partition, stages.depth),
         device=place.device,
         log_every=training.log_every,
     )
@@ -107,7 +114,7 @@ def build_varuna(
     training: Training, place: Place, source: BatchSource, trace: TraceWriter | None
 ) -> Varuna:
     depth = parse_stage_map(place.stage_map, place.world, place.tensor).depth
-    model = build_model(training)
+    model, partition = build_model(training), read_partition(training)
     if training.precision == FP8:
         use_float8(model, place.device)
     return Varuna(
@@ -118,9 +125,9 @@ def build_varuna(
         training.micro_batch_size,
         local_rank=place.local_rank,
         device=place.device.type,
-        partition=training.partition,
+        partition=partition,
         schedule=training.schedule,
-        stages_per_rank=count_stages_per_rank(training.schedule, training.partition, depth),
+        stages_per_rank=count_stages_per_rank(training.schedule, partition, depth),
         tensor=training.tensor,
         tensor_plan=plan_layers(model, training),
         precision=find_base_precision(training.precision),

@@ -19,7 +19,8 @@ from typing import Any, Final, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
-from varuna_core.records.layout import StageMap, parse_counts, parse_stage_map
+from varuna_core.facts.partition import Partition
+from varuna_core.records.layout import StageMap, parse_stage_map
 from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
 from varuna_core.runtime.optim.precision import Precision, choose_precision
 from varuna_core.schedule.costs import Costs
@@ -167,43 +168,43 @@ class ConfArguments:
         )
 
     def choose_partition(
-        self, given: str | Sequence[int] | FromConf | None
-    ) -> str | Sequence[int] | None:
-        """Layers of each stage, as text or numbers."""
-        conf_value = self.read("parallel.partition", parse_counts)
+        self, given: str | Sequence[int] | Partition | FromConf | None
+    ) -> Partition | None:
+        """Layers of each stage; None where the runtime balances them."""
+        conf_value = self.read("parallel.partition", Partition.parse)
         if given is FROM_CONF:
-            return self.environ[LAYOUT_VARIABLES["parallel.partition"]] if conf_value else None
-        if conf_value and (given is None or _list_counts(given) != list(conf_value)):
+            return conf_value
+        asked = None if given is None or given == "auto" else Partition.take(given)
+        if conf_value is not None and asked != conf_value:
             self.warn(f"partition={given!r}", "parallel.partition")
-        return given
+        return asked
 
     def choose_costs(
-        self, given: Costs | FromConf | None, partition: str | Sequence[int] | None, stages: int
+        self, given: Costs | FromConf | None, partition: Partition | None, stages: int
     ) -> Costs | None:
         """What the planner knows of the conf's partition, where this is the one in use."""
         if given is not FROM_CONF:
             return given
         text = self.environ.get("VJOB_COSTS")
-        planned = self.read("parallel.partition", parse_counts)
+        planned = self.read("parallel.partition", Partition.parse)
         if not text or planned is None or partition is None:
             return None
         costs = Costs(**{name: tuple(each) for name, each in json.loads(text).items()})
-        is_in_use = _list_counts(partition) == list(planned) and costs.num_stages == stages
+        is_in_use = partition == planned and costs.num_stages == stages
         return costs if is_in_use else None
 
     def count_stages(
         self,
         given: int | FromConf,
         schedule: str,
-        partition: str | Sequence[int] | None,
+        partition: Partition | None,
         depth: int,
     ) -> int:
         """Stages of each rank: as a conf's schedule and partition have them."""
         if given is not FROM_CONF:
             return given
-        text = partition if isinstance(partition, str) or partition is None else ""
         is_told = self.read("parallel.schedule", str) == schedule
-        return count_stages_per_rank(schedule, text, depth) if is_told and text != "" else 1
+        return count_stages_per_rank(schedule, partition, depth) if is_told else 1
 
     # The rest.
 
@@ -289,10 +290,6 @@ class ConfArguments:
         if given is FROM_CONF:
             return self.read("train.checkpoint.local", Path)
         return None if given is None else Path(given)
-
-
-def _list_counts(partition: str | Sequence[int]) -> list[int]:
-    return list(parse_counts(partition) if isinstance(partition, str) else partition)
 
 
 def as_is(text: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from varuna_core.facts.partition import Partition
 from varuna_core.runtime.engine.engine import Trace
 from varuna_core.runtime.optim.precision import Precision
 from varuna_core.schedule.costs import Costs
@@ -34,7 +35,7 @@ class VarunaSettings:
     shared_weights: Sequence[Sequence[str]] | None
     """Names of parameters that are one, besides those that the model ties."""
 
-    partition: str | Sequence[int] | None
+    partition: Partition | None
     """Segments of each stage; None: balanced by their costs."""
 
     schedule: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from varuna_core.facts.partition import Partition
 from varuna_core.records.layout import StageMap
 from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import TraceWriter
@@ -33,7 +34,7 @@ def open_rank_trace(
     stages: StageMap,
     *,
     schedule: str,
-    partition: str | Sequence[int] | None,
+    partition: Partition | None,
     stages_per_rank: int,
     device: torch.device,
     log_every: int,
@@ -46,8 +47,7 @@ def open_rank_trace(
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
     if partition is not None:
-        written = isinstance(partition, str)
-        facts["partition"] = partition if written else "-".join(map(str, partition))
+        facts["partition"] = partition.spell()
     return TraceWriter(
         path,
         rank,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from varuna_core.records.layout import parse_counts
+from varuna_core.facts.partition import Partition
 from varuna_core.schedule.actions import Schedule, ScheduleError
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
@@ -136,12 +136,12 @@ def may_split_backward(name: str) -> bool:
     return name == AUTO or SCHEDULES[name].splits_backward
 
 
-def count_stages_per_rank(name: str, partition: str | None, depth: int) -> int:
+def count_stages_per_rank(name: str, partition: Partition | None, depth: int) -> int:
     """Stages of each rank: as the partition has it; without one, two where there are several."""
     own = 1 if name == AUTO else SCHEDULES[name].stages_per_rank
     if own is not None:
         return own
-    return 2 if partition is None else len(parse_counts(partition)) // depth
+    return 2 if partition is None else partition.num_stages // depth
 
 
 def place_stages(name: str, num_ranks: int, stages_per_rank: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from varuna_core.records.layout import PartitionError, find_problem, parse_counts
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
 from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, SCRIPT, JobConf
 from vjob.jobs.errors import KeyProblem
@@ -142,15 +141,11 @@ def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:
 
 def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
     """A number for each stage (each chunk where ranks have several), summing to the model."""
-    text, schedule = conf.parallel.partition, conf.parallel.schedule
+    partition, schedule = conf.parallel.partition, conf.parallel.schedule
     key = "parallel.partition"
-    if text == "auto":
+    if partition == "auto":
         return
-    try:
-        parts = parse_counts(text)
-    except PartitionError:
-        yield key, text, "must be auto, or layers per stage such as 0-11-8-8-8-8-5-0"
-        return
+    text, parts = partition.spell(), partition.counts
     pipeline = len(parts) if conf.parallel.pipeline == "auto" else conf.parallel.pipeline
     chunks: int | None = 1
     if schedule != "auto":
@@ -179,7 +174,7 @@ def check_partition(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.model is None:
         return
     layers, total = conf.model.layers, sum(parts)
-    problem = find_problem(parts, layers + 2)
+    problem = partition.find_problem(layers + 2)
     if problem == "ends":
         message = (
             f"sums to {total} = layers + 2, which counts the embedding and the head: the first "

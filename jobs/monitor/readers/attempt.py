@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from varuna_core.facts.partition import Partition
 from varuna_core.records.checkpoints import parse_skipped
 from varuna_core.records.exits import RankExit, parse_exits
 from varuna_core.records.files import as_number
@@ -355,7 +356,8 @@ def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
         # KeyError: a schedule that this version does not have.
         with contextlib.suppress(ValueError, KeyError):
             own = read_training(path)
-            per_rank = count_stages_per_rank(own.schedule, own.partition, plan.pipeline)
+            cuts = None if own.partition is None else Partition.parse(own.partition)
+            per_rank = count_stages_per_rank(own.schedule, cuts, plan.pipeline)
             placement = place_stages(own.schedule, plan.pipeline, per_rank)
             return locate_ranks(plan.stage_map, plan.tensor, placement)
     with contextlib.suppress(ValueError):  # of no stage map of ours

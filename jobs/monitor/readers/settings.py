@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.facts.partition import Partition
 from varuna_core.records.files import read_json, read_text
-from varuna_core.records.layout import format_blocks
 from varuna_core.records.plan import Plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -64,9 +64,9 @@ def _list_wanted(plan: Plan | None, training: Mapping[str, Any]) -> dict[str, st
     wanted |= {name: training[key] for name, key in names.items() if training.get(key) is not None}
     if isinstance(wanted.get("PARTITION"), str):
         layers = training.get("layers")
-        wanted["PARTITION"] = format_blocks(
-            wanted["PARTITION"], layers if isinstance(layers, int) else None
-        )
+        partition = Partition.find(wanted["PARTITION"])
+        if partition is not None:
+            wanted["PARTITION"] = partition.blocks(layers if isinstance(layers, int) else None)
     return {name: str(value) for name, value in wanted.items() if value is not None}
 
 

@@ -273,8 +273,6 @@ def test_the_global_batch_is_a_multiple_of_what_the_replicas_take() -> None:
         ("4-4", "interleaved", "the same number of chunks on each of 2 stages: 4, 6, ..."),
         ("3-3-2", "interleaved", "the same number of chunks"),
         ("4-4", "zbv", "zbv has two chunks a stage: 4"),
-        ("4,4", "auto", "must be auto, or layers per stage such as"),
-        ("4--4", "auto", "must be auto, or layers per stage such as"),
     ],
 )
 def test_a_partition_fits_the_stages_and_the_model(
@@ -285,6 +283,13 @@ def test_a_partition_fits_the_stages_and_the_model(
     assert bool(problems) == bool(message)
     assert all(problem.startswith("c:4: parallel.partition") for problem in problems)
     assert not message or message in problems[0]
+
+
+@pytest.mark.parametrize("text", ["4,4", "4--4", "4-x", ""])
+def test_a_text_that_is_no_partition_is_refused_where_it_stands(text: str) -> None:
+    said = "c:4: parallel.partition = .*must be auto or layers per stage such as 0-11-8-8"
+    with pytest.raises(ConfError, match=said):
+        find_problems(MODEL + f'parallel: {{pipeline: 2, partition: "{text}"}}\n')
 
 
 @pytest.mark.parametrize(
@@ -532,7 +537,7 @@ def test_a_number_out_of_its_range_is_told_the_bound(text: str, problem: str) ->
 
 
 def test_a_price_below_zero_hides_no_problem_of_the_layout() -> None:
-    problems = find_problems("prices: {a10: -1}\nparallel: {partition: x}\n")
+    problems = find_problems("prices: {a10: -1}\nparallel: {pipeline: 2, partition: 4-4-4}\n")
     assert "prices.a10 = -1.0: must be at least 0" in problems[0] and len(problems) > 1
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from varuna_core.facts.partition import Partition
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf, read_text
@@ -69,7 +70,7 @@ notify: {}
     assert conf.train.optimizer.lr == 1.5e-4 and conf.train.schedule.min_lr == 1e-5
     assert conf.train.checkpoint.folder == "/conf/ckpt"
     assert conf.train.checkpoint.local == "/scratch"
-    assert conf.parallel.partition == "0-11-8-8-8-8-5-0"
+    assert str(conf.parallel.partition) == "0-11-8-8-8-8-5-0"
     assert [group.gpu_type for group in conf.cluster.nodes] == ["a100", "a10"]
     assert [group.num_ranks for group in conf.cluster.nodes] == [4, 4]
     assert conf.container.image == "/conf/pytorch.sqsh"
@@ -294,7 +295,7 @@ def test_a_missing_variable_is_a_problem_among_the_others_and_a_warning_of_a_dry
 
 
 def test_every_field_has_a_type_that_the_reader_knows() -> None:
-    known = {str, int, float, bool, typing.Any}
+    known = {str, int, float, bool, Partition, typing.Any}
     for section in list_sections():
         for name, hint in get_hints(section.cls).items():
             members = typing.get_args(hint)

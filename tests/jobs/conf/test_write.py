@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests import ROOT
+from varuna_core.facts.partition import Partition
 from vjob.jobs.conf.document import (
     get_doc,
     list_sections,
@@ -64,6 +65,8 @@ def build_strategy(hint: Any, name: str, cls: type) -> st.SearchStrategy[Any]:
             options.append(st.integers(-(10**15), 10**15))
         elif member is float:
             options.append(st.floats(allow_nan=False, allow_infinity=False))
+        elif member is Partition:
+            options.append(st.builds(Partition, st.lists(st.integers(0, 99), min_size=1)))
         elif member is str:
             options.append(PATHS if is_path else PLAIN)
         elif origin is tuple and args[-1] is ...:

@@ -122,7 +122,7 @@ def test_a_given_layout_is_cut_by_its_profile(conf: Path) -> None:
     same = replace(cut, partition="auto", schedule="auto", recompute="auto")
     assert replace(chosen.conf, parallel=same) == read, "nothing else is changed"
     assert chosen.prediction is not None and len(chosen.prediction.stage_s) == 4
-    counts = [int(word) for word in cut.partition.split("-")]
+    counts = cut.partition.counts
     assert sum(counts) == 8
     assert counts[0] + counts[1] > counts[2] + counts[3], "the first node is the faster one"
     fixed = choose(conf, [*GIVEN, "parallel.schedule=gpipe", "parallel.recompute=full"])
@@ -152,7 +152,7 @@ def test_several_stages_a_rank_are_cut_by_a_profile(conf: Path, schedule: str) -
     put_profile(conf.parent)
     chosen = choose(conf, [*GIVEN, "parallel.pipeline=2", f"parallel.schedule={schedule}"])
     parallel = chosen.conf.parallel
-    counts = [int(word) for word in parallel.partition.split("-")]
+    counts = parallel.partition.counts
     assert parallel.schedule == schedule and parallel.pipeline == 2
     assert sum(counts) == 8 and len(counts) in ((4,) if schedule == "zbv" else (4, 6, 8))
     assert chosen.prediction is not None and len(chosen.prediction.stage_s) == len(counts)
@@ -163,13 +163,13 @@ def test_shared_gradients_and_weights_are_cut_by_a_profile_too(conf: Path, zero:
     put_profile(conf.parent)
     chosen = choose(conf, [*GIVEN, f"parallel.zero={zero}"])
     assert chosen.prediction is not None and chosen.conf.parallel.zero == zero
-    assert sum(int(word) for word in chosen.conf.parallel.partition.split("-")) == 8
+    assert sum(chosen.conf.parallel.partition.counts) == 8
 
 
 def test_unlike_gpus_are_cut_by_data_sheets_and_it_says_how_far_these_are_off(conf: Path) -> None:
     chosen = choose(conf, GIVEN)
     parallel = chosen.conf.parallel
-    counts = [int(word) for word in parallel.partition.split("-")]
+    counts = parallel.partition.counts
     assert sum(counts) == 8 and counts[0] + counts[1] > counts[2] + counts[3]
     assert "data sheets, nothing was measured" in chosen.why
     assert re.search(r"in \d+ published runs its steps were off by -\d+ to \+\d+ %", chosen.why)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.jobs.planning.test_plan_command import put_profile
+from varuna_core.facts.partition import Partition
 from varuna_core.morph.layout import build_attempt
-from varuna_core.records.layout import decode_stage_map, parse_counts
+from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import Plan
 from vjob.jobs.planning.inputs import read_open_conf
 from vjob.jobs.planning.resolve_auto import Chosen, choose_layout, resolve_conf
@@ -80,7 +81,7 @@ def test_a_layout_fits_its_ranks_its_layers_and_its_batch(
         assert not ranks
         return
     depth, replicas, partition = found
-    parts = parse_counts(partition)
+    parts = Partition.parse(partition).counts
     assert len(parts) == depth <= layers and sum(parts) == layers and min(parts) >= 1
     assert replicas >= 1 and depth * replicas <= len(ranks)
     assert depth >= min(pipeline, len(ranks), layers)
@@ -97,7 +98,7 @@ def test_fewer_nodes_of_several_kinds_have_stages_by_their_speed(conf: Path) -> 
     assert found is not None and found.plan.partition is not None
     own = found.plan
     assert (own.pipeline, own.data, own.planned) == (3, 1, "planned at submit for these nodes")
-    parts = parse_counts(found.plan.partition)
+    parts = Partition.parse(found.plan.partition).counts
     assert sum(parts) == 16 and parts[0] == parts[1] > 2 * parts[2]
     assert decode_stage_map(own.stage_map) == [[0], [1], [2]]
     slow = build_attempt(whole, whole.morphing.facts, [1, 2])
@@ -114,11 +115,14 @@ def test_a_profile_says_it_better(conf: Path) -> None:
     assert chosen.layouts is not None and chosen.layout_steps
     assert set(chosen.layouts) < set(chosen.layout_steps)
     for depth, replicas, partition in chosen.layouts.values():
-        assert sum(parse_counts(partition)) == 8 and len(parse_counts(partition)) == depth
+        assert (
+            sum(Partition.parse(partition).counts) == 8
+            and len(Partition.parse(partition).counts) == depth
+        )
         assert replicas >= 1
     blocks = choose(conf, f"parallel.profile={profile}", "parallel.partition=2-3-1-0")
     assert blocks.layouts is not None, "as the conf spells it, without the ends"
-    assert {sum(parse_counts(cut)) for _, _, cut in blocks.layouts.values()} == {6}
+    assert {sum(Partition.parse(cut).counts) for _, _, cut in blocks.layouts.values()} == {6}
 
 
 def test_nothing_is_planned_where_it_would_be_a_guess(

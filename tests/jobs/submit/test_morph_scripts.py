@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.jobs.confs import BASE, make_conf, make_plan
+from varuna_core.facts.partition import Partition
 from varuna_core.morph.layout import AttemptPlan, build_attempt
-from varuna_core.records.layout import decode_stage_map, parse_counts
+from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import Plan, read_plan, render_plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import TrainingFacts
@@ -129,7 +130,7 @@ def test_a_partition_fits_each_attempt(
     seats = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     own = attempt(plan, seats).plan
     assert own.world == own.pipeline * own.data and own.partition is not None
-    parts = parse_counts(own.partition)
+    parts = Partition.parse(own.partition).counts
     assert len(parts) == own.pipeline and sum(parts) == layers and min(parts) >= 1
     if own.pipeline == depth:
         assert own.partition == partition

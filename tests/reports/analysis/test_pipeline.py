@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tests.jobs.confs import make_conf
 from tests.reports.traces import MS, write_rank, write_simulated
-from varuna_core.records.layout import include_ends
+from varuna_core.facts.partition import Partition
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.conf.loading.check_layout import check_partition
-from vjob.reports.analysis.balance import parse_partition, suggest_partition
+from vjob.reports.analysis.balance import suggest_partition
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import Job, load_job, read_plan_facts
@@ -66,8 +66,8 @@ def test_a_slow_stage_sets_the_pace_and_is_named(tmp_path: Path) -> None:
     (pace,) = [sentence for sentence in sentences if "sets the pace" in sentence]
     assert pace.startswith("Stage 2 sets the pace: it works 54 ms a step, 100 % more")
     assert analysis.suggestion is not None
-    assert sum(analysis.suggestion.partition) == 11
-    assert analysis.suggestion.partition[2] < 5
+    assert sum(analysis.suggestion.partition.counts) == 11
+    assert analysis.suggestion.partition.counts[2] < 5
 
 
 def test_messages_that_take_time_are_exposed_communication(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_partition_is_suggested_only_where_it_helps() -> None:
     assert found.gain == pytest.approx(0.5)
     # The last stage has no layers and yet its loss: nothing is moved there.
     kept = suggest_partition((6, 2, 0), (6.0, 2.0, 5.0))
-    assert kept is not None and kept.partition == (4, 4, 0)
+    assert kept is not None and kept.partition.counts == (4, 4, 0)
 
 
 @given(st.data())
@@ -207,9 +207,11 @@ def test_a_suggested_partition_is_one_that_submit_accepts(data: st.DataObject) -
     blocks = data.draw(st.lists(st.integers(0, 9), min_size=stages, max_size=stages))
     layers = max(1, sum(blocks))
     blocks[0] += layers - sum(blocks)
-    counts = include_ends(blocks, layers + 2) if data.draw(st.booleans()) else tuple(blocks)
+    counts = Partition(blocks)
+    if data.draw(st.booleans()):
+        counts = counts.with_ends(layers + 2)
     work_s = data.draw(st.lists(st.floats(0.01, 9), min_size=stages, max_size=stages))
-    found = suggest_partition(counts, work_s)
+    found = suggest_partition(counts.counts, work_s)
     if found is not None:
         parallel = f'parallel: {{pipeline: {stages}, partition: "{found}", schedule: 1f1b}}'
         conf = f"""
@@ -229,13 +231,7 @@ def test_the_report_counts_stages_as_the_log_does(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"partition": "1-2-5", "pipeline": 3}')
     (tmp_path / "training.json").write_text('{"layers": 6}')
     facts = read_plan_facts(tmp_path / "plan.json")
-    assert facts.partition == "0-2-4" and ("partition", "0-2-4") in facts.shown
-
-
-@given(st.text(max_size=20))
-@settings(deadline=None)
-def test_what_is_no_partition_is_empty(text: str) -> None:
-    assert all(isinstance(layers, int) for layers in parse_partition(text))
+    assert facts.partition == Partition.parse("0-2-4") and ("partition", "0-2-4") in facts.shown
 
 
 def test_steps_of_all_ranks_are_looked_at_and_the_layout_is_that_of_their_attempt(

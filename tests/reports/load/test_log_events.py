@@ -105,4 +105,4 @@ def test_a_runs_plan_says_the_layout_that_its_log_does_not(tmp_path: Path) -> No
     found = job.events.drop_duplicates(["rank"]).sort_values("rank")
     assert found[["stage", "replica"]].to_numpy().tolist() == [[0, 0], [1, 0], [0, 1], [1, 1]]
     assert set(job.events["attempt"]) == {"0"} and sorted(set(job.events["step"])) == [1, 2]
-    assert job.find_partition("0") == "1-2"
+    assert str(job.find_partition("0")) == "1-2"

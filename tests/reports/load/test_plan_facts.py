@@ -20,7 +20,7 @@ def test_a_part_of_a_plan_is_shown(tmp_path: Path) -> None:
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     found = read_plan_facts(tmp_path / "plan.json")
-    assert (found.pipeline, found.partition, found.world) == (4, "2-2-2-3", 6)
+    assert (found.pipeline, str(found.partition), found.world) == (4, "2-2-2-3", 6)
     assert found.shown == (("name", "young"), ("pipeline", "4"), ("partition", "2-2-2-3"))
     assert found.groups == (("group a", "2 x 3 ranks, a10"),)
 

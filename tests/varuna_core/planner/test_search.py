@@ -151,7 +151,7 @@ def test_a_plan_says_what_it_is_made_of() -> None:
     plan = build_plan(question.tables, CLUSTER, searched.best)
     assert plan.step.step_s == pytest.approx(searched.best.step_s, rel=1e-12)
     assert sum(plan.counts) == 5
-    assert len(plan.memory_bytes) == len(plan.counts) == len(plan.partition.split("-"))
+    assert len(plan.memory_bytes) == len(plan.counts) == plan.partition.num_stages
     held = zip(plan.memory_bytes, plan.limit_bytes, strict=True)
     assert all(bytes_ <= limit for bytes_, limit in held)
     assert plan.price_per_hour is not None

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from varuna_core.facts.partition import Partition
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.step import StepTime, find_away, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
@@ -49,9 +50,9 @@ class LayoutPlan:
         return tuple(e - a for a, e in itertools.pairwise(bounds))
 
     @property
-    def partition(self) -> str:
+    def partition(self) -> Partition:
         """The partition as the conf key takes it: every segment counted."""
-        return "-".join(map(str, self.counts))
+        return Partition(self.counts)
 
     @property
     def price_per_step(self) -> float | None:

@@ -20,7 +20,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from varuna_core.records.layout import balance, parse_partition
+from varuna_core.facts.partition import Partition
+from varuna_core.records.layout import balance
 from varuna_core.runtime.comm.values import leaves_of, map_leaves
 from varuna_core.runtime.split.check import PoisonCheck
 from varuna_core.runtime.split.cut import SplitError
@@ -511,7 +512,7 @@ def split_model(
     model: nn.Module,
     dummy_inputs: Mapping[str, Any],
     num_stages: int,
-    partition: str | Sequence[int] | None = None,
+    partition: str | Sequence[int] | Partition | None = None,
     *,
     shared_weights: Sequence[Sequence[str]] | None = None,
     costs: Sequence[float] | None = None,
@@ -535,7 +536,7 @@ def split_model(
         if partition is None or partition == "auto":
             stages = balance(used_costs, num_stages)
         else:
-            stages = parse_partition(partition, len(record.cuts), num_stages)
+            stages = Partition.take(partition).ranges(len(record.cuts), num_stages)
     except ValueError as error:
         raise SplitError(str(error)) from None
     owners, frozen = list_owners(model), list_frozen(model, record, groups)

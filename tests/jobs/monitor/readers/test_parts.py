@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.jobs.confs import SINGLE, make_conf, make_plan
 from varuna_core.records.checkpoints import find_newest
 from varuna_core.records.files import write_json
-from varuna_core.records.layout import format_blocks
 from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.readers.file_systems import Skew, probe
 from vjob.jobs.monitor.readers.gpu_logs import GpuSamples
 from vjob.jobs.monitor.readers.rank_files import Beats, JsonFolder, TraceFile
-from vjob.jobs.monitor.readers.settings import read_asked
+from vjob.jobs.monitor.readers.settings import _list_wanted, read_asked
 
 
 def write_steps(path: Path, first: int, last: int, log_every: int = 10) -> None:
@@ -244,4 +245,6 @@ def test_a_folder_of_small_files_tells_what_is_new_and_forgets_what_is_gone(tmp_
 def test_a_partition_that_counts_both_ends_is_the_one_that_runs_print(
     asked: str, layers: int | None, printed: str
 ) -> None:
-    assert format_blocks(asked, layers) == printed
+    plan = replace(make_plan(make_conf(SINGLE)), partition=asked)
+    training = {} if layers is None else {"layers": layers}
+    assert _list_wanted(plan, training)["PARTITION"] == printed
