@@ -9,6 +9,7 @@ and both run in this Python, so it needs their dependencies.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import subprocess
 import sys
@@ -32,8 +33,8 @@ from benchmarks.same.difference import Difference, compare, read_allowances, sor
 from benchmarks.same.inputs import Case, make_runs, write_confs
 
 ALLOWED = Path(__file__).parent / "allowed.yaml"
-SHOWN = 12
-"""Differences shown of one output."""
+SHOWN = 5
+"""Outputs named of those that differ in one place."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -106,11 +107,14 @@ def is_asked(name: str, patterns: Sequence[str]) -> bool:
 
 
 def show(differences: Sequence[Difference]) -> None:
-    for name in dict.fromkeys(one.name for one in differences):
-        here = [one for one in differences if one.name == name]
-        print(f"--- {name}: {len(here)} differences")
-        for one in here[:SHOWN]:
-            print(f"    {str(one)[:300]}")
+    """Differences by place, each with the first outputs that have it and the first values."""
+    groups: dict[str, list[Difference]] = {}
+    for one in differences:
+        groups.setdefault(re.sub(r"\[\d+\]", "[*]", one.place), []).append(one)
+    for found in sorted(groups.values(), key=len, reverse=True):
+        names = list(dict.fromkeys(one.name for one in found))
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        print(f"{str(found[0])[:500]}\n    {len(found)} in {', '.join(names[:SHOWN])}{more}")
 
 
 if __name__ == "__main__":

@@ -164,7 +164,9 @@ def collect_live(vjob: Command, folder: Path) -> dict[str, Any]:
                 text = vjob.tidy(path.read_text()).replace(run.name, name)
                 found[f"live/{name}/{path.name}"] = without_numbers(json.loads(text))
     said = vjob("try", "ok.yaml", "--json", folder=folder)
-    found["live/try"] = without_numbers(read_value(said))
+    tried = read_value(said)["document"]
+    tried["rows"] = [row["name"] for row in tried["rows"]]  # the rest is as fast as the machine is
+    found["live/try"] = without_numbers(tried)
     return found
 
 
