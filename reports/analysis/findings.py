@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 
 import pandas as pd
 
+from varuna_core.facts.known import NotKnown
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
@@ -356,14 +357,15 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
     goodput = analysis.goodput
-    if goodput.wall_s is not None and not goodput.knows_steps:
+    share = goodput.share
+    if goodput.wall_s is not None and analysis.times.empty:
         yield _explain_no_steps(job, analysis, goodput.wall_s)
-    if goodput.share is None or goodput.wall_s is None:
+    if isinstance(share, NotKnown) or goodput.wall_s is None:
         return
     repeated = sum(attempt.repeated_s for attempt in goodput.attempts)
     restarts = len(goodput.attempts) - 1
     sentence = (
-        f"{percent(goodput.share)} of {in_units(goodput.wall_s)} was useful steps"
+        f"{percent(share.value)} of {in_units(goodput.wall_s)} was useful steps"
         f" ({in_units(goodput.useful_s)})"
     )
     plural = "s" if restarts > 1 else ""
@@ -380,7 +382,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"done again and {in_units(goodput.between_s)} between attempts"
         )
     yield Finding(
-        weight=1 - goodput.share,
+        weight=1 - share.value,
         sentence=sentence + ".",
         evidence=f"{restarts + 1} attempt{'s' if restarts else ''}, first start to last end",
         key="train.checkpoint.every" if repeated > MUCH_BUBBLE * goodput.wall_s else "",
@@ -449,7 +451,7 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
             evidence="its record" if job.state else "its events",
             key="",
         )
-    elif job.nothing_to_do and not analysis.goodput.knows_steps:
+    elif job.nothing_to_do and analysis.times.empty:
         yield Finding(
             weight=4.0,
             sentence=f"The run had {job.nothing_to_do}.",
@@ -658,8 +660,8 @@ def _on_restarts(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_start(job: Job, analysis: Analysis) -> Iterator[Finding]:
     rows, attempts = analysis.accounting.rows, analysis.accounting.attempts
-    if not attempts:
-        return
+    if not attempts or isinstance(analysis.goodput.steps, NotKnown):
+        return  # the first step that was read may not be the first
     first = rows[rows["attempt"] == attempts[0].label]
     took = float(first["start_s"].mean())
     total = float((rows["span_s"] - rows["queue_s"]).sum())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from varuna_core.facts.known import Known, Value
 from varuna_core.planner.profile.gpus import GpuProduct, list_gpus
 from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer
 from varuna_core.records.formatting import format_duration, format_seconds, format_share
@@ -58,7 +59,7 @@ class Headline:
     samples_per_s: float | None
     tokens_per_s: float | None
     speeds: tuple[Speed, ...]
-    goodput: float | None
+    goodput: Known[float]
     rank_hours: float
     """From the first start to the end, of all ranks."""
     cost: float | None
@@ -126,8 +127,10 @@ def list_facts(found: Headline) -> Iterator[tuple[str, str]]:
         if speed.utilization is not None:
             text += f", MFU {format_share(speed.utilization)} of {speed.peak:g} ({speed.source})"
         yield speed.kind, text
-    if found.goodput is not None:
-        yield "goodput", f"{format_share(found.goodput)} of the time since the start"
+    if isinstance(found.goodput, Value):
+        yield "goodput", f"{format_share(found.goodput.value)} of the time since the start"
+    elif found.last_step is not None:
+        yield "goodput", f"not known: {found.goodput.reason}"
     unit = "GPU-hours" if found.has_gpus else "rank-hours"
     cost = f", {found.cost:.2f} at the conf's prices" if found.cost is not None else ""
     yield "used", f"{found.rank_hours:.3g} {unit}{cost}"

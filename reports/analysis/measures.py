@@ -34,6 +34,8 @@ from vjob.reports.analysis.pipeline import (
     observe,
 )
 from vjob.reports.analysis.step_times import (
+    LOG,
+    TRACE,
     Goodput,
     Outlier,
     build_step_times,
@@ -129,6 +131,7 @@ def analyse(job: Job) -> Analysis:
         job.history,
         job.outcomes,
         labels,
+        LOG if job.traces.is_sample or job.traces.steps.empty else TRACE,
     )
     accounting = _account(job, goodput, list(looked_at.values()), failed)
     return Analysis(

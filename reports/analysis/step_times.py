@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+
 FAR = 6.0
 """A step stands out beyond so many deviations (median absolute, scaled to a normal one's)..."""
 MUCH = 1.1
@@ -33,17 +35,18 @@ class Outlier:
 def build_step_times(
     steps: pd.DataFrame, iterations: pd.DataFrame, cut: Collection[str] = ()
 ) -> pd.DataFrame:
-    """attempt, step, begin_s, took_s, count: from the traces, else from the log.
+    """attempt, step, begin_s, took_s, count, covers: from the traces, else from the log.
 
     The log gives a mean over the steps since the line before: one row for those `count`, at the
-    last. How many the first line is about is taken from the second. Ranks that were killed have not
-    written the last seconds of their traces: of the attempts `cut`, later steps are the log's.
+    last. How many the first line is about is taken from the second. A row `covers` the steps up to
+    its own: more than `count` where pauses between lines were left out. Ranks that were killed have
+    not written the last seconds of their traces: of the attempts `cut`, later steps are the log's.
     """
-    columns = ["attempt", "step", "begin_s", "took_s", "count"]
+    columns = ["attempt", "step", "begin_s", "took_s", "count", "covers"]
     if not steps.empty:
         grouped = steps.groupby(["attempt", "step"], sort=False)
         table = grouped.agg(begin_s=("begin_s", "min"), took_s=("took_s", "max")).reset_index()
-        table["count"] = 1
+        table["count"] = table["covers"] = 1
         later = list_untraced(table, build_step_times(steps.iloc[:0], iterations), cut)
         table = pd.concat([table, later], ignore_index=True) if len(later) else table
         return table.sort_values("begin_s", kind="stable")[columns].reset_index(drop=True)
@@ -54,6 +57,7 @@ def build_step_times(
     since = table.groupby("attempt")["step"].diff()
     table["count"] = since.fillna(since.groupby(table["attempt"]).shift(-1)).clip(lower=1)
     table["count"] = table["count"].fillna(1).clip(upper=table["step"].clip(lower=1))
+    table["covers"] = table["count"]
     if "timed" in table:  # from times of writing, which leave pauses out
         table["count"] = table["timed"].fillna(table["count"])
     return table[columns].reset_index(drop=True)
@@ -67,7 +71,10 @@ def list_untraced(traced: pd.DataFrame, logged: pd.DataFrame, cut: Collection[st
     # Of no rows pandas makes columns of text.
     last = later["attempt"].map(traced.groupby("attempt")["step"].max()).astype(float)
     later, last = later[later["step"] > last], last[later["step"] > last]
-    later = later.assign(count=np.minimum(later["count"], later["step"] - last))
+    later = later.assign(
+        count=np.minimum(later["count"], later["step"] - last),
+        covers=np.minimum(later["covers"], later["step"] - last),
+    )
     all_s = (later["took_s"] * later["count"]).astype(float)
     before = all_s.groupby(later["attempt"]).cumsum() - all_s
     return later.assign(begin_s=later["attempt"].map(ends).astype(float) + before)
@@ -194,14 +201,45 @@ class Goodput:
     useful_s: float
     between_s: float
     """Between an attempt's end and the next one's start."""
-    knows_steps: bool
-    """False where it is not known how long steps took: then no useful time is reported."""
+    steps: Known[int]
+    """How many steps have a time; not known where these do not account for the run."""
 
     @property
-    def share(self) -> float | None:
-        if not self.wall_s or not self.knows_steps:
-            return None
-        return min(1.0, self.useful_s / self.wall_s)
+    def share(self) -> Known[float]:
+        """The part of the time that was useful steps."""
+        if isinstance(self.steps, NotKnown):
+            return self.steps
+        if not self.wall_s:
+            return NotKnown("nothing tells when the run began and ended", self.steps.evidence)
+        return Value(min(1.0, self.useful_s / self.wall_s), self.steps.evidence)
+
+
+LEAST_COVERED = 0.9
+"""Of the steps between the first and the last one, the part whose times must be known."""
+
+
+def count_steps(times: pd.DataFrame, every: pd.DataFrame, source: str) -> Known[int]:
+    """Steps that have a time, where they are nearly all that were done.
+
+    `times` as of build_step_times; `every` has the attempt and step of all that is known. A trace
+    says where it began; lines that begin at step 10 may lack the steps before it.
+    """
+    if times.empty:
+        return NotKnown("no time of a step was read", (Evidence(source, Sure.MEASURED),))
+    low = (times["step"] - times["covers"] + 1).groupby(times["attempt"]).min()
+    bounds = every.groupby("attempt")["step"].agg(["min", "max"])
+    first = np.minimum(bounds["min"], low.reindex(bounds.index).fillna(bounds["min"]))
+    expected = int((bounds["max"] - first + 1).sum())
+    seen = min(int(times["covers"].sum()), expected)
+    evidence = (Evidence(source, Sure.MEASURED, seen=seen, expected=expected),)
+    if seen < LEAST_COVERED * expected:
+        return NotKnown(f"{seen} of {expected} steps have a time", evidence)
+    if source != TRACE and first.min() > 1:
+        return NotKnown(f"the first step that was read is {int(first.min())}", evidence)
+    return Value(seen, evidence)
+
+
+TRACE, LOG = "trace", "log"
 
 
 def measure_goodput(
@@ -212,10 +250,12 @@ def measure_goodput(
     history: Sequence[Mapping[str, Any]],
     outcomes: Mapping[str, str],
     labels: Sequence[str],
+    source: str = LOG,
 ) -> Goodput:
     """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order.
 
     `iterations` are the lines about steps: some of them, the last ones above all, have no time.
+    `source` is TRACE where `times` begin with those of traces.
     """
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
     every = pd.concat(seen) if seen else times
@@ -256,7 +296,7 @@ def measure_goodput(
         wall_s=max(stops) - min(starts) if known else None,
         useful_s=sum(item.steps_s - item.repeated_s for item in attempts),
         between_s=between,
-        knows_steps=len(times) > 0,
+        steps=count_steps(times, every, source),
     )
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from varuna_core.facts.known import Evidence, NotKnown, Sure, Value, as_json
 from varuna_core.records.formatting import format_duration, format_share
 from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.findings import Finding
-from vjob.reports.analysis.headline import list_facts
+from vjob.reports.analysis.headline import Headline, list_facts
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
 from vjob.reports.page.sections import ReportTable, build_sections, explain_time, shorten
@@ -42,14 +43,13 @@ def build_json(
     job: Job, analysis: Analysis, findings: list[Finding], *, is_partial: bool
 ) -> dict[str, Any]:
     """The figures of the header, where the time of all ranks went, and the findings."""
-    headline, accounting = analysis.headline, analysis.accounting
-    speeds = [{**asdict(one), "utilization": one.utilization} for one in headline.speeds]
+    accounting = analysis.accounting
     seconds, shares = accounting.seconds, accounting.shares
     return {
-        "format": 1,
+        "format": 2,
         "job": job.sources.name,
         "is_partial": is_partial,
-        "headline": {**asdict(headline), "speeds": speeds},
+        "headline": show_headline(analysis.headline),
         "time": [
             {
                 "class": name,
@@ -61,6 +61,33 @@ def build_json(
         ],
         "findings": [asdict(one) for one in findings],
     }
+
+
+SOURCES: Mapping[str, tuple[str, Sure, str]] = {
+    "duration_s": ("events and exits", Sure.MEASURED, "nothing tells when the run began and ended"),
+    "queued_s": ("the scheduler's times", Sure.REPORTED, ""),
+    "last_step": ("traces and logs", Sure.REPORTED, "no step was read"),
+    "num_steps": ("logs", Sure.REPORTED, "no line says how many there are to be"),
+    "step_s": ("traces or logs", Sure.MEASURED, "no time of a step was read"),
+    "samples_per_s": ("the median step", Sure.INFERRED, "a step's time or its samples are missing"),
+    "tokens_per_s": ("the median step", Sure.INFERRED, "a step's time or its tokens are missing"),
+    "rank_hours": ("events and exits", Sure.MEASURED, ""),
+    "cost": ("the conf's prices", Sure.INFERRED, "the conf has no prices for all of its nodes"),
+}
+"""Figures of the headline: the source, and the reason where there is none."""
+
+
+def show_headline(found: Headline) -> dict[str, Any]:
+    """Each figure as a value or the reason why it is not known, with its evidence."""
+    shown: dict[str, Any] = {name: getattr(found, name) for name in ("state", "nodes", "devices")}
+    for name, (source, sure, reason) in SOURCES.items():
+        value, evidence = getattr(found, name), (Evidence(source, sure),)
+        shown[name] = as_json(
+            NotKnown(reason, evidence) if value is None else Value(value, evidence)
+        )
+    shown["goodput"] = as_json(found.goodput)
+    speeds = [{**asdict(one), "utilization": one.utilization} for one in found.speeds]
+    return {**shown, "speeds": speeds}
 
 
 def _clean(line: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from varuna_core.facts.known import Value
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
@@ -73,7 +74,7 @@ class Compared:
         bubbles = median.bubbles if median is not None else ()
         idle = analysis.bubbles["bubble_share"]
         loss = self.losses
-        memory = analysis.memory["used_mb"]
+        memory, share = analysis.memory["used_mb"], analysis.goodput.share
         measured = [bubble.measured for bubble in bubbles]
         return {
             "step_s": _find(later.median()),
@@ -82,7 +83,7 @@ class Compared:
             "idle_share": _find(idle.median() if len(idle) else _mean(measured)),
             "ideal_idle_share": _find(_mean([bubble.ideal for bubble in bubbles])),
             "most_memory_mb": _find(memory.max()),
-            "goodput_share": analysis.goodput.share,
+            "goodput_share": share.value if isinstance(share, Value) else None,
             "wall_s": analysis.goodput.wall_s,
             "num_attempts": float(len(analysis.goodput.attempts)),
             "last_loss": _find(loss.iloc[-1] if len(loss) else None),

@@ -58,7 +58,7 @@ def report(
     \b
     vjob report last --open
     vjob report last --text
-    vjob report last --json | jq .headline.goodput
+    vjob report last --json | jq .headline.goodput.value
     vjob report log2/10932251 -o page.html
     vjob report gpt2-xl --export parquet -o tables
     vjob report gpt2-xl --export perfetto

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.reports.traces import MS, ORIGIN, write_rank, write_simulated
+from varuna_core.facts.known import Value
 from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
@@ -89,7 +90,7 @@ def test_a_restart_costs_what_was_done_again(tmp_path: Path) -> None:
     assert goodput.wall_s == pytest.approx(110)
     assert goodput.useful_s == pytest.approx(8)
     assert goodput.between_s == pytest.approx(100)
-    assert goodput.share == pytest.approx(8 / 110)
+    assert isinstance(goodput.share, Value) and goodput.share.value == pytest.approx(8 / 110)
     found = find(report(tmp_path), "was useful steps")
     assert "1 restart cost 2 s of steps done again and 100 s between" in found.sentence
     event = {"time": 1.0, "kind": "morph", "pause_s": 101.0}

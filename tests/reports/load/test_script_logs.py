@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
+from varuna_core.facts.known import NotKnown
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse
 from vjob.reports.load.tables import load_job
@@ -69,5 +70,27 @@ def test_without_steps_no_useful_time_is_claimed(tmp_path: Path) -> None:
     logs = NodeLogs(tmp_path)
     logs.write(100.0, "0: still at it")
     _, analysis, said = read(tmp_path)
-    assert analysis.goodput.share is None
+    assert isinstance(analysis.goodput.share, NotKnown)
     assert "useful" not in said
+
+
+DATED = "iteration {}/ 800 | elapsed time per iteration (ms): 100.0 | lm loss: 2.0E+00 |"
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([DATED.format(800)], "the first step that was read is 800"),
+        ([DATED.format(1), DATED.format(2), "iteration 300/ 800 | lm loss: 2.0E+00 |"],
+         "2 of 300 steps have a time"),
+    ],
+)  # fmt: skip
+def test_few_steps_of_a_run_are_no_goodput(lines: list[str], reason: str, tmp_path: Path) -> None:
+    """One dated step at the end was taken for all of the useful time: 0.05 % of it."""
+    logs = NodeLogs(tmp_path)
+    for line in lines:
+        logs.write(100.0, f"0: {line}")
+    _, analysis, said = read(tmp_path)
+    share = analysis.goodput.share
+    assert isinstance(share, NotKnown) and reason in share.reason
+    assert "useful steps" not in said and "The first step began" not in said

@@ -39,7 +39,6 @@ from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
 from vjob.jobs.monitor.stacks.group import RankStack, Stacks
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.reports.analysis import findings as reported
-from vjob.reports.analysis.headline import Headline
 from vjob.shelf.commands.cli import cli
 from vjob.shelf.trial.result import Finding, Result, Row
 
@@ -47,7 +46,6 @@ PAGE = read_page()
 TYPED = {
     "status JOB": Snapshot,
     "Verdict": Verdict,
-    "Headline": Headline,
     "Finding": reported.Finding,
 }
 """Under these headings stand the fields of types, of which a staged run has only some."""
