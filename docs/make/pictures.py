@@ -38,6 +38,7 @@ from tests.shelf.screen.sample_job import (
     make_slow,
 )
 from tests.shelf.screen.screen_driver import DrivenScreen, drive
+from varuna_core.facts.finding import Finding
 from varuna_core.records.record import (
     ENDED,
     SUBMITTED,
@@ -143,7 +144,7 @@ def make_rows() -> list[RunRow]:
                 is_over=over,
                 submitted=BEGIN_S - 86_400 * days,
                 age_s=86_400 * days,
-                verdict=Verdict(health=health, reason=reason, rule="", advice=advice),
+                verdict=Verdict(health=health, reason=reason, main=Finding(""), advice=advice),
                 message=reason,
                 **more,
             )

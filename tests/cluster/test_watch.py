@@ -10,6 +10,7 @@ from tests.cluster.lab import Lab
 from tests.cluster.test_jobs import conf, wait_ready
 from tests.command import Vjob
 from tests.shelf.watch.test_watch import make_snapshot
+from varuna_core.facts.finding import Finding
 from varuna_core.records.record import read_record
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.shelf.watch.desk import act, check_actions, parse_action
@@ -36,7 +37,7 @@ def test_a_requeue_starts_the_same_job_anew(
     assert record is not None
     action = parse_action("STALLED=requeue")
     check_actions([action], record)
-    verdict = Verdict(health=Health.STALLED, reason="no step", rule="stalled")
+    verdict = Verdict(health=Health.STALLED, reason="no step", main=Finding("stalled"))
     notice = Notice(news="STALLED", snapshot=make_snapshot(run.path), verdict=verdict)
     assert "is requeued" in act(action, notice, run, record, lambda text: None)
     wait_ready(vjob, run, world, attempt=1)

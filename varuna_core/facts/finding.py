@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Mapping, Optional, Tuple
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.known import Evidence
-from varuna_core.facts.remedy import Remedy
+from varuna_core.facts.known import Evidence, NotKnown, Value
+from varuna_core.facts.remedy import Context, Remedy, render
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,45 @@ class Finding:
     cause: Optional[EndCause] = None
     """Set where the finding explains an end."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers and names for the sentence: plain JSON values."""
+    """Numbers and names for the sentence: plain JSON values, `Known` ones, or findings again."""
     evidence: Tuple[Evidence, ...] = ()
     remedies: Tuple[Remedy, ...] = ()
+
+
+def dump_finding(finding: Finding, context: Context, job: str = "") -> Dict[str, Any]:
+    """A finding as plain JSON values, its remedies also in the words of a context."""
+    return {
+        "rule": finding.rule,
+        "cause": finding.cause.value if finding.cause is not None else None,
+        "values": {key: dump_value(value) for key, value in finding.values.items()},
+        "evidence": [dump_value(one) for one in finding.evidence],
+        "remedies": [_dump_remedy(one, context, job) for one in finding.remedies],
+    }
+
+
+def dump_value(value: Any) -> Any:
+    """A value as JSON: `{value, evidence}` or `{not_known, evidence}` where it is a `Known`."""
+    if isinstance(value, Value):
+        return {"value": dump_value(value.value), "evidence": dump_value(value.evidence)}
+    if isinstance(value, NotKnown):
+        return {"not_known": value.reason, "evidence": dump_value(value.evidence)}
+    if isinstance(value, Finding):
+        return {"rule": value.rule, "values": dump_value(value.values)}
+    if isinstance(value, Evidence):
+        return {key: dump_value(item) for key, item in asdict(value).items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): dump_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [dump_value(item) for item in value]
+    return value
+
+
+def _dump_remedy(remedy: Remedy, context: Context, job: str) -> Dict[str, Any]:
+    return {
+        "action": remedy.action.value,
+        "target": remedy.target.value if remedy.target is not None else None,
+        "value": remedy.value,
+        "text": render(remedy, context, job),
+    }

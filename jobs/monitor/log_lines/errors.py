@@ -16,7 +16,7 @@ from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
 from varuna_core.facts.catalogue.patterns import MOST_CHARS
 from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED
 from varuna_core.facts.catalogue.tables import compile_pattern
-from varuna_core.facts.remedy import Context
+from varuna_core.facts.remedy import Action, Context, Remedy, explain
 from varuna_core.records.logs.literals import find_literals
 from varuna_core.records.logs.progress import MARKS, split_tag
 from varuna_core.records.logs.training_log import PHASE_MARKS
@@ -85,18 +85,22 @@ def find_row(name: str) -> KnownLine | None:
     return load_table().by_name.get(name)
 
 
-def find_remedy(line: Line | None, context: Context = Context.CONF, job: str = "") -> str:
-    """What a line means and what to do about it; empty where nothing is known."""
+def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
+    """What a line means and what to do about it; both empty where nothing is known."""
     row = find_row(line.kind) if line is not None else None
     if line is None or row is None:
-        return ""
+        return "", ()
     quiet = _QUIET_EXIT.search(line.text) if row.name == ATTEMPT_ENDED else None
     if quiet is None:
-        return row.explain(context, job)
-    return (
-        f"rank {quiet.group(1)} ended with {quiet.group(2)} and printed no error: look for "
-        "sys.exit or os._exit in the program"
-    )
+        return row.meaning, row.remedies
+    meaning = f"rank {quiet.group(1)} ended with {quiet.group(2)} and printed no error"
+    look = Remedy(Action.INSPECT, detail="look for sys.exit or os._exit in the program")
+    return meaning, (look,)
+
+
+def find_remedy(line: Line | None, context: Context = Context.CONF, job: str = "") -> str:
+    """The same in words."""
+    return explain(*explain_parts(line), context, job)
 
 
 def strip_tags(text: str) -> str:

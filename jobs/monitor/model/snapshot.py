@@ -13,11 +13,14 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from varuna_core.facts.cause import End
+from varuna_core.facts.finding import Finding, dump_finding, dump_value
+from varuna_core.facts.remedy import Context
 from varuna_core.records.checkpoints import Damaged, Skipped
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.logs.slow_ranks import SlowRank
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class JobRow:
     """Expected start of a pending job, as the scheduler writes it."""
     restarts: int = 0
     exit_code: str = ""
+    left_s: float | None = None
+    """Seconds until its time limit, by the scheduler's last answer; None where that has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,30 +400,68 @@ NEVER_STARTS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Health of a job, the reason, and what to do next."""
+    """Health of a job, and the findings that say why and what to do.
+
+    The rules make it without words; `judge` adds those of the job's context.
+    """
 
     health: Health
-    reason: str
-    """One sentence."""
-    rule: str
-    """Name of the rule that spoke, a heading of docs/verdict_rules.md."""
+    main: Finding
+    """The finding of the rule that spoke; its `rule` is a heading of docs/verdict_rules.md."""
+    details: tuple[Finding, ...] = ()
+    """What else belongs to it."""
+    others: tuple[Finding, ...] = ()
+    """Secondary observations that do not change the verdict: a warm GPU, a full disk."""
+    end: End | None = None
+    """How the job ended, once it has."""
     phase: str = ""
     """Of STARTING: container, rendezvous or warm-up."""
     evidence: tuple[Line, ...] = ()
     """Lines of logs that say so, the first the most telling."""
-    facts: tuple[str, ...] = ()
-    """Other evidence, in words with numbers."""
-    advice: str = ""
-    """What to do next."""
     node: str = ""
     rank: int | None = None
-    remarks: tuple[str, ...] = ()
-    """Secondary observations that do not change the verdict: a warm GPU, a full disk."""
     never_starts: bool = False
+    context: Context = Context.CONF
+    """What the job was started with, which decides the words of its remedies."""
+    job: str = ""
+    """Its name in commands."""
+    reason: str = ""
+    """`main` as one sentence."""
+    advice: str = ""
+    """Its remedies: what to do next."""
+    facts: tuple[str, ...] = ()
+    """`details` in words."""
+    remarks: tuple[str, ...] = ()
+    """`others` in words, with their remedies."""
+
+    @property
+    def rule(self) -> str:
+        return self.main.rule
 
     @property
     def exit_code(self) -> int:
         return NEVER_STARTS if self.never_starts else EXIT_CODES.get(self.health, 0)
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "health": self.health.value, "exit_code": self.exit_code}
+        parts = (("main", (self.main,)), ("detail", self.details), ("other", self.others))
+        return {
+            "health": self.health.value,
+            "rule": self.rule,
+            "phase": self.phase,
+            "reason": self.reason,
+            "advice": self.advice,
+            "facts": self.facts,
+            "remarks": self.remarks,
+            "evidence": [asdict(line) for line in self.evidence],
+            "node": self.node,
+            "rank": self.rank,
+            "never_starts": self.never_starts,
+            "exit_code": self.exit_code,
+            "end": dump_value(asdict(self.end)) if self.end is not None else None,
+            "context": self.context.value,
+            "findings": [
+                {"part": part, **dump_finding(finding, self.context, self.job)}
+                for part, findings in parts
+                for finding in findings
+            ],
+        }

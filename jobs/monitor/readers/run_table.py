@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from varuna_core.facts.finding import Finding
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.run_row import RunRow
@@ -156,7 +157,9 @@ def _make_removed(removed: RemovedRun) -> RunRow:
         is_over=False,
         submitted=None,
         age_s=None,
-        verdict=Verdict(health=Health.UNKNOWN, rule="unknown", reason=removed.explain()),
+        verdict=Verdict(
+            health=Health.UNKNOWN, main=Finding("removed run"), reason=removed.explain()
+        ),
         message=removed.explain(),
     )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from varuna_core.facts.known import NotKnown
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
@@ -134,6 +135,7 @@ def make_row(info: SchedulerJob) -> JobRow:
         start=_format_date(info.start) if waits and info.start is not None else "",
         restarts=info.restarts,
         exit_code=info.exit_text,
+        left_s=None if isinstance(info.left, NotKnown) else info.left.value,
     )
 
 

@@ -1,19 +1,31 @@
 """Shared parts of the rules: their type, how they name ranks, nodes and the job, common questions.
 
 A rule is a pure function from a snapshot to a verdict, or None where it does not apply. Its name,
-in words, is a heading of docs/verdict_rules.md.
+in words, is a heading of docs/verdict_rules.md and the key of its sentence in `words.py`: a rule
+returns values and remedies, and no words of its own.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from varuna_core.facts.remedy import Context, context_of
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence, NotKnown, Sure
+from varuna_core.facts.remedy import Action, Context, Remedy, Target, context_of
 from varuna_core.records.exits import RankExit
 from varuna_core.records.requests import REQUEUE
-from vjob.jobs.monitor.log_lines.errors import find_remedy
-from vjob.jobs.monitor.model.snapshot import JobRow, Line, Node, Rank, Snapshot, Verdict
+from vjob.jobs.monitor.log_lines.errors import explain_parts
+from vjob.jobs.monitor.model.snapshot import (
+    Health,
+    JobRow,
+    Line,
+    Node,
+    Rank,
+    Snapshot,
+    Verdict,
+)
 from vjob.jobs.schedulers.job import OVER
 
 Rule = Callable[[Snapshot], Verdict | None]
@@ -81,7 +93,7 @@ def is_plain_job(snapshot: Snapshot) -> bool:
 
 def context_of_job(snapshot: Snapshot) -> Context:
     """The words in which remedies for this job are to be written."""
-    return context_of(snapshot.scheduler.name, has_conf=not is_plain_job(snapshot))
+    return context_of(snapshot.scheduler.name, has_conf=bool(snapshot.record_state))
 
 
 def rows_in(snapshot: Snapshot, states: Iterable[str]) -> list[JobRow]:
@@ -187,23 +199,82 @@ def list_alive(snapshot: Snapshot) -> list[Rank]:
     return [rank for rank in snapshot.ranks if rank.exit is None]
 
 
-def explain_line(snapshot: Snapshot, line: Line | None) -> str:
-    """What a known line means and what to do about it, in the words of the job."""
-    return find_remedy(line, context_of_job(snapshot), name_job(snapshot))
+Values = Mapping[str, Any]
+CANCEL = Remedy(Action.CANCEL)
+NO_STEP = NotKnown("no line and no trace tells of a step")
+NO_TOTAL = NotKnown("neither the conf nor a line tells the number of steps")
 
 
-def advise(snapshot: Snapshot, *verbs: str) -> str:
-    """`vjob stacks 12; vjob logs 12 --errors`; of a bare folder there are only logs.
+def conclude(
+    health: Health,
+    rule: str,
+    values: Values | None = None,
+    *,
+    remedies: Sequence[Remedy] = (),
+    lines: Sequence[Line] = (),
+    evidence: Sequence[Evidence] = (),
+    details: Sequence[Finding] = (),
+    node: str = "",
+    rank: int | None = None,
+    phase: str = "",
+    never_starts: bool = False,
+) -> Verdict:
+    """A verdict without words; `lines` of logs show it, `evidence` is what else does."""
+    proof = (*map(make_evidence, lines), *evidence)
+    return Verdict(
+        health=health,
+        main=Finding(rule, values=values or {}, evidence=proof, remedies=tuple(remedies)),
+        details=tuple(details),
+        evidence=tuple(lines),
+        node=node,
+        rank=rank,
+        phase=phase,
+        never_starts=never_starts,
+    )
 
-    A job that vjob did not submit has no report, and Slurm cancels it.
-    """
-    job = name_job(snapshot)
-    known = [verb for verb in verbs if not is_bare(snapshot) or verb.startswith("logs")]
-    if is_plain_job(snapshot):
-        known = [verb for verb in known if verb.startswith(("logs", "stacks", "cancel"))]
-        words = (f"s{x}" if x.startswith("cancel") else f"vjob {x}" for x in known)
-        return "; ".join(word.replace("JOB", job) for word in words)
-    return "; ".join(f"vjob {verb.replace('JOB', job)}" for verb in known)
+
+def make_evidence(line: Line) -> Evidence:
+    sources = {"err": "rank stderr", "out": "rank stdout"}
+    source = sources.get(line.file.rpartition(".")[2], "log")
+    return Evidence(source, Sure.REPORTED, file=line.file, text=line.text, since=line.at)
+
+
+def step_values(snapshot: Snapshot) -> dict[str, Any]:
+    """The last step and how many there are, as far as known."""
+    progress = snapshot.progress
+    if progress is None:
+        return {"step": NO_STEP, "num_steps": NO_TOTAL}
+    return {"step": progress.step, "num_steps": progress.num_steps or NO_TOTAL}
+
+
+def line_values(line: Line) -> dict[str, Any]:
+    """A line and who wrote it."""
+    return {
+        "text": format_line(line),
+        "rank": line.rank,
+        "node": line.node,
+        "num_same": line.num_same,
+    }
+
+
+def remedies_of_line(line: Line | None) -> tuple[dict[str, Any], tuple[Remedy, ...]]:
+    """The meaning of a known line, as a value, and what to do about it."""
+    meaning, remedies = explain_parts(line)
+    return ({"meaning": meaning} if meaning else {}), remedies
+
+
+def show(snapshot: Snapshot, *targets: Target) -> tuple[Remedy, ...]:
+    """Commands of vjob that tell more: a bare folder has only logs, a plain job no report."""
+    known = {Target.LOGS, Target.ERRORS}
+    if not is_bare(snapshot):
+        known.add(Target.STACKS)
+        if not is_plain_job(snapshot):
+            known.add(Target.REPORT)
+    return tuple(Remedy(Action.INSPECT, target) for target in targets if target in known)
+
+
+def cancel(snapshot: Snapshot) -> tuple[Remedy, ...]:
+    return () if is_bare(snapshot) else (CANCEL,)
 
 
 def join(parts: Sequence[str], between: str = ". ") -> str:

@@ -8,10 +8,21 @@ scheduler's word; the record.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
+from varuna_core.facts.catalogue.remedies import (
+    FEWER_WORKERS,
+    MORE_MEMORY,
+    SHOW_STACK,
+    do,
+    look_at,
+)
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import NotKnown
+from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.exits import NODE_LOST
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
@@ -20,9 +31,8 @@ from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
-    advise,
+    conclude,
     context_of_job,
-    explain_line,
     find_failed,
     find_life,
     format_line,
@@ -31,8 +41,12 @@ from vjob.jobs.monitor.rules.base import (
     format_step,
     is_over,
     join,
+    line_values,
     node_of_rank,
+    remedies_of_line,
     rows_in,
+    show,
+    step_values,
 )
 from vjob.jobs.monitor.rules.pace import (
     FLOOR_S,
@@ -42,7 +56,7 @@ from vjob.jobs.monitor.rules.pace import (
     is_long_for_pace,
     job_limit_s,
 )
-from vjob.jobs.monitor.rules.stalled import SILENT_S
+from vjob.jobs.monitor.rules.stalled import RESUBMIT_WITHOUT, SILENT_S
 from vjob.jobs.monitor.rules.waiting import build_info
 from vjob.jobs.schedulers.reasons import explain_launch
 
@@ -64,18 +78,26 @@ WORDS = {
 """What the scheduler's last word means."""
 OF_SCHEDULER = ("time limit", "cancelled", "preempted", "requeued", "host out of memory")
 """Kinds of lines that say the same."""
-NEXT = {
-    "TIMEOUT": "raise cluster.walltime_min, or submit again",
-    "CANCELLED": "submit again",
-    "PREEMPTED": "submit again",
-    "NODE_FAIL": "submit again without that node (cluster.exclude)",
-    "OUT_OF_MEMORY": "raise memory_gb of the node group, or use fewer data workers",
+RESUBMIT = Remedy(Action.RESUBMIT)
+MORE_TIME = Remedy(Action.RAISE, Target.WALLTIME)
+NEXT: Mapping[str, tuple[Remedy, ...]] = {
+    "TIMEOUT": (MORE_TIME, replace(RESUBMIT, instead=True)),
+    "CANCELLED": (RESUBMIT,),
+    "PREEMPTED": (RESUBMIT,),
+    "NODE_FAIL": (RESUBMIT_WITHOUT,),
+    "OUT_OF_MEMORY": (MORE_MEMORY, replace(FEWER_WORKERS, instead=True)),
 }
 
 
 AGAIN = ("TIMEOUT", "CANCELLED", "PREEMPTED")
 """Words after which the same run, submitted again, goes on where it was."""
-NEXT_IN_CHAIN = "submit again after a run that ends well; --after-any starts after any end"
+NEXT_IN_CHAIN = (
+    replace(RESUBMIT, detail="after a run that ends well"),
+    do("`--after-any` starts it after any end"),
+)
+
+
+HUNG = "no step in the last {}, so it hung"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +108,9 @@ class Cause:
     line: Line | None = None
     node: str = ""
     rank: int | None = None
-    remedy: str = ""
+    meaning: str = ""
+    """A clause before the remedies."""
+    remedies: tuple[Remedy, ...] = ()
     is_cancel: bool = False
     """Somebody ended it, and nothing else did before."""
 
@@ -182,7 +206,7 @@ def _by_signal(
             line=root,
             node=node,
             rank=rank,
-            remedy="" if root is not None else "set env PYTHONFAULTHANDLER=1 to see where",
+            remedies=() if root is not None else (SHOW_STACK,),
         )
     memory = find_memory_proof(snapshot, node)
     if memory:
@@ -193,14 +217,15 @@ def _by_signal(
             line=killed,
             node=node,
             rank=rank,
-            remedy=row.explain(context_of_job(snapshot)) if row is not None else "",
+            meaning=row.meaning if row is not None else "",
+            remedies=row.remedies if row is not None else (),
         )
     return Cause(
         reason=f"{reason}; nothing tells who sent it: somebody's kill -9, or the kernel for memory",
         line=root,
         node=node,
         rank=rank,
-        remedy=f"ask `dmesg -T | grep -i oom` on {node or 'its node'}",
+        remedies=(look_at("dmesg -T | grep -i oom", f"on {node or 'its node'}"),),
     )
 
 
@@ -240,7 +265,7 @@ def _by_lost_node(snapshot: Snapshot) -> Cause | None:
         line=line,
         node=node,
         rank=outcome.culprit_rank if outcome is not None and by_rank else None,
-        remedy="submit again without it: cluster.exclude",
+        remedies=(RESUBMIT_WITHOUT,),
     )
 
 
@@ -268,19 +293,26 @@ def _by_word(snapshot: Snapshot) -> Cause | None:
         reason = f"{reason}; before that, {format_root(root)}"
         line = line or root
     is_chain = snapshot.after and snapshot.attempt is None
-    remedy = NEXT_IN_CHAIN if is_chain else NEXT.get(word, "")
-    if word in AGAIN and not is_chain and snapshot.checkpoint_step is not None:
-        remedy += f": it goes on from its checkpoint of step {snapshot.checkpoint_step}"
+    remedies = NEXT_IN_CHAIN if is_chain else NEXT.get(word, ())
+    saved = snapshot.checkpoint_step
+    if word in AGAIN and not is_chain and saved is not None:
+        goes_on = f": it goes on from its checkpoint of step {saved}"
+        remedies = (*remedies[:-1], replace(remedies[-1], detail=goes_on))
     hung_s = _find_hang_s(snapshot) if word == "TIMEOUT" else None
     if hung_s is not None:
-        remedy = (
-            f"no step in the last {format_duration(hung_s)}: it hung; before you raise "
-            "cluster.walltime_min, look at `vjob stacks JOB` the next time that it hangs"
-        )
+        when = "the next time that it hangs, before you raise the time limit"
+        remedies = (Remedy(Action.INSPECT, Target.STACKS, detail=when),)
     is_cancel = word == "CANCELLED"
     if is_cancel and _is_own_cancel(snapshot) and snapshot.checkpoint_step is None:
-        remedy = ""
-    return Cause(reason=reason, line=line, node=node, remedy=remedy, is_cancel=is_cancel)
+        remedies = ()
+    return Cause(
+        reason=reason,
+        line=line,
+        node=node,
+        meaning="" if hung_s is None else HUNG.format(format_duration(hung_s)),
+        remedies=remedies,
+        is_cancel=is_cancel,
+    )
 
 
 def _is_own_cancel(snapshot: Snapshot) -> bool:
@@ -324,7 +356,7 @@ def _by_start(snapshot: Snapshot) -> Cause | None:
     return Cause(
         reason=f"the batch script ended before any rank started: {said}",
         line=Line(text=said),
-        remedy="look at the scheduler's log",
+        remedies=(do("look at the scheduler's log"),),
     )
 
 
@@ -364,21 +396,16 @@ def done(snapshot: Snapshot) -> Verdict | None:
         is_done = _said_done(snapshot) and snapshot.fatal is None
     if not is_done:
         return None
-    short = is_short(snapshot)
     how = snapshot.message or (snapshot.outcome.reason if snapshot.outcome else "")
-    return Verdict(
-        health=Health.DONE,
-        rule="done",
-        reason=join([_format_end(snapshot), how], ": "),
-        facts=("it stopped before its last step",) if short else (),
-        advice=advise(snapshot, "report JOB"),
+    # A job that tells of no steps has none to be counted.
+    steps = step_values(snapshot) if snapshot.progress is not None else {}
+    return conclude(
+        Health.DONE,
+        "done",
+        {**steps, "how": how or NotKnown("no record and no outcome tells how")},
+        details=(Finding("stopped early"),) if is_short(snapshot) else (),
+        remedies=show(snapshot, Target.REPORT),
     )
-
-
-def _format_end(snapshot: Snapshot) -> str:
-    """A job that tells of no steps has none to be counted."""
-    after = "" if snapshot.progress is None else f" after {format_step(snapshot)}"
-    return f"it ended well{after}"
 
 
 def dead(snapshot: Snapshot) -> Verdict | None:
@@ -390,16 +417,21 @@ def dead(snapshot: Snapshot) -> Verdict | None:
         cause = Cause(reason=reason, line=root, node=root.node, rank=root.rank)
     else:
         return None
-    remedy = cause.remedy or explain_line(snapshot, cause.line)
-    return Verdict(
-        health=Health.CANCELLED if cause.is_cancel else Health.DEAD,
-        rule="dead",
-        reason=cause.reason,
-        evidence=_evidence(
-            snapshot, cause.line, is_known=cause.is_cancel and _is_own_cancel(snapshot)
-        ),
-        facts=_facts(snapshot),
-        advice=join([remedy, advise(snapshot, "logs JOB --errors", "report JOB")], "; "),
+    values: dict[str, Any] = {"reason": cause.reason}
+    remedies = cause.remedies
+    if remedies and cause.meaning:
+        values["meaning"] = cause.meaning
+    elif not remedies:
+        meaning, remedies = remedies_of_line(cause.line)
+        values.update(meaning)
+    is_known = cause.is_cancel and _is_own_cancel(snapshot)
+    return conclude(
+        Health.CANCELLED if cause.is_cancel else Health.DEAD,
+        "dead",
+        values,
+        lines=_list_lines(snapshot, cause.line, is_known=is_known),
+        details=_list_details(snapshot),
+        remedies=(*remedies, *show(snapshot, Target.ERRORS, Target.REPORT)),
         node=cause.node,
         rank=cause.rank,
     )
@@ -416,26 +448,23 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
     if silence is None or silence <= max(OLD_S, job_limit_s(snapshot)):
         return None
     root = first_root(snapshot.errors)
-    stopped = (
-        f"no sign of life for {format_duration(silence)}, it stopped at {format_step(snapshot)}"
-    )
+    values = {"silence_s": silence, **step_values(snapshot)}
     if root is None and not is_short(snapshot):
-        return Verdict(
-            health=Health.UNKNOWN,
-            rule="abandoned",
-            reason=f"{stopped}; nothing tells how it ended",
-            advice=advise(snapshot, "logs JOB"),
+        return conclude(
+            Health.UNKNOWN,
+            "abandoned",
+            {**values, "is_end_known": False},
+            remedies=show(snapshot, Target.LOGS),
         )
-    said = f"{format_root(root)}; {stopped}" if root is not None else stopped
-    return Verdict(
-        health=Health.DEAD,
-        rule="abandoned",
-        reason=said,
-        evidence=_evidence(snapshot, root),
-        advice=join(
-            [explain_line(snapshot, root), advise(snapshot, "logs JOB --errors")],
-            "; ",
-        ),
+    meaning, remedies = remedies_of_line(root)
+    if root is not None:
+        values["line"] = line_values(root)
+    return conclude(
+        Health.DEAD,
+        "abandoned",
+        {**values, **meaning, "is_end_known": True},
+        lines=_list_lines(snapshot, root),
+        remedies=(*remedies, *show(snapshot, Target.ERRORS)),
         node=root.node if root is not None else "",
         rank=root.rank if root is not None else None,
     )
@@ -482,7 +511,7 @@ def _said_done(snapshot: Snapshot) -> bool:
     return False
 
 
-def _evidence(
+def _list_lines(
     snapshot: Snapshot, first: Line | None, *, is_known: bool = False
 ) -> tuple[Line, ...]:
     """The telling line, and the fallout beside it, but for a cause that is known without."""
@@ -491,14 +520,14 @@ def _evidence(
     return (*((first,) if first is not None else ()), *others[:2])
 
 
-def _facts(snapshot: Snapshot) -> tuple[str, ...]:
-    facts = []
+def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
+    details = []
     if snapshot.progress is not None:
-        facts.append(f"it came to {format_step(snapshot)}")
+        details.append(Finding("reached", values=step_values(snapshot)))
     if snapshot.checkpoint_step is not None:
-        facts.append(f"the last checkpoint is of step {snapshot.checkpoint_step}")
-    if snapshot.outcome is not None and snapshot.outcome.culprit_rank is not None:
-        where = node_of_rank(snapshot, snapshot.outcome.culprit_rank)
-        code = snapshot.outcome.code
-        facts.append(f"exit code {code}" + (f", first on {where}" if where else ""))
-    return tuple(facts)
+        details.append(Finding("checkpoint", values={"step": snapshot.checkpoint_step}))
+    outcome = snapshot.outcome
+    if outcome is not None and outcome.culprit_rank is not None:
+        where = node_of_rank(snapshot, outcome.culprit_rank)
+        details.append(Finding("exit code", values={"code": outcome.code, "node": where}))
+    return tuple(details)

@@ -6,28 +6,35 @@ import math
 import re
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
-from varuna_core.records.files import format_free
-from varuna_core.records.formatting import format_duration
+from varuna_core.facts.catalogue.remedies import ask_admin, do
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence, NotKnown, Sure
+from varuna_core.facts.remedy import Action, Remedy, Target
+from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.log_lines.errors import first_root, is_proof
 from vjob.jobs.monitor.model.snapshot import Echo, Gpu, Health, Line, Point, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
-    advise,
-    explain_line,
+    Values,
+    cancel,
+    conclude,
     find_failed,
     find_life,
     find_node,
     find_started,
     find_step_line,
-    format_line,
-    format_names,
-    format_rank,
     is_live,
-    join,
+    line_values,
+    remedies_of_line,
+    show,
 )
 from vjob.jobs.monitor.rules.pace import find_phase, find_silence_s, find_step_at, job_overdue_s
 
+LOWER_RATE = Remedy(Action.LOWER, Target.LEARNING_RATE)
+CLIP = Remedy(Action.SET, Target.GRADIENT_CLIPPING)
 CLOCKS_S = 5.0
 """Clocks of nodes and file server may differ by so much."""
 START_SILENCE_S = 120.0
@@ -47,21 +54,31 @@ def rank_failed(snapshot: Snapshot) -> Verdict | None:
     first = find_failed(snapshot)
     if first is None:
         return None
-    how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
     root = first_root([line for line in snapshot.errors if line.rank == first.rank])
     other = first_root(snapshot.errors)
     if (root is None or not is_proof(root, Proof.CAUSE)) and other is not None:
         root = other if is_proof(other, Proof.CAUSE) else root or other
-    tail = f": {first.last_error}" if first.last_error else ""
     return failing(
         snapshot,
         "rank failed",
-        f"{format_rank(first.rank, first.node)} {how}{tail}; the others are being ended",
+        exit_values(first),
         (root,) if root is not None else (),
+        evidence=(Evidence("exit file", Sure.MEASURED),),
         node=first.node,
         rank=first.rank,
-        remedy=explain_line(snapshot, root),
+        root=root,
     )
+
+
+def exit_values(item: RankExit) -> dict[str, Any]:
+    """A rank that ended by itself, and the last line that it wrote to standard error."""
+    return {
+        "rank": item.rank,
+        "node": item.node,
+        "signal": item.signal,
+        "code": item.code,
+        "last_error": item.last_error,
+    }
 
 
 def asked_to_end(snapshot: Snapshot) -> Verdict | None:
@@ -73,11 +90,11 @@ def asked_to_end(snapshot: Snapshot) -> Verdict | None:
     return failing(
         snapshot,
         "asked to end",
-        f"the attempt is being ended: {stop.get('reason', 'somebody said stop')}",
+        {"kind": stop.get("kind"), "said": stop.get("reason") or NotKnown("stop.json has none")},
         (root,) if root is not None else (),
         node=str(node or ""),
         rank=rank if isinstance(rank, int) else None,
-        remedy=explain_line(snapshot, root),
+        root=root,
     )
 
 
@@ -87,17 +104,21 @@ def wrong_setting(snapshot: Snapshot) -> Verdict | None:
     if not wrong or not is_live(snapshot):
         return None
     first = wrong[0]
-    more = f" (and {format_names(echo.name for echo in wrong[1:])})" if len(wrong) > 1 else ""
+    check = Remedy(Action.INSPECT, Target.PROGRAM, detail="and env, which may set it too")
     return failing(
         snapshot,
         "wrong setting",
-        f"the run says {first.name}: {first.said}, the conf says {first.wanted}{more}",
+        {
+            "name": first.name,
+            "said": first.said,
+            "wanted": first.wanted,
+            "more": [echo.name for echo in wrong[1:]],
+            "meaning": "what trains is not what you asked for",
+        },
         tuple(echo.line for echo in wrong[:3]),
         node=first.line.node,
         rank=first.line.rank,
-        remedy="what trains is not what you asked for: cancel, and see what program.args and env "
-        "set beside the conf",
-        verbs=("cancel JOB",),
+        remedies=(check, *cancel(snapshot)),
     )
 
 
@@ -116,26 +137,28 @@ def saves_skipped(snapshot: Snapshot) -> Verdict | None:
         return None
     if snapshot.checkpoint_step is not None and snapshot.checkpoint_step >= found.iteration:
         return None
-    done, then = "skipped", "; training goes on"
-    if found.waits:
-        many, done, then = "a save", "waits", ", and the training with it"
-    elif found.count == 1:
-        many = "the last save was"
-    else:
-        many = f"the last {found.count} saves were"
-    why = "no room" if found.no_room else "the disk or file server failed"
     disks = [disk for disk in snapshot.disks if disk.path == found.folder]
-    room = f" ({format_free(disks[0].free_bytes)} free)" if disks else ""
-    kept = f"; complete is iteration {snapshot.checkpoint_step}" if snapshot.checkpoint_step else ""
-    age = format_duration(max(0.0, snapshot.now - found.since))
+    again = "it is tried again every 5 s" if found.waits else "the next save tries again"
+    free = disks[0].free_bytes if disks else NotKnown("the disk of that folder was not looked at")
+    if found.no_room:
+        remedy = Remedy(Action.MAKE_ROOM, detail=f"there: {again}")
+    else:
+        remedy = do(f"look at the file server: {again}")
     return failing(
         snapshot,
         "saves skipped",
-        f"{many} {done}, for {age}: {why} in {found.folder}{room}{then}{kept}",
+        {
+            "count": found.count,
+            "waits": found.waits,
+            "no_room": found.no_room,
+            "folder": found.folder,
+            "free_bytes": free,
+            "kept_step": snapshot.checkpoint_step or NotKnown("no checkpoint is known"),
+            "age_s": max(0.0, snapshot.now - found.since),
+        },
         (),
-        facts=(found.reason,),
-        remedy=("make room there: " if found.no_room else "look at the file server: ")
-        + ("it is tried again every 5 s" if found.waits else "the next save tries again"),
+        details=(Finding("said", values={"text": found.reason}),),
+        remedies=(remedy, *show(snapshot, Target.ERRORS)),
     )
 
 
@@ -151,17 +174,23 @@ def disk_full(snapshot: Snapshot) -> Verdict | None:
     if line is None or not full or not is_live(snapshot):
         return None
     disk = full[0]
-    left = f"{disk.free_bytes / 1e6:.0f} MB"
-    if disk.free_inodes is not None:
-        left += f" and {disk.free_inodes} inodes"
+    unknown = NotKnown("the file system does not count inodes")
     return failing(
         snapshot,
         "disk full",
-        f"the disk of {disk.what} has {left} left ({disk.path})",
+        {
+            "what": disk.what,
+            "path": disk.path,
+            "free_bytes": disk.free_bytes,
+            "free_inodes": disk.free_inodes if disk.free_inodes is not None else unknown,
+        },
         (line,),
         node=line.node,
         rank=line.rank,
-        remedy="make room there before the next checkpoint",
+        remedies=(
+            Remedy(Action.MAKE_ROOM, detail="there before the next checkpoint"),
+            *show(snapshot, Target.ERRORS),
+        ),
     )
 
 
@@ -180,28 +209,26 @@ def error_line(snapshot: Snapshot) -> Verdict | None:
     if root is None:
         return None
     silence = find_silence_s(snapshot)
+    since = "step"
     if silence is None:
+        since = "output"
         life = _find_output(snapshot, root)
         started = find_started(snapshot)
-        since = max((at for at in (life, started) if at is not None), default=None)
-        if since is None or snapshot.now - since < START_SILENCE_S:
+        last = max((at for at in (life, started) if at is not None), default=None)
+        if last is None or snapshot.now - last < START_SILENCE_S:
             return None
-        what = f"and nothing came after it for {format_duration(snapshot.now - since)}"
+        silence = snapshot.now - last
     elif silence <= job_overdue_s(snapshot):
         return None
-    else:
-        what = f"and no step was done for {format_duration(silence)}"
-    many = f" ({root.num_same} times in all)" if root.num_same > 1 else ""
-    who = format_rank(root.rank, root.node)
-    said = f"{who} said" if who else "a log says"
+    echoes = [line for line in lines if line is not root and is_proof(line, Proof.FALLOUT)]
     return failing(
         snapshot,
         "error line",
-        f"{said}: {format_line(root)}{many}, {what}",
-        (root, *[line for line in lines if line is not root and is_proof(line, Proof.FALLOUT)][:2]),
+        {**line_values(root), "silence_s": silence, "since": since},
+        (root, *echoes[:2]),
         node=root.node,
         rank=root.rank,
-        remedy=explain_line(snapshot, root),
+        root=root,
     )
 
 
@@ -231,14 +258,17 @@ def no_gpu_process(snapshot: Snapshot) -> Verdict | None:
     if silence is not None and silence <= job_overdue_s(snapshot):
         return None
     root = first_root(snapshot.errors)
-    age = format_duration(snapshot.now - started)
+    more, remedies = remedies_of_line(root)
+    if not remedies:
+        more = {"meaning": "the ranks wait, or run without a GPU"}
+    seen = Evidence("GPU samples", Sure.MEASURED, seen=len(gpus), expected=snapshot.num_gpus)
     return failing(
         snapshot,
         "no gpu process",
-        f"none of {len(gpus)} GPUs has a process, {age} after the ranks started",
+        {"num_gpus": len(gpus), "age_s": snapshot.now - started, **more},
         (root,) if root is not None else (),
-        remedy=explain_line(snapshot, root) or "the ranks wait, or run without a GPU",
-        verbs=("stacks JOB", "logs JOB"),
+        evidence=(seen,),
+        remedies=(*remedies, *show(snapshot, Target.STACKS, Target.LOGS)),
     )
 
 
@@ -248,41 +278,55 @@ def gpu_lost(snapshot: Snapshot) -> Verdict | None:
     if not is_live(snapshot) or not lost:
         return None
     name = lost[0][0]
-    numbers = [str(index) for node, index in lost if node == name]
-    which = f"GPU {numbers[0]}" if len(numbers) == 1 else f"GPUs {', '.join(numbers)}"
-    others = len({node for node, _ in lost}) - 1
-    more = f", and of {others} other nodes" if others else ""
-    seen = len(next(node for node in snapshot.nodes if node.name == name).gpus)
+    numbers = [index for node, index in lost if node == name]
+    read = len(next(node for node in snapshot.nodes if node.name == name).gpus)
+    total = read + len(numbers)
     return failing(
         snapshot,
         "gpu lost",
-        f"{which} of {name} is lost{more}: the driver cannot reach it, and reads {seen} of "
-        f"{seen + len(numbers)}",
+        {
+            "node": name,
+            "gpus": numbers,
+            "num_read": read,
+            "num_gpus": total,
+            "num_more_nodes": len({node for node, _ in lost}) - 1,
+        },
         (),
+        evidence=(Evidence("GPU samples", Sure.MEASURED, seen=read, expected=total),),
         node=name,
-        remedy="add the node to cluster.exclude, and ask an admin to reset it",
+        remedies=(
+            Remedy(Action.EXCLUDE, Target.NODE, name),
+            ask_admin("to reset it"),
+            *show(snapshot, Target.ERRORS),
+        ),
     )
 
 
 def failing(
     snapshot: Snapshot,
     rule: str,
-    reason: str,
-    evidence: tuple[Line, ...],
+    values: Values,
+    lines: tuple[Line, ...],
     *,
     node: str = "",
     rank: int | None = None,
-    facts: tuple[str, ...] = (),
-    remedy: str = "",
-    verbs: tuple[str, ...] = ("logs JOB --errors",),
+    details: tuple[Finding, ...] = (),
+    evidence: tuple[Evidence, ...] = (),
+    root: Line | None = None,
+    remedies: tuple[Remedy, ...] = (),
 ) -> Verdict:
-    return Verdict(
-        health=Health.FAILING,
-        rule=rule,
-        reason=reason,
+    """FAILING, with these remedies or those of the line that the failure began with."""
+    if not remedies:
+        more, known = remedies_of_line(root)
+        values, remedies = {**values, **more}, (*known, *show(snapshot, Target.ERRORS))
+    return conclude(
+        Health.FAILING,
+        rule,
+        values,
+        lines=lines,
         evidence=evidence,
-        facts=facts,
-        advice=join([remedy, advise(snapshot, *verbs)], "; "),
+        details=details,
+        remedies=remedies,
         node=node,
         rank=rank,
     )
@@ -333,19 +377,29 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
     if not is_bad and not point.nan:
         return None
     first = _first_bad(points)
-    what = f"the loss is {point.loss}" if is_bad else f"{point.nan} step(s) with NaN"
     line = next((x for x in snapshot.errors if x.kind == "not a number"), None)
     saved = snapshot.checkpoint_step
-    back = f"; the checkpoint of step {saved} is from before" if saved and saved < first else ""
+    back: tuple[Remedy, ...] = ()
+    if saved and saved < first:
+        back = (do(f"go back to the checkpoint of step {saved}, which is from before"),)
     return failing(
         snapshot,
         "not a number",
-        f"{what} at step {point.step}, first at step {first}",
-        _evidence(snapshot, point.step, line),
-        facts=(_format_source(snapshot),),
-        remedy="lower the learning rate or clip gradients, and look at the samples of that step"
-        + back,
-        verbs=("cancel JOB",),
+        {
+            "loss": str(point.loss) if is_bad else NotKnown("the last line has no such loss"),
+            "num_nan": point.nan,
+            "step": point.step,
+            "first_step": first,
+        },
+        _list_lines(snapshot, point.step, line),
+        details=_list_sources(snapshot),
+        remedies=(
+            LOWER_RATE,
+            replace(CLIP, instead=True),
+            do("look at the samples of that step"),
+            *back,
+            *cancel(snapshot),
+        ),
     )
 
 
@@ -361,16 +415,19 @@ def loss_scale(snapshot: Snapshot) -> Verdict | None:
     is_flat = len(set(scales)) == 1 and len(scales) > 1 and num_skipped >= FLAT_SKIPS
     if not at_least and not is_flat and num_skipped < SKIPS:
         return None
-    scale = f", the loss scale is {scales[-1]:g}" if scales else ""
+    unknown = NotKnown("no line tells the loss scale")
     return failing(
         snapshot,
         "loss scale",
-        f"the last {num_skipped} step(s) were all skipped for overflow{scale}",
-        _evidence(snapshot, points[-1].step),
-        facts=(_format_source(snapshot),),
-        remedy="lower the learning rate, look for a NaN in data or weights, or use "
-        "train.precision: bf16",
-        verbs=("cancel JOB",),
+        {"num_skipped": num_skipped, "scale": scales[-1] if scales else unknown},
+        _list_lines(snapshot, points[-1].step),
+        details=_list_sources(snapshot),
+        remedies=(
+            LOWER_RATE,
+            do("look for a NaN in data or weights"),
+            Remedy(Action.SET, Target.PRECISION, "bf16", instead=True),
+            *cancel(snapshot),
+        ),
     )
 
 
@@ -389,12 +446,15 @@ def gradients_explode(snapshot: Snapshot) -> Verdict | None:
     return failing(
         snapshot,
         "gradients explode",
-        f"the gradient norm is {norms[-1]:.3g}, usually {usual:.3g}, and the loss rose to "
-        f"{losses[-1]:.4g}",
-        _evidence(snapshot, points[-1].step),
-        facts=(_format_source(snapshot),),
-        remedy="lower the learning rate or set train.clip_grad_norm, from a checkpoint before",
-        verbs=("cancel JOB",),
+        {"norm": norms[-1], "usual_norm": usual, "loss": losses[-1]},
+        _list_lines(snapshot, points[-1].step),
+        details=_list_sources(snapshot),
+        remedies=(
+            LOWER_RATE,
+            replace(CLIP, instead=True),
+            do("go back to a checkpoint from before"),
+            *cancel(snapshot),
+        ),
     )
 
 
@@ -425,11 +485,13 @@ def _skipped_run(points: Sequence[Point]) -> list[Point]:
     return run
 
 
-def _evidence(snapshot: Snapshot, step: int, line: Line | None = None) -> tuple[Line, ...]:
+def _list_lines(snapshot: Snapshot, step: int, line: Line | None = None) -> tuple[Line, ...]:
     """A line that says so in words, and the one of the step."""
     return tuple(x for x in (line, find_step_line(snapshot, step)) if x is not None)
 
 
-def _format_source(snapshot: Snapshot) -> str:
+def _list_sources(snapshot: Snapshot) -> tuple[Finding, ...]:
     progress = snapshot.progress
-    return f"as {progress.source} tells" if progress is not None and progress.source else ""
+    if progress is None or not progress.source:
+        return ()
+    return (Finding("source", values={"source": progress.source}),)

@@ -1,5 +1,7 @@
 """Evaluates all rules on a snapshot; the first that speaks makes the verdict. Pure.
 
+Words are put to it last, once it is complete (`words.py`).
+
 the record, the scheduler      refused, pending, requeued, morphing
 what is over                   done, dead
 what cannot go on              a rank failed, wrong settings, NaN, errors
@@ -14,9 +16,10 @@ from dataclasses import replace
 
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.rules import ended, failing, speed, stalled, waiting
-from vjob.jobs.monitor.rules.base import Rule, is_plain_job
+from vjob.jobs.monitor.rules.base import Rule, context_of_job, name_job
 from vjob.jobs.monitor.rules.pace import FLOOR_S
 from vjob.jobs.monitor.rules.remarks import list_remarks
+from vjob.jobs.monitor.rules.words import put_into_words
 
 RULES: tuple[Rule, ...] = (
     waiting.refused,
@@ -76,45 +79,14 @@ def judge(
     if first.health is Health.SLOW and history and not _lasts(first, snapshot, history, floor_s):
         others = [first, *others]
         first = next(item for item in spoken if item.health is not Health.SLOW)
-    also = [item.reason for item in others if _adds(item, first)]
-    remarks = tuple(dict.fromkeys([*first.remarks, *also, *list_remarks(snapshot)]))
-    verdict = replace(first, remarks=remarks)
-    return speak_of_sbatch(verdict) if is_plain_job(snapshot) else verdict
-
-
-SBATCH_WORDS = (
-    ("set cluster.qos to", "set --qos to"),
-    ("cluster.nodes[].queue", "--partition"),
-    ("cluster.walltime_min", "--time"),
-    ("cluster.account", "--account"),
-    ("cluster.exclude", "--exclude"),
-    ("cluster.qos", "--qos"),
-    ("sbatch.constraint", "--constraint"),
-    ("memory_gb of the node group", "--mem"),
-    ("is log_folder on", "is the folder of its output on"),
-    ("lower count", "ask for fewer nodes"),
-    (": with train.checkpoint it goes on", ""),
-    (", fix the conf, and submit again", ", and submit again with other options"),
-    (" (log_limit_mb)", ""),
-)
-"""Keys of our conf, and what a job of somebody's own script has in their place."""
-
-
-def speak_of_sbatch(verdict: Verdict) -> Verdict:
-    """The verdict on a job that has no conf: options of sbatch in place of keys."""
-
-    def put(text: str) -> str:
-        for key, option in SBATCH_WORDS:
-            text = text.replace(key, option)
-        return text
-
-    return replace(
-        verdict,
-        reason=put(verdict.reason),
-        advice=put(verdict.advice),
-        facts=tuple(map(put, verdict.facts)),
-        remarks=tuple(map(put, verdict.remarks)),
+    also = [replace(item.main, remedies=()) for item in others if _adds(item, first)]
+    whole = replace(
+        first,
+        others=(*also, *list_remarks(snapshot)),
+        context=context_of_job(snapshot),
+        job=name_job(snapshot),
     )
+    return put_into_words(whole)
 
 
 def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from varuna_core.facts.catalogue.known_line import Proof
-from varuna_core.records.formatting import format_duration
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from vjob.jobs.monitor.log_lines.errors import first_root, is_proof, merge_same
-from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.model.snapshot import Line, Snapshot
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
-    explain_line,
-    format_line,
-    format_names,
-    format_rank,
+    RUNNING,
     is_live,
+    line_values,
+    make_evidence,
+    remedies_of_line,
+    rows_in,
 )
 from vjob.jobs.monitor.rules.failing import went_on
-from vjob.jobs.monitor.rules.pace import LATE_S, find_step_at
+from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_step_at
 
+LIMIT_NEAR_S = 600.0
+"""A time limit so near is named."""
 HOT = 88.0
 """Degrees of a GPU."""
 FULL = 0.97
@@ -30,24 +35,24 @@ INODE_SHARE = 0.02
 SKEW_S = 5.0
 SILENT_S = 120.0
 
-Remark = Callable[[Snapshot], Iterator[str]]
+Remark = Callable[[Snapshot], Iterator[Finding]]
 
 
-def scheduler_silent(snapshot: Snapshot) -> Iterator[str]:
+def scheduler_silent(snapshot: Snapshot) -> Iterator[Finding]:
     said = snapshot.scheduler
     if said.problem:
-        age = f": its last word is {format_duration(said.age_s)} old" if said.jobs else ""
-        yield f"the scheduler does not answer ({said.problem}){age}"
+        age = said.age_s if said.jobs else NotKnown("it has not answered before")
+        yield Finding("scheduler silent", values={"problem": said.problem, "age_s": age})
 
 
-def unreadable_files(snapshot: Snapshot) -> Iterator[str]:
+def unreadable_files(snapshot: Snapshot) -> Iterator[Finding]:
     if snapshot.unreadable:
         name, why = next(iter(snapshot.unreadable.items()))
         more = len(snapshot.unreadable) - 1
-        yield f"cannot read {name} ({why})" + (f" and {more} more" if more else "")
+        yield Finding("unreadable files", values={"name": name, "why": why, "num_more": more})
 
 
-def errors_that_passed(snapshot: Snapshot) -> Iterator[str]:
+def errors_that_passed(snapshot: Snapshot) -> Iterator[Finding]:
     """Root lines after which the training went on; ones that the verdict names are left out."""
     if not is_live(snapshot):
         return
@@ -57,31 +62,58 @@ def errors_that_passed(snapshot: Snapshot) -> Iterator[str]:
     ]
     root = first_root(passed)
     if root is not None:
-        who = format_rank(root.rank, root.node)
-        yield f"an error was written and the training went on: {who} {format_line(root)}".rstrip()
+        yield _of_line("error that passed", root)
 
 
-def warnings(snapshot: Snapshot) -> Iterator[str]:
+def warnings(snapshot: Snapshot) -> Iterator[Finding]:
     for line in merge_same(x for x in snapshot.errors if is_proof(x, Proof.WARNING)):
-        more = explain_line(snapshot, line)
-        who = format_rank(line.rank, line.node)
-        many = f" ({line.num_same} times)" if line.num_same > 1 else ""
         if line.kind not in ("overflow", "nccl warning", "logged error"):
-            yield f"{who}: {format_line(line)}{many}" + (f"; {more}" if more else "")
+            meaning, remedies = remedies_of_line(line)
+            found = _of_line("warning", line)
+            yield replace(found, values={**found.values, **meaning}, remedies=remedies)
 
 
-def gpus_not_read(snapshot: Snapshot) -> Iterator[str]:
+def _of_line(rule: str, line: Line) -> Finding:
+    return Finding(rule, values=line_values(line), evidence=(make_evidence(line),))
+
+
+def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
+    """The scheduler ends the job soon, or before the training is done."""
+    known = [row.left_s for row in rows_in(snapshot, RUNNING) if row.left_s is not None]
+    if not known or not is_live(snapshot):
+        return
+    left_s = max(min(known) - snapshot.scheduler.age_s, 0.0)
+    needed_s = find_left_s(snapshot)
+    if left_s > LIMIT_NEAR_S and (needed_s is None or needed_s <= left_s):
+        return
+    needed: Known[float] = NotKnown("the pace or the number of steps is not known")
+    if needed_s is not None:
+        needed = Value(needed_s, (Evidence("step lines", Sure.ESTIMATED),))
+    yield Finding(
+        "time limit near",
+        values={
+            "left_s": left_s,
+            "needed_s": needed,
+            "checkpoint_step": snapshot.checkpoint_step or NotKnown("no checkpoint is known"),
+        },
+        evidence=(Evidence(snapshot.scheduler.name, Sure.REPORTED),),
+    )
+
+
+def gpus_not_read(snapshot: Snapshot) -> Iterator[Finding]:
     """Nodes whose GPUs could not be read: nothing is known of these."""
     found: dict[str, list[str]] = {}
     for node in snapshot.nodes:
         if node.gpus_not_known:
             found.setdefault(node.gpus_not_known, []).append(node.name)
+    num_read = sum(not node.gpus_not_known for node in snapshot.nodes)
+    seen = Evidence("GPU samples", Sure.MEASURED, seen=num_read, expected=len(snapshot.nodes))
     for why, names in found.items():
-        yield f"GPUs not read: {format_names(names)}: {why}"
+        yield Finding("gpus not read", values={"nodes": names, "gpus": NotKnown(why, (seen,))})
 
 
-def gpu_troubles(snapshot: Snapshot) -> Iterator[str]:
-    found: dict[str, list[str]] = {}
+def gpu_troubles(snapshot: Snapshot) -> Iterator[Finding]:
+    found: dict[tuple[str, str], list[str]] = {}
     for node in snapshot.nodes:
         for gpu in node.gpus:
             if gpu.index == "cpu":
@@ -89,20 +121,22 @@ def gpu_troubles(snapshot: Snapshot) -> Iterator[str]:
             where = f"{node.name}:{gpu.index}"
             used, total = gpu.memory_used_mb, gpu.memory_total_mb
             if gpu.ecc_errors:
-                found.setdefault("uncorrected ECC errors", []).append(where)
+                found.setdefault(("ecc", ""), []).append(where)
             if gpu.temperature is not None and gpu.temperature >= HOT:
-                found.setdefault(f"{HOT:.0f} degrees or more", []).append(where)
+                found.setdefault(("hot", ""), []).append(where)
             if used is not None and total and used > FULL * total:
-                found.setdefault(f"more than {FULL:.0%} of the memory used", []).append(where)
+                found.setdefault(("full", ""), []).append(where)
             if gpu.num_foreign:
-                found.setdefault("processes that are not the job's", []).append(where)
+                found.setdefault(("foreign", ""), []).append(where)
             if gpu.held_down:
-                found.setdefault(f"held down ({gpu.held_down})", []).append(where)
-    for what, places in found.items():
-        yield f"GPUs with {what}: {format_names(places)}"
+                found.setdefault(("held down", gpu.held_down), []).append(where)
+    limits = {"hot": HOT, "full": FULL}
+    for (trouble, why), places in found.items():
+        values = {"trouble": trouble, "why": why, "gpus": places, "limit": limits.get(trouble)}
+        yield Finding("gpu trouble", values=values)
 
 
-def memory_full(snapshot: Snapshot) -> Iterator[str]:
+def memory_full(snapshot: Snapshot) -> Iterator[Finding]:
     full = [
         node.name
         for node in snapshot.nodes
@@ -110,25 +144,24 @@ def memory_full(snapshot: Snapshot) -> Iterator[str]:
         if node.memory_total_mb and node.memory_used_mb > FULL * node.memory_total_mb
     ]
     if full:
-        yield f"memory is nearly used up on {format_names(full)}"
+        yield Finding("memory full", values={"nodes": full})
 
 
-def disks_full(snapshot: Snapshot) -> Iterator[str]:
+def disks_full(snapshot: Snapshot) -> Iterator[Finding]:
     for disk in snapshot.disks:
+        where = {"what": disk.what, "path": disk.path}
         if disk.free_bytes < min(DISK_SHARE * disk.total_bytes, DISK_BYTES):
-            yield (
-                f"the disk of {disk.what} has {disk.free_bytes / 1e9:.1f} GB left of "
-                f"{disk.total_bytes / 1e9:.0f} GB ({disk.path})"
-            )
+            size = {"free_bytes": disk.free_bytes, "total_bytes": disk.total_bytes}
+            yield Finding("disk nearly full", values={**where, **size})
         free, total = disk.free_inodes, disk.total_inodes
         if free is not None and total and free < INODE_SHARE * total:
-            yield f"the disk of {disk.what} has {free} of {total} inodes left ({disk.path})"
+            count = {"free_inodes": free, "total_inodes": total}
+            yield Finding("inodes nearly used up", values={**where, **count})
 
 
-def clocks(snapshot: Snapshot) -> Iterator[str]:
+def clocks(snapshot: Snapshot) -> Iterator[Finding]:
     if snapshot.clock_skew_s is not None and abs(snapshot.clock_skew_s) > SKEW_S:
-        skew = format_duration(abs(snapshot.clock_skew_s))
-        yield f"the clock here and the file server's differ by {skew}"
+        yield Finding("clock here", values={"skew_s": abs(snapshot.clock_skew_s)})
     wrong = [
         node
         for node in snapshot.nodes
@@ -136,11 +169,11 @@ def clocks(snapshot: Snapshot) -> Iterator[str]:
     ]
     if wrong:
         most = max(abs(node.clock_offset_s or 0.0) for node in wrong)
-        names = format_names(node.name for node in wrong)
-        yield f"clocks of {names} are off by up to {format_duration(most)}"
+        names = [node.name for node in wrong]
+        yield Finding("clocks of nodes", values={"nodes": names, "most_s": most})
 
 
-def silent_nodes(snapshot: Snapshot) -> Iterator[str]:
+def silent_nodes(snapshot: Snapshot) -> Iterator[Finding]:
     if not is_live(snapshot):
         return
     silent = {
@@ -150,44 +183,49 @@ def silent_nodes(snapshot: Snapshot) -> Iterator[str]:
         if snapshot.now - node.beat_at > max(SILENT_S, LATE_S)
     }
     if silent:
-        most = format_duration(max(silent.values()))
-        yield f"no sign of life from {format_names(silent)} for up to {most}"
+        values = {"nodes": list(silent), "silence_s": max(silent.values())}
+        yield Finding("silent nodes", values=values)
 
 
-def no_report(snapshot: Snapshot) -> Iterator[str]:
+def no_report(snapshot: Snapshot) -> Iterator[Finding]:
     missing = (snapshot.num_nodes or 0) - len(snapshot.nodes)
     if missing > 0 and snapshot.went_at is not None and is_live(snapshot):
-        yield f"{missing} of {snapshot.num_nodes} nodes left nothing"
+        values = {"missing": missing, "num_nodes": snapshot.num_nodes}
+        yield Finding("nodes that left nothing", values=values)
 
 
-def preflight(snapshot: Snapshot) -> Iterator[str]:
+def preflight(snapshot: Snapshot) -> Iterator[Finding]:
     said: dict[str, list[str]] = {}
     for node in snapshot.nodes:
         for check in node.checks:
             said.setdefault(check, []).append(node.name)
     for check, names in list(said.items())[:3]:
-        yield f"preflight of {format_names(names)}: {check}"
+        yield Finding("preflight", values={"nodes": names, "said": check})
 
 
-def split_jobs(snapshot: Snapshot) -> Iterator[str]:
+def split_jobs(snapshot: Snapshot) -> Iterator[Finding]:
     over = [row for row in snapshot.scheduler.jobs if row.state in OVER_WORDS]
     if over and len(over) < len(snapshot.scheduler.jobs):
-        said = format_names(f"{row.id} ({row.word or row.state})" for row in over)
-        yield f"jobs of the run that are over: {said}"
+        jobs = {row.id: row.word or row.state for row in over}
+        yield Finding("jobs that are over", values={"jobs": jobs})
 
 
-def nodes_left_out(snapshot: Snapshot) -> Iterator[str]:
-    yield from snapshot.left_out
+def nodes_left_out(snapshot: Snapshot) -> Iterator[Finding]:
+    for why in snapshot.left_out:
+        yield Finding("node left out", values={"said": why})
 
 
-def damaged_checkpoints(snapshot: Snapshot) -> Iterator[str]:
+def damaged_checkpoints(snapshot: Snapshot) -> Iterator[Finding]:
     if snapshot.damaged:
         last = snapshot.damaged[-1]
-        more = len(snapshot.damaged) - 1
-        yield (
-            f"the checkpoint of step {last.iteration} is damaged and set aside ({last.reason})"
-            + (f", and {more} more" if more else "")
-            + f": {last.path}"
+        yield Finding(
+            "damaged checkpoint",
+            values={
+                "step": last.iteration,
+                "reason": last.reason,
+                "path": last.path,
+                "num_more": len(snapshot.damaged) - 1,
+            },
         )
 
 
@@ -197,6 +235,7 @@ REMARKS: tuple[Remark, ...] = (
     silent_nodes,
     no_report,
     split_jobs,
+    time_limit_near,
     gpus_not_read,
     gpu_troubles,
     memory_full,
@@ -210,5 +249,5 @@ REMARKS: tuple[Remark, ...] = (
 )
 
 
-def list_remarks(snapshot: Snapshot) -> list[str]:
-    return [text for remark in REMARKS for text in remark(snapshot)]
+def list_remarks(snapshot: Snapshot) -> list[Finding]:
+    return [found for remark in REMARKS for found in remark(snapshot)]

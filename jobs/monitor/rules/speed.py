@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from varuna_core.records.formatting import format_duration
+from varuna_core.facts.catalogue.remedies import do
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.logs.slow_ranks import STARK, costs_much, find_peers_work
 from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
-    advise,
+    conclude,
     find_step_line,
-    format_names,
-    format_rank,
-    format_step,
     is_live,
     list_alive,
     rows_in,
+    show,
+    step_values,
 )
 from vjob.jobs.monitor.rules.pace import (
     find_left_s,
@@ -30,6 +32,7 @@ from vjob.jobs.monitor.rules.pace import (
     list_step_times,
 )
 
+EXCLUDE_THIS = Remedy(Action.EXCLUDE, Target.NODE, "it")
 RECENT = 10
 LASTS_S = 60.0
 """Points that are compared with those before: so many at least, and of so long a time."""
@@ -62,19 +65,25 @@ def straggler(snapshot: Snapshot) -> Verdict | None:
     if not found or not _steps_on(snapshot):
         return None
     rank, peers_s, score = found[0]
-    more = ""
-    if len(found) > 1:
-        more = f"; so do ranks {format_names(str(item.rank) for item, _, _ in found[1:])}"
-    held = " and ".join(map(str, rank.stages))
-    stage = f" of stage{'s' * (len(rank.stages) > 1)} {held}" if held else ""
-    return Verdict(
-        health=Health.SLOW,
-        rule="straggler",
-        reason=f"{format_rank(rank.rank, rank.node)} works {rank.work_s or 0:.3g} s a step, "
-        f"its peers{stage} {peers_s:.3g} s (score {score:.2f}){more}",
-        facts=_gpu_facts(snapshot, rank.node),
-        advice=f"look at that node (heat, other jobs, its disk); {advise(snapshot, 'report JOB')}; "
-        f"leave it out with cluster.exclude if it stays so",
+    return conclude(
+        Health.SLOW,
+        "straggler",
+        {
+            "rank": rank.rank,
+            "node": rank.node,
+            "work_s": rank.work_s if rank.work_s is not None else NotKnown("its trace has none"),
+            "peers_work_s": peers_s,
+            "score": score,
+            "stages": list(rank.stages),
+            "more_ranks": [item.rank for item, _, _ in found[1:]],
+        },
+        evidence=(Evidence("trace", Sure.MEASURED, seen=len(list_alive(snapshot))),),
+        details=_list_gpus(snapshot, rank.node),
+        remedies=(
+            do("look at that node (heat, other jobs, its disk)"),
+            *show(snapshot, Target.REPORT),
+            replace(EXCLUDE_THIS, when="it stays so"),
+        ),
         node=rank.node,
         rank=rank.rank,
     )
@@ -118,14 +127,20 @@ def throttled(snapshot: Snapshot) -> Verdict | None:
     if not hot or change is None or not _is_slower(change, THROTTLED):
         return None
     node, index, why = hot[0]
-    names = format_names(dict.fromkeys(item.name for item, _, _ in hot))
-    return Verdict(
-        health=Health.SLOW,
-        rule="throttled",
-        reason=f"GPU {index} of {node.name} is held down ({why}) and steps take "
-        f"{change.recent_s:.3g} s, before {change.before_s:.3g} s",
-        facts=(f"{len(hot)} GPU(s) of {names}", *_gpu_facts(snapshot, node.name)),
-        advice="tell an admin: cooling or power of that node; leave it out with cluster.exclude",
+    names = list(dict.fromkeys(item.name for item, _, _ in hot))
+    return conclude(
+        Health.SLOW,
+        "throttled",
+        {"gpu": index, "node": node.name, "throttle": why, **_slowdown_values(change)},
+        evidence=_see_pace(snapshot),
+        details=(
+            Finding("hot gpus", values={"num_gpus": len(hot), "nodes": names}),
+            *_list_gpus(snapshot, node.name),
+        ),
+        remedies=(
+            Remedy(Action.TELL_ADMIN, detail="about the cooling or power of that node"),
+            EXCLUDE_THIS,
+        ),
         node=node.name,
     )
 
@@ -135,17 +150,33 @@ def slower(snapshot: Snapshot) -> Verdict | None:
     change = find_slowdown(snapshot)
     if change is None or not _is_slower(change, SLOWER):
         return None
-    times = change.recent_s / change.before_s
-    return Verdict(
-        health=Health.SLOW,
-        rule="slower",
-        reason=f"a step takes {change.recent_s:.3g} s now and took {change.before_s:.3g} s before "
-        f"({times:.1f} times)",
-        evidence=_last_line(snapshot),
-        facts=(format_step(snapshot),),
-        advice=f"look for a node that others use too, a slow file server, or heat; "
-        f"{advise(snapshot, 'report JOB', 'stacks JOB')}",
+    return conclude(
+        Health.SLOW,
+        "slower",
+        _slowdown_values(change),
+        lines=_last_line(snapshot),
+        evidence=_see_pace(snapshot),
+        details=(Finding("step", values=step_values(snapshot)),),
+        remedies=(
+            do("look for a node that others use too, a slow file server, or heat"),
+            *show(snapshot, Target.REPORT, Target.STACKS),
+        ),
     )
+
+
+def _slowdown_values(change: Slowdown) -> dict[str, float]:
+    return {"step_s": change.recent_s, "before_s": change.before_s}
+
+
+def _see_pace(snapshot: Snapshot) -> tuple[Evidence, ...]:
+    """How many of the attempt's steps the times of steps come from."""
+    progress = snapshot.progress
+    if progress is None:
+        return ()
+    seen = len([point for point in progress.points if point.step_s is not None])
+    first = progress.first_step
+    expected = progress.step - first + 1 if first is not None else None
+    return (Evidence("step lines", Sure.MEASURED, progress.source, seen=seen, expected=expected),)
 
 
 def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
@@ -181,18 +212,28 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     if silence is None or not is_live(snapshot):
         return None
     pace_s, left_s = find_pace_s(snapshot), find_left_s(snapshot)
-    pace = "" if pace_s is None else f", {pace_s:.3g} s a step"
-    left = "" if left_s is None else f", {format_duration(left_s)} left"
     is_early = knows_few_gaps(snapshot) and is_long_for_pace(snapshot, silence)
-    if is_early:
-        limit = format_duration(job_limit_s(snapshot))
-        left = f"; after so few steps it is too early to judge: STALLED after {limit} without one"
-    return Verdict(
-        health=Health.HEALTHY,
-        rule="healthy",
-        reason=f"{format_step(snapshot)} {format_duration(silence)} ago{pace}{left}",
-        evidence=_last_line(snapshot),
-        advice=advise(snapshot, "stacks JOB") if is_early else "",
+    proof = _see_pace(snapshot)
+    pace: Known[float] = NotKnown("no two steps have a time yet")
+    left: Known[float] = NotKnown("the pace or the number of steps is not known")
+    if pace_s is not None:
+        pace = Value(pace_s, proof)
+    if left_s is not None:
+        estimate = tuple(replace(one, sure=Sure.ESTIMATED) for one in proof)
+        left = Value(left_s, estimate)
+    return conclude(
+        Health.HEALTHY,
+        "healthy",
+        {
+            **step_values(snapshot),
+            "age_s": silence,
+            "step_s": pace,
+            "left_s": left,
+            "is_early": is_early,
+            "limit_s": job_limit_s(snapshot),
+        },
+        lines=_last_line(snapshot),
+        remedies=show(snapshot, Target.STACKS) if is_early else (),
     )
 
 
@@ -200,38 +241,31 @@ def ending(snapshot: Snapshot) -> Verdict | None:
     """All ranks exited 0, or the scheduler ends the job, and nobody has said how it went yet."""
     exits = [rank.exit for rank in snapshot.ranks]
     if is_live(snapshot) and exits and all(item is not None and item.code == 0 for item in exits):
-        who = "the one rank" if len(exits) == 1 else f"all {len(exits)} ranks"
-        return Verdict(
-            health=Health.HEALTHY,
-            rule="ending",
-            reason=f"{who} exited 0, the batch script goes on",
-        )
+        proof = Evidence("exit file", Sure.MEASURED, seen=len(exits), expected=snapshot.world)
+        return conclude(Health.HEALTHY, "ending", {"num_exited": len(exits)}, evidence=(proof,))
     if not rows_in(snapshot, ("COMPLETING",)) or rows_in(snapshot, ("RUNNING",)):
         return None
-    return Verdict(
-        health=Health.HEALTHY if _steps_on(snapshot) else Health.UNKNOWN,
-        rule="ending",
-        reason=f"the scheduler tidies up after it, at {format_step(snapshot)}",
-        advice="ask again in a minute",
+    return conclude(
+        Health.HEALTHY if _steps_on(snapshot) else Health.UNKNOWN,
+        "ending",
+        step_values(snapshot),
+        remedies=(do("ask again in a minute"),),
     )
 
 
 def unknown(snapshot: Snapshot) -> Verdict | None:
     """The last rule: nothing tells."""
-    said = snapshot.scheduler.problem
     words = sorted({row.word or row.state for row in snapshot.scheduler.jobs})
-    what = f"the scheduler calls it {format_names(words)}" if words else "no scheduler knows it"
-    # A remark has what it printed.
-    why = f"{snapshot.scheduler.name or 'the scheduler'} does not answer" if said else what
-    known = [f"{format_step(snapshot)} is known"] if snapshot.progress is not None else []
+    values = {
+        "scheduler": snapshot.scheduler.name,
+        "no_answer": bool(snapshot.scheduler.problem),  # a remark has what it printed
+        "words": words,
+        **step_values(snapshot),
+    }
     if snapshot.outcome is not None:
-        known.append(f"its last attempt ended: {snapshot.outcome.reason}")
-    return Verdict(
-        health=Health.UNKNOWN,
-        rule="unknown",
-        reason="; ".join([f"nothing tells how it is: {why}", *known]),
-        advice=advise(snapshot, "logs JOB") or "ask again later",
-    )
+        values["ended"] = snapshot.outcome.reason
+    remedies = show(snapshot, Target.LOGS) or (do("ask again later"),)
+    return conclude(Health.UNKNOWN, "unknown", values, remedies=remedies)
 
 
 def _last_line(snapshot: Snapshot) -> tuple[Line, ...]:
@@ -252,12 +286,17 @@ def _steps_on(snapshot: Snapshot) -> bool:
     return silence is not None and is_live(snapshot) and silence <= job_limit_s(snapshot)
 
 
-def _gpu_facts(snapshot: Snapshot, name: str) -> tuple[str, ...]:
+def _list_gpus(snapshot: Snapshot, name: str) -> tuple[Finding, ...]:
     node: Node | None = next((item for item in snapshot.nodes if item.name == name), None)
     if node is None:
         return ()
     temperatures = [gpu.temperature for gpu in node.gpus if gpu.temperature is not None]
-    facts = [f"{name}: {max(temperatures):.0f} degrees"] if temperatures else []
-    throttle = {gpu.held_down for gpu in node.gpus if gpu.held_down}
-    facts += [f"{name}: {format_names(sorted(throttle))}"] if throttle else []
-    return tuple(facts)
+    throttle = sorted({gpu.held_down for gpu in node.gpus if gpu.held_down})
+    found = []
+    if temperatures:
+        proof = Evidence("GPU samples", Sure.MEASURED, seen=len(temperatures))
+        values = {"node": name, "degrees": max(temperatures)}
+        found.append(Finding("temperature", values=values, evidence=(proof,)))
+    if throttle:
+        found.append(Finding("throttle", values={"node": name, "reasons": throttle}))
+    return tuple(found)

@@ -8,23 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from varuna_core.records.formatting import format_duration
+from varuna_core.facts.catalogue.remedies import do, look_at
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Evidence, NotKnown, Sure
+from varuna_core.facts.remedy import Action, Remedy, Target
 from vjob.jobs.monitor.log_lines.errors import first_root
 from vjob.jobs.monitor.model.snapshot import Gpu, Health, Node, Rank, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
-    advise,
+    cancel,
+    conclude,
     find_life,
     find_started,
     find_step_line,
-    format_names,
-    format_rank,
-    format_step,
     is_live,
     is_plain_job,
-    join,
     list_alive,
     rows_in,
+    show,
+    step_values,
 )
 from vjob.jobs.monitor.rules.pace import (
     FLOOR_S,
@@ -36,6 +39,7 @@ from vjob.jobs.monitor.rules.pace import (
     phase_limit_s,
 )
 
+RESUBMIT_WITHOUT = Remedy(Action.EXCLUDE, Target.NODE, detail="and submit again")
 SILENT_S = 150.0
 """A node's beats come every few seconds, and NFS may hold them back for a minute."""
 IDLE, BUSY = 5.0, 90.0
@@ -53,10 +57,13 @@ FEW = 0.25
 class Suspect:
     """A rank or node that may hold up the others, and the evidence."""
 
-    reason: str
+    finding: Finding
     node: str = ""
     rank: int | None = None
-    remedy: str = ""
+
+    @property
+    def remedies(self) -> tuple[Remedy, ...]:
+        return self.finding.remedies
 
 
 def find_suspect(snapshot: Snapshot) -> Suspect | None:
@@ -72,47 +79,52 @@ def find_sure_suspect(snapshot: Snapshot) -> Suspect | None:
     return _stopped(snapshot) or _zombie(snapshot)
 
 
-def describe_gpus(snapshot: Snapshot) -> str:
-    """State of all GPUs together; empty where it tells nothing."""
+def find_gpu_state(snapshot: Snapshot) -> Finding | None:
+    """State of all GPUs together; None where it tells nothing."""
     gpus = [gpu for node in snapshot.nodes for gpu in _gpus(node)]
     used = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
     if not used:
-        return ""
+        return None
+    expected = snapshot.num_gpus or len(gpus)
+    seen = (Evidence("GPU samples", Sure.MEASURED, seen=len(used), expected=expected),)
     if min(used) >= SPINS and all(_is_flat(gpu) for gpu in gpus):
         power = [gpu.power_w for gpu in gpus if gpu.power_w is not None]
-        watts = f", {sum(power) / len(power):.0f} W each" if power else ""
-        return (
-            f"all {len(used)} GPUs are at 100 %{watts} and no step ends: they spin in a collective"
-        )
+        watts = sum(power) / len(power) if power else NotKnown("no sample has the power")
+        values = {"num_gpus": len(used), "watts_each": watts}
+        return Finding("gpus spin", values=values, evidence=seen)
     if max(used) <= IDLE:
-        return (
-            f"all {len(used)} GPUs are idle: the ranks wait on the host, for data or for a rank "
-            "that crashed"
-        )
-    return ""
+        return Finding("gpus idle", values={"num_gpus": len(used)}, evidence=seen)
+    return None
+
+
+def _suspect_ranks(rule: str, found: Sequence[Rank], remedies: Sequence[Remedy] = ()) -> Suspect:
+    return Suspect(
+        finding=Finding(
+            rule,
+            values={
+                "ranks": [rank.rank for rank in found],
+                "nodes": list(dict.fromkeys(rank.node for rank in found if rank.node)),
+            },
+            evidence=(Evidence("beat", Sure.MEASURED, seen=len(found)),),
+            remedies=tuple(remedies),
+        ),
+        node=found[0].node,
+        rank=found[0].rank,
+    )
 
 
 def _stopped(snapshot: Snapshot) -> Suspect | None:
     found = [rank for rank in list_alive(snapshot) if rank.process_state in ("T", "t")]
     if not found:
         return None
-    return Suspect(
-        reason=f"{_format_ranks(found)} {_is_or_are(found)} stopped (SIGSTOP, or a debugger)",
-        node=found[0].node,
-        rank=found[0].rank,
-        remedy=f"`kill -CONT {found[0].pid or 'PID'}` on {found[0].node or 'its node'}",
-    )
+    where = found[0].node or "its node"
+    go_on = do(f"`kill -CONT {found[0].pid or 'PID'}` on {where}")
+    return _suspect_ranks("stopped ranks", found, [go_on])
 
 
 def _zombie(snapshot: Snapshot) -> Suspect | None:
     found = [rank for rank in list_alive(snapshot) if rank.process_state in ("Z", "X")]
-    if not found:
-        return None
-    return Suspect(
-        reason=f"{_format_ranks(found)} {_is_or_are(found)} dead and not collected yet",
-        node=found[0].node,
-        rank=found[0].rank,
-    )
+    return _suspect_ranks("dead ranks", found) if found else None
 
 
 def _silent_node(snapshot: Snapshot) -> Suspect | None:
@@ -124,22 +136,20 @@ def _silent_node(snapshot: Snapshot) -> Suspect | None:
         if snapshot.now - node.beat_at > SILENT_S
     }
     if lost:
-        word = snapshot.scheduler.lost_nodes[lost[0]]
-        return Suspect(reason=f"the scheduler calls {lost[0]} {word}", node=lost[0])
+        values = {"node": lost[0], "word": snapshot.scheduler.lost_nodes[lost[0]]}
+        return Suspect(finding=Finding("node called down", values=values), node=lost[0])
     if not silent:
         return None
     if len(silent) == len(snapshot.nodes) and len(silent) > 1:
-        return Suspect(
-            reason=f"no node gave a sign of life for {format_duration(min(silent.values()))}: "
-            "the file server may hang, or the job is gone"
-        )
+        values = {"silence_s": min(silent.values())}
+        return Suspect(finding=Finding("all nodes silent", values=values))
     names = sorted(silent, key=lambda name: -silent[name])
-    return Suspect(
-        reason=f"no sign of life from {format_names(names)} "
-        f"for {format_duration(silent[names[0]])}",
-        node=names[0],
-        remedy=f"look whether {names[0]} is up: `scontrol show node {names[0]}`",
-    )
+    if snapshot.scheduler.name == "slurm":
+        up = look_at(f"scontrol show node {names[0]}", f"to see whether {names[0]} is up")
+    else:
+        up = do(f"look whether {names[0]} is up")
+    values = {"nodes": names, "silence_s": silent[names[0]]}
+    return Suspect(finding=Finding("silent node", values=values, remedies=(up,)), node=names[0])
 
 
 def _in_kernel(snapshot: Snapshot) -> Suspect | None:
@@ -147,13 +157,8 @@ def _in_kernel(snapshot: Snapshot) -> Suspect | None:
     found = [rank for rank in alive if rank.process_state == "D"]
     if not _is_few(len(found), len(alive)):
         return None
-    return Suspect(
-        reason=f"{_format_ranks(found)} {_is_or_are(found)} stuck in the kernel (state D: a disk, "
-        "a dead mount, a driver)",
-        node=found[0].node,
-        rank=found[0].rank,
-        remedy=f"look at the mounts and `dmesg` of {found[0].node or 'its node'}",
-    )
+    look = do(f"look at the mounts and `dmesg` of {found[0].node or 'its node'}")
+    return _suspect_ranks("ranks in the kernel", found, [look])
 
 
 def _idle_node(snapshot: Snapshot) -> Suspect | None:
@@ -166,21 +171,16 @@ def _idle_node(snapshot: Snapshot) -> Suspect | None:
     idle = [name for name, used in usage.items() if max(used) <= IDLE]
     busy = [name for name, used in usage.items() if min(used) >= BUSY]
     if idle and len(idle) + len(busy) == len(usage) and _is_few(len(idle), len(usage)):
-        return Suspect(
-            reason=f"the GPUs of {format_names(idle)} are idle while those of {len(busy)} other "
-            "node(s) are at 100 %",
-            node=idle[0],
-        )
+        values: dict[str, Any] = {"nodes": idle, "num_busy": len(busy)}
+        return Suspect(finding=Finding("idle node", values=values), node=idle[0])
     cards = [(node, gpu) for node in snapshot.nodes for gpu in _gpus(node)]
     cards = [(node, gpu) for node, gpu in cards if gpu.utilization is not None]
     lazy = [(node, gpu) for node, gpu in cards if (gpu.utilization or 0) <= IDLE]
     keen = [gpu for _, gpu in cards if (gpu.utilization or 0) >= BUSY]
     if len(lazy) == 1 and len(keen) == len(cards) - 1 and len(cards) > 2:
         node, gpu = lazy[0]
-        return Suspect(
-            reason=f"GPU {gpu.index} of {node.name} is idle while {len(keen)} others are at 100 %",
-            node=node.name,
-        )
+        values = {"gpu": gpu.index, "node": node.name, "num_busy": len(keen)}
+        return Suspect(finding=Finding("idle gpu", values=values), node=node.name)
     return None
 
 
@@ -191,17 +191,12 @@ def _odd_cpu(snapshot: Snapshot) -> Suspect | None:
     lazy = [rank for rank in ranks if (rank.cpu_percent or 0) <= IDLE]
     if len(keen) + len(lazy) != len(ranks) or len(ranks) < 3:
         return None
-    for few, what, others in (
-        (keen, "computes", "wait"),
-        (lazy, "does nothing", "are busy"),
-    ):
+    for few, computes in ((keen, True), (lazy, False)):
         if len(few) == 1:
-            return Suspect(
-                reason=f"{format_rank(few[0].rank, few[0].node)} {what} while all "
-                f"{len(ranks) - 1} others {others}",
-                node=few[0].node,
-                rank=few[0].rank,
-            )
+            rank, node = few[0].rank, few[0].node
+            values = {"rank": rank, "node": node, "num_others": len(ranks) - 1}
+            finding = Finding("odd rank", values={**values, "computes": computes})
+            return Suspect(finding=finding, node=node, rank=rank)
     return None
 
 
@@ -215,12 +210,14 @@ def _behind(snapshot: Snapshot) -> Suspect | None:
     if not _is_few(len(found), len(ranks)):
         return None
     first = min(found, key=lambda rank: (rank.step or 0, rank.rank))
-    return Suspect(
-        reason=f"the trace of {_format_ranks(found)} ends at step {first.step}, those of the "
-        f"others at {last}",
-        node=first.node,
-        rank=first.rank,
-    )
+    values = {
+        "ranks": [rank.rank for rank in found],
+        "nodes": list(dict.fromkeys(rank.node for rank in found if rank.node)),
+        "step": first.step,
+        "others_step": last,
+    }
+    finding = Finding("ranks behind", values=values, evidence=(Evidence("trace", Sure.MEASURED),))
+    return Suspect(finding=finding, node=first.node, rank=first.rank)
 
 
 def _gpus(node: Node) -> Sequence[Gpu]:
@@ -235,18 +232,6 @@ def _is_flat(gpu: Gpu) -> bool:
 def _is_few(count: int, total: int) -> bool:
     """Some, and clearly not most."""
     return 0 < count <= max(1, FEW * total) and count < total
-
-
-def _is_or_are(ranks: Sequence[Rank]) -> str:
-    return "is" if len(ranks) == 1 else "are"
-
-
-def _format_ranks(ranks: Sequence[Rank]) -> str:
-    if len(ranks) == 1:
-        return format_rank(ranks[0].rank, ranks[0].node)
-    nodes = format_names(dict.fromkeys(rank.node for rank in ranks if rank.node))
-    where = f" on {nodes}" if nodes else ""
-    return f"ranks {format_names(str(rank.rank) for rank in ranks)}{where}"
 
 
 CONTAINER_S = 3600.0
@@ -271,15 +256,14 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
         silence = snapshot.now - beat if beat is not None else None
         if silence is not None and silence < SILENT_S:
             continue  # the controller alone does not reach it, or it came back
-        quiet = f", no sign of life for {format_duration(silence)}" if silence is not None else ""
-        return Verdict(
-            health=Health.DEAD,
-            rule="lost node",
-            reason=f"node {name} was lost: the scheduler calls it {word}{quiet}",
-            facts=_facts(snapshot),
-            advice=join(
-                ["submit again without it (cluster.exclude)", advise(snapshot, "cancel JOB")], "; "
-            ),
+        unknown = NotKnown("the node left no beat")
+        return conclude(
+            Health.DEAD,
+            "lost node",
+            {"node": name, "word": word, "silence_s": unknown if silence is None else silence},
+            evidence=(Evidence(snapshot.scheduler.name, Sure.REPORTED, text=word),),
+            details=_list_details(snapshot),
+            remedies=(RESUBMIT_WITHOUT, *cancel(snapshot)),
             node=name,
         )
     return None
@@ -299,14 +283,18 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
         limit = job_cause_limit_s(snapshot)
     if silence <= limit:
         return None
-    return Verdict(
-        health=Health.STALLED,
-        rule="held up",
-        reason=f"{suspect.reason}; no step for {format_duration(silence)} "
-        f"(limit {format_duration(limit)}), after {format_step(snapshot)}",
-        evidence=tuple(x for x in (find_step_line(snapshot),) if x is not None),
-        facts=_facts(snapshot),
-        advice=join([suspect.remedy, advise(snapshot, "stacks JOB")], "; "),
+    return conclude(
+        Health.STALLED,
+        "held up",
+        {
+            "suspect": suspect.finding,
+            "silence_s": silence,
+            "limit_s": limit,
+            **step_values(snapshot),
+        },
+        lines=tuple(x for x in (find_step_line(snapshot),) if x is not None),
+        details=_list_details(snapshot),
+        remedies=(*suspect.remedies, *show(snapshot, Target.STACKS)),
         node=suspect.node,
         rank=suspect.rank,
     )
@@ -319,31 +307,29 @@ def in_phase(snapshot: Snapshot) -> Verdict | None:
         return None
     age = snapshot.now - phase.since if phase.since is not None else None
     limit = phase_limit_s(snapshot, phase.name)
-    longest = snapshot.phases_s.get(phase.name)
-    usual = (
-        f"the longest so far took {format_duration(longest)}" if longest else "the first of the run"
-    )
-    since = f" for {format_duration(age)}" if age is not None else ""
+    values = {
+        "phase": phase.name,
+        "age_s": age if age is not None else NotKnown("no line tells when it began"),
+        "limit_s": limit,
+        "longest_s": snapshot.phases_s.get(phase.name) or NotKnown("it is the first of the run"),
+        **step_values(snapshot),
+    }
     if age is not None and age > limit:
         suspect = find_suspect(snapshot)
-        who = f"; {suspect.reason}" if suspect is not None else ""
-        return Verdict(
-            health=Health.STALLED,
-            rule="in phase",
-            reason=f"in {_article(phase.name)}{since}, the limit is {format_duration(limit)}{who}",
-            evidence=(phase.line,),
-            facts=(usual, *_facts(snapshot)),
-            advice=advise(snapshot, "stacks JOB"),
+        if suspect is not None:
+            values["suspect"] = suspect.finding
+        return conclude(
+            Health.STALLED,
+            "in phase",
+            {**values, "is_late": True},
+            lines=(phase.line,),
+            details=(Finding("longest phase", values=values), *_list_details(snapshot)),
+            remedies=show(snapshot, Target.STACKS),
             node=suspect.node if suspect is not None else "",
             rank=suspect.rank if suspect is not None else None,
         )
-    is_checkpoint = phase.name == "checkpoint"
-    return Verdict(
-        health=Health.CHECKPOINTING if is_checkpoint else Health.HEALTHY,
-        rule="in phase",
-        reason=f"in {_article(phase.name)}{since}, after {format_step(snapshot)}; {usual}",
-        evidence=(phase.line,),
-    )
+    health = Health.CHECKPOINTING if phase.name == "checkpoint" else Health.HEALTHY
+    return conclude(health, "in phase", {**values, "is_late": False}, lines=(phase.line,))
 
 
 def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
@@ -355,23 +341,21 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
     if silence <= limit:
         return None
     suspect = find_suspect(snapshot)
-    gpus = describe_gpus(snapshot)
+    gpus = find_gpu_state(snapshot)
     root = first_root(snapshot.errors) or find_step_line(snapshot)
-    who = suspect.reason if suspect is not None else gpus
-    facts = [fact for fact in (gpus if suspect is not None else "", *_facts(snapshot)) if fact]
-    return Verdict(
-        health=Health.STALLED,
-        rule="stalled",
-        reason=f"no step for {format_duration(silence)} after {format_step(snapshot)} (limit "
-        f"{format_duration(limit)})" + (f": {who}" if who else ""),
-        evidence=(root,) if root is not None else (),
-        facts=tuple(facts),
-        advice=join(
-            [
-                suspect.remedy if suspect is not None else "",
-                advise(snapshot, "stacks JOB", "logs JOB --errors"),
-            ],
-            "; ",
+    who = suspect.finding if suspect is not None else gpus
+    values = {"silence_s": silence, "limit_s": limit, **step_values(snapshot)}
+    beside = (gpus,) if suspect is not None and gpus is not None else ()
+    return conclude(
+        Health.STALLED,
+        "stalled",
+        {**values, "suspect": who} if who is not None else values,
+        lines=(root,) if root is not None else (),
+        evidence=gpus.evidence if gpus is not None else (),
+        details=(*beside, *_list_details(snapshot)),
+        remedies=(
+            *(suspect.remedies if suspect is not None else ()),
+            *show(snapshot, Target.STACKS, Target.ERRORS),
         ),
         node=suspect.node if suspect is not None else "",
         rank=suspect.rank if suspect is not None else None,
@@ -381,74 +365,64 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
 def starting(snapshot: Snapshot) -> Verdict | None:
     """No step yet: the nodes boot, prepare the container, meet, or the ranks warm up."""
     if rows_in(snapshot, ("CONFIGURING",)) and snapshot.attempt is None:
-        return Verdict(
-            health=Health.STARTING, rule="starting", reason="the scheduler makes its nodes ready"
-        )
+        return conclude(Health.STARTING, "starting", {"state": "configuring"})
     if not is_live(snapshot) and not rows_in(snapshot, ("RUNNING",)):
         return None
     if find_step_at(snapshot) is not None or snapshot.progress is not None:
         return None
-    phase, what, limit, begun = _start_phase(snapshot)
+    phase, values, limit, begun = _start_phase(snapshot)
     age = snapshot.now - begun if begun is not None else None
-    since = f" for {format_duration(age)}" if age is not None else ""
+    values["age_s"] = age if age is not None else NotKnown("nothing tells when it began")
     if is_plain_job(snapshot):  # it may be no training at all
-        return Verdict(
-            health=Health.HEALTHY,
-            rule="starting",
-            reason=f"it runs{since} and prints no step that vjob knows",
-        )
+        return conclude(Health.HEALTHY, "starting", {**values, "state": "no known step"})
     if age is not None and age > limit:
         if phase == "warm-up":
-            late = _late_warm_up(snapshot, age, since)
+            late = _late_warm_up(snapshot, age, values)
             if late is not None:
                 return late
         else:
-            return _late_start(snapshot, f"{what}{since}, the limit is {format_duration(limit)}")
-    return Verdict(
-        health=Health.STARTING,
-        rule="starting",
-        phase=phase,
-        reason=f"{what}{since}{_find_unknown_output(snapshot, phase)}",
-        facts=_start_facts(snapshot),
+            return _late_start(snapshot, {**values, "limit_s": limit})
+    values["prints_much"] = _prints_much(snapshot, phase)
+    return conclude(
+        Health.STARTING, "starting", values, phase=phase, details=_list_start_details(snapshot)
     )
 
 
-def _start_phase(snapshot: Snapshot) -> tuple[str, str, float, float | None]:
-    """Its name, a sentence, its limit, and when it began."""
+def _start_phase(snapshot: Snapshot) -> tuple[str, dict[str, Any], float, float | None]:
+    """Its name, what happens in it, its limit, and when it began."""
     begun = find_started(snapshot)
+    warm_up: dict[str, Any] = {"state": "warm-up"}
     if snapshot.went_at is not None:
-        return "warm-up", "the ranks started and did no step yet", WARM_UP_S, begun
+        return "warm-up", warm_up, WARM_UP_S, begun
     phases = {node.name: node.phase for node in snapshot.nodes}
     preparing = [name for name, phase in phases.items() if phase == "container"]
     if preparing:
-        what = f"{format_names(preparing)} prepare(s) the container"
-        return "container", what, CONTAINER_S, begun
+        return "container", {"state": "container", "nodes": preparing}, CONTAINER_S, begun
     if any(phase in ("running", "done") for phase in phases.values()) or snapshot.ranks:
-        return "warm-up", "the ranks started and did no step yet", WARM_UP_S, begun
+        return "warm-up", warm_up, WARM_UP_S, begun
     if not any(phases.values()) and any(node.log_at is not None for node in snapshot.nodes):
-        return "warm-up", "no step was printed yet", WARM_UP_S, begun
+        return "warm-up", {"state": "no step printed"}, WARM_UP_S, begun
     missing = (snapshot.num_nodes or 0) - sum(1 for phase in phases.values() if phase)
-    what = "the nodes meet"
-    if missing > 0:
-        what = f"{missing} of {snapshot.num_nodes} nodes have not reported"
-    return "rendezvous", what, RENDEZVOUS_S, begun
+    values = {"state": "rendezvous", "missing": max(missing, 0), "num_nodes": snapshot.num_nodes}
+    return "rendezvous", values, RENDEZVOUS_S, begun
 
 
-def _late_start(snapshot: Snapshot, reason: str) -> Verdict:
+def _late_start(snapshot: Snapshot, values: dict[str, Any]) -> Verdict:
     suspect = find_suspect(snapshot)
-    who = f": {suspect.reason}" if suspect is not None else ""
-    return Verdict(
-        health=Health.STALLED,
-        rule="starting",
-        reason=reason + who,
-        facts=_start_facts(snapshot),
-        advice=advise(snapshot, "stacks JOB", "logs JOB"),
+    if suspect is not None:
+        values = {**values, "suspect": suspect.finding}
+    return conclude(
+        Health.STALLED,
+        "starting",
+        {**values, "is_late": True},
+        details=_list_start_details(snapshot),
+        remedies=show(snapshot, Target.STACKS, Target.LOGS),
         node=suspect.node if suspect is not None else "",
         rank=suspect.rank if suspect is not None else None,
     )
 
 
-def _late_warm_up(snapshot: Snapshot, age: float, since: str) -> Verdict | None:
+def _late_warm_up(snapshot: Snapshot, age: float, values: dict[str, Any]) -> Verdict | None:
     """A job that prints no step that we know is well as long as it shows life otherwise."""
     log_at = max((node.log_at for node in snapshot.nodes if node.log_at is not None), default=None)
     quiet = snapshot.now - log_at if log_at is not None else age
@@ -456,30 +430,26 @@ def _late_warm_up(snapshot: Snapshot, age: float, since: str) -> Verdict | None:
     steps_are_told = snapshot.num_gpus is not None and bool(snapshot.info)
     if quiet <= QUIET_S or works:
         if steps_are_told and age > WARM_UP_MOST_S and not works:
-            return _late_start(snapshot, f"the ranks started and did no step{since}")
-        return Verdict(
-            health=Health.HEALTHY,
-            rule="starting",
-            reason=f"it runs{since} and prints no step that vjob knows; the last output is "
-            f"{format_duration(quiet)} old{_find_unknown_output(snapshot, 'warm-up')}",
-            facts=_start_facts(snapshot),
+            return _late_start(snapshot, {**values, "state": "late warm-up"})
+        return conclude(
+            Health.HEALTHY,
+            "starting",
+            {
+                **values,
+                "state": "no known step",
+                "quiet_s": quiet,
+                "prints_much": _prints_much(snapshot, "warm-up"),
+            },
+            details=_list_start_details(snapshot),
         )
-    return _late_start(
-        snapshot,
-        f"the ranks started and did no step{since}, the logs are quiet {format_duration(quiet)}",
-    )
+    return _late_start(snapshot, {**values, "state": "late warm-up", "quiet_s": quiet})
 
 
-def _find_unknown_output(snapshot: Snapshot, phase: str) -> str:
-    """A clause where the program prints much and no line is a step; built-in programs print their
+def _prints_much(snapshot: Snapshot, phase: str) -> bool:
+    """True where the program prints much and no line is a step; built-in programs print their
     settings, and their steps are known."""
     num_bytes = sum(node.sizes.get("out", 0) for node in snapshot.nodes)
-    if phase != "warm-up" or snapshot.info or num_bytes < MUCH_OUTPUT:
-        return ""
-    return (
-        "; none of the lines that it printed is known as a step: if some are, set `progress` "
-        "(docs/steps.md)"
-    )
+    return phase == "warm-up" and not snapshot.info and num_bytes >= MUCH_OUTPUT
 
 
 def _is_working(snapshot: Snapshot) -> bool:
@@ -491,30 +461,23 @@ def _is_working(snapshot: Snapshot) -> bool:
         if gpu.index != "cpu" and gpu.utilization is not None
     ]
     if used:
-        return max(used) > 5 and not describe_gpus(snapshot)
+        return max(used) > 5 and find_gpu_state(snapshot) is None
     return any((rank.cpu_percent or 0) > 20 for rank in snapshot.ranks)
 
 
-def _facts(snapshot: Snapshot) -> tuple[str, ...]:
-    facts = []
+def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
+    details = []
     life = find_life(snapshot)
     if life is not None:
-        facts.append(
-            f"the last sign of life of any node is {format_duration(snapshot.now - life)} old"
-        )
+        details.append(Finding("last life", values={"age_s": snapshot.now - life}))
     if snapshot.checkpoint_step is not None:
-        facts.append(f"the last checkpoint is of step {snapshot.checkpoint_step}")
-    return tuple(facts)
+        details.append(Finding("checkpoint", values={"step": snapshot.checkpoint_step}))
+    return tuple(details)
 
 
-def _start_facts(snapshot: Snapshot) -> tuple[str, ...]:
+def _list_start_details(snapshot: Snapshot) -> tuple[Finding, ...]:
     by_phase: dict[str, int] = {}
     for node in snapshot.nodes:
         if node.phase:
             by_phase[node.phase] = by_phase.get(node.phase, 0) + 1
-    said = ", ".join(f"{count} {phase}" for phase, count in by_phase.items())
-    return (f"nodes: {said}",) if said else ()
-
-
-def _article(name: str) -> str:
-    return f"an {name}" if name[:1] in "aeiou" else f"a {name}"
+    return (Finding("nodes by phase", values=by_phase),) if by_phase else ()

@@ -4,38 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from varuna_core.facts.catalogue.known_line import KnownLine
+from varuna_core.facts.catalogue.remedies import do, look_at
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import NotKnown
+from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.files import describe_room
-from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
+    CANCEL,
     RUNNING,
-    advise,
-    context_of_job,
-    format_names,
+    cancel,
+    conclude,
     is_between,
     is_coming_again,
     is_over,
     rows_in,
+    show,
 )
 from vjob.jobs.schedulers.job import SchedulerJob, parse_name
-from vjob.jobs.schedulers.reasons import explain_reason, find_reason
+from vjob.jobs.schedulers.reasons import find_reason, is_permanent
 
 ORPHAN_S = 600.0
 """A submit that left no job after so long was cut off."""
 FRESH_S = 120.0
 """The scheduler shows a job after so long at the latest."""
+NO_START = NotKnown("the scheduler expects no start yet")
+WAIT = Remedy(Action.WAIT)
+RESUBMIT = Remedy(Action.RESUBMIT)
+SETTLED = (Action.RELEASE, Action.ASK_ADMIN, Action.CANCEL)
+"""With one of these a job that does not start need not be submitted again, or has its own way."""
 
 
 def refused(snapshot: Snapshot) -> Verdict | None:
     if snapshot.record_state != "refused":
         return None
-    return Verdict(
-        health=Health.REFUSED,
-        rule="refused",
-        reason=f"it was not submitted: {snapshot.message or 'the scheduler refused it'}",
-        advice="fix what the message names and submit again",
-    )
+    said = snapshot.message or NotKnown("the scheduler's message was not kept")
+    fix = do("fix what the message names and submit again")
+    return conclude(Health.REFUSED, "refused", {"said": said}, remedies=[fix])
 
 
 def submitting(snapshot: Snapshot) -> Verdict | None:
@@ -43,65 +51,75 @@ def submitting(snapshot: Snapshot) -> Verdict | None:
     if snapshot.scheduler.jobs or snapshot.attempt is not None:
         return None
     age = snapshot.now - snapshot.submitted if snapshot.submitted is not None else 0.0
+    values = {"age_s": age, "state": snapshot.record_state, "is_cut_off": False}
     if snapshot.record_state == "submitted" and age < FRESH_S:
-        return Verdict(health=Health.PENDING, rule="submitting", reason="it was submitted just now")
+        return conclude(Health.PENDING, "submitting", values)
     if snapshot.record_state != "intent":
         return None
     if age > ORPHAN_S:
-        return Verdict(
-            health=Health.UNKNOWN,
-            rule="submitting",
-            reason=f"its submit began {format_duration(age)} ago and left no job",
-            advice="vjob list adopts a job that there is; else submit again",
+        return conclude(
+            Health.UNKNOWN,
+            "submitting",
+            {**values, "is_cut_off": True},
+            remedies=[do("`vjob list` adopts the job if there is one; else submit again")],
         )
-    return Verdict(health=Health.PENDING, rule="submitting", reason="it is being submitted")
+    return conclude(Health.PENDING, "submitting", values)
 
 
 def never_starts(snapshot: Snapshot) -> Verdict | None:
-    why = explain_reason(
-        [build_info(row) for row in rows_in(snapshot, ("PENDING",))], context_of_job(snapshot)
-    )
-    if not why:
-        return None
-    return Verdict(
-        health=Health.PENDING,
-        rule="never starts",
-        reason=why,
-        advice=advise(snapshot, "cancel JOB") + ", fix the conf, and submit again",
-        never_starts=True,
-        facts=_facts(snapshot),
-    )
+    for row in rows_in(snapshot, ("PENDING",)):
+        known = find_reason(row.reason)
+        if known is not None and is_permanent(build_info(row)):
+            return conclude(
+                Health.PENDING,
+                "never starts",
+                {"job": row.id, "reason": row.reason, "meaning_of_reason": known.meaning},
+                remedies=_mend(known),
+                never_starts=True,
+                details=_list_details(snapshot),
+            )
+    return None
+
+
+def _mend(known: KnownLine) -> tuple[Remedy, ...]:
+    """The remedies of the reason; where they change what was asked for, the job is replaced."""
+    if any(one.action in SETTLED and not one.instead for one in known.remedies):
+        return known.remedies
+    return (CANCEL, *known.remedies, RESUBMIT)
 
 
 def requeued(snapshot: Snapshot) -> Verdict | None:
     if is_between(snapshot):
-        reason = "the scheduler started it again, its next attempt is about to begin"
+        values: dict[str, Any] = {"state": "starts"}
         if snapshot.outcome is not None and snapshot.restarts:
-            number = f"{snapshot.restarts} of {snapshot.max_restarts}"
-            reason = f"it starts again in a moment, restart {number}, after: "
-            reason += snapshot.outcome.reason
-        return Verdict(health=Health.REQUEUED, rule="requeued", reason=reason)
+            values = {
+                "state": "restarts",
+                "number": snapshot.restarts,
+                "most": snapshot.max_restarts,
+                "after": snapshot.outcome.reason,
+            }
+        return conclude(Health.REQUEUED, "requeued", values)
     if is_coming_again(snapshot) and not is_over(snapshot):
-        return Verdict(
-            health=Health.REQUEUED,
-            rule="requeued",
-            reason=str((snapshot.stop or {}).get("reason")),
-        )
+        said = str((snapshot.stop or {}).get("reason"))
+        return conclude(Health.REQUEUED, "requeued", {"state": "saved", "said": said})
     rows = rows_in(snapshot, ("PENDING", "REQUEUED"))
     if not rows or rows_in(snapshot, RUNNING) or is_over(snapshot):
         return None
     if not any(row.state == "REQUEUED" or row.restarts for row in rows) and not snapshot.earlier:
         return None
     times = max(max(row.restarts for row in rows), len(snapshot.earlier), 1)
-    last = snapshot.earlier[-1].reason if snapshot.earlier else ""
-    why = f", after: {last}" if last else ""
-    waits = _format_wait(snapshot, rows[0])
-    return Verdict(
-        health=Health.REQUEUED,
-        rule="requeued",
-        reason=f"it waits to start again, requeued {times} time(s){why}; {waits}",
-        facts=_facts(snapshot),
-        advice=advise(snapshot, "logs JOB --errors"),
+    unknown = NotKnown("no attempt before left how it ended")
+    return conclude(
+        Health.REQUEUED,
+        "requeued",
+        {
+            "state": "waits",
+            "times": times,
+            "after": snapshot.earlier[-1].reason if snapshot.earlier else unknown,
+            **_wait_values(snapshot, rows[0]),
+        },
+        details=_list_details(snapshot),
+        remedies=show(snapshot, Target.ERRORS),
     )
 
 
@@ -111,16 +129,17 @@ def pending(snapshot: Snapshot) -> Verdict | None:
     if not rows or is_over(snapshot) or snapshot.went_at is not None:
         return None
     row = rows[0]
-    whose = f" (group {row.group})" if row.group else ""
-    others = len(rows_in(snapshot, RUNNING))
-    beside = f"; {others} other job(s) of the run wait for it" if others else ""
-    start = f", expected to start {row.start}" if row.start else ""
-    return Verdict(
-        health=Health.PENDING,
-        rule="pending",
-        reason=f"job {row.id}{whose} pends: {_format_wait(snapshot, row)}{start}{beside}",
-        facts=_facts(snapshot),
-        advice=_advise_wait(snapshot, row),
+    return conclude(
+        Health.PENDING,
+        "pending",
+        {
+            "job": row.id,
+            "group": row.group,
+            "num_waiting": len(rows_in(snapshot, RUNNING)),
+            **_wait_values(snapshot, row),
+        },
+        details=_list_details(snapshot),
+        remedies=_list_waits(snapshot, row),
     )
 
 
@@ -128,12 +147,8 @@ def suspended(snapshot: Snapshot) -> Verdict | None:
     rows = rows_in(snapshot, ("SUSPENDED",))
     if not rows or is_over(snapshot):
         return None
-    return Verdict(
-        health=Health.PENDING,
-        rule="suspended",
-        reason=f"job {rows[0].id} is suspended by the scheduler or an admin",
-        advice=f"wait, or `scontrol resume {rows[0].id}` where that is allowed",
-    )
+    resume = do(f"wait, or `scontrol resume {rows[0].id}` where that is allowed")
+    return conclude(Health.PENDING, "suspended", {"job": rows[0].id}, remedies=[resume])
 
 
 def no_room(snapshot: Snapshot) -> Verdict | None:
@@ -141,12 +156,14 @@ def no_room(snapshot: Snapshot) -> Verdict | None:
     folder = snapshot.waits_for_room
     if not folder or is_over(snapshot):
         return None
-    room = describe_room(Path(folder))
-    return Verdict(
-        health=Health.FAILING,
-        rule="no room",
-        reason=f"waiting for room in {folder}" + (f": {room}" if room else ""),
-        advice="make room there, and the next attempt starts; " + advise(snapshot, "cancel JOB"),
+    return conclude(
+        Health.FAILING,
+        "no room",
+        {"folder": folder, "room": describe_room(Path(folder))},
+        remedies=[
+            Remedy(Action.MAKE_ROOM, detail="there, and the next attempt starts"),
+            *cancel(snapshot),
+        ],
     )
 
 
@@ -155,42 +172,37 @@ def morphing(snapshot: Snapshot) -> Verdict | None:
         return None
     if rows_in(snapshot, ("PENDING", "REQUEUED")) and not rows_in(snapshot, RUNNING):
         return None  # it comes back once the scheduler starts it
-    return Verdict(
-        health=Health.MORPHING,
-        rule="morphing",
-        reason=f"it goes from {snapshot.morph} and takes up its last checkpoint there",
-    )
+    return conclude(Health.MORPHING, "morphing", {"change": snapshot.morph})
 
 
-def _format_wait(snapshot: Snapshot, row: JobRow) -> str:
-    if row.reason == "Dependency" and (snapshot.after or snapshot.after_any):
-        return f"{row.reason}: it waits for {format_chain(snapshot.after, snapshot.after_any)}"
+def _wait_values(snapshot: Snapshot, row: JobRow) -> dict[str, Any]:
+    """The reason for a wait, its meaning, and the start that the scheduler itself expects."""
     known = find_reason(row.reason)
-    if known is None:
-        return row.reason or "the scheduler gives no reason"
-    is_requeued = row.reason == "BeginTime" and (row.restarts or snapshot.earlier)
-    more = ", which Slurm sets some two minutes after a requeue" if is_requeued else ""
-    return f"{row.reason}: {known.explain(context_of_job(snapshot), row.id)}{more}"
+    is_chain = row.reason == "Dependency"
+    return {
+        "reason": row.reason or NotKnown("the scheduler gives no reason"),
+        "meaning_of_reason": known.meaning if known is not None else "",
+        "after_well": list(snapshot.after) if is_chain else [],
+        "after_any": list(snapshot.after_any) if is_chain else [],
+        "start": row.start or NO_START,
+    }
 
 
-def _advise_wait(snapshot: Snapshot, row: JobRow) -> str:
+def _list_waits(snapshot: Snapshot, row: JobRow) -> Sequence[Remedy]:
     before = (*snapshot.after, *snapshot.after_any)
     if row.reason == "Dependency" and before:
-        return f"wait; vjob status {before[0]}"
-    return "wait; `squeue --start` tells more"
+        return WAIT, look_at(f"vjob status {before[0]}")
+    known = find_reason(row.reason)
+    more = known.remedies if known is not None else ()
+    if snapshot.scheduler.name == "slurm" and not row.start:
+        more = (*more, look_at("squeue --start", "for the start that Slurm expects"))
+    return WAIT, *more
 
 
-def format_chain(after: Sequence[str], after_any: Sequence[str]) -> str:
-    """`a to end well, and for b to end`, of runs that must be over first."""
-    parts = [f"{format_names(after)} to end well"] if after else []
-    parts += [f"{format_names(after_any)} to end"] if after_any else []
-    return ", and for ".join(parts)
-
-
-def _facts(snapshot: Snapshot) -> tuple[str, ...]:
+def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
     if snapshot.submitted is None:
         return ()
-    return (f"submitted {format_duration(snapshot.now - snapshot.submitted)} ago",)
+    return (Finding("submitted", values={"age_s": snapshot.now - snapshot.submitted}),)
 
 
 def build_info(row: JobRow) -> SchedulerJob:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from varuna_core.facts.finding import Finding
 from vjob.jobs.monitor.model.snapshot import (
     Attempt,
     Gpu,
@@ -23,7 +24,9 @@ from vjob.jobs.monitor.model.snapshot import (
 )
 
 NOW = 1_760_000_000.0
-HEALTHY = Verdict(health=Health.HEALTHY, reason="step 1280 was done 2 s ago", rule="progress")
+HEALTHY = Verdict(
+    health=Health.HEALTHY, reason="step 1280 was done 2 s ago", main=Finding("progress")
+)
 EMPTY = Snapshot(now=NOW, run="bare", folder="log2/10932251", scheduler=Scheduler(name=""))
 
 
@@ -164,7 +167,7 @@ def make_slow(num_nodes: int = 8) -> tuple[Snapshot, Verdict]:
         reason=f"rank {rank} on {hot.name} works 3.9 s a step, its peers of stage "
         f"{num_nodes // 2} 1.8 s "
         "(score 0.46)",
-        rule="straggler",
+        main=Finding("straggler"),
         evidence=(line,),
         facts=(f"{hot.name}: 91 degrees", f"{hot.name}: hw_thermal"),
         advice="look at that node (heat, other jobs, its disk); vjob report 4711; leave it out "

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.shelf.screen.sample_job import EMPTY, HEALTHY, NOW, make_slow, make_snapshot
+from varuna_core.facts.finding import Finding
 from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.model.snapshot import (
     Gpu,
@@ -261,7 +262,7 @@ def test_advice_that_is_cut_says_so() -> None:
 def test_a_run_without_a_step_says_so_with_its_phase() -> None:
     snapshot = replace(make_snapshot(1), progress=None)
     phase = Phase(name="evaluation", since=None, line=Line(text=""))
-    starting = Verdict(health=Health.STARTING, reason="x", rule="x", phase="rendezvous")
+    starting = Verdict(health=Health.STARTING, reason="x", main=Finding("x"), phase="rendezvous")
     for given_phase, wanted in ((None, "no step yet"), (phase, "no step yet; in evaluation")):
         lines = render_heading(replace(snapshot, phase=given_phase), starting, UNICODE, 80, 9)
         text = "\n".join(line.plain for line in lines)

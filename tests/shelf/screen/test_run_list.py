@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 
 from tests import ROOT
 from tests.shelf.screen.screen_driver import DEADLINE_S, shown
+from varuna_core.facts.finding import Finding
 from vjob.jobs.monitor.model.run_row import RunRow, render_rows
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.shelf.screen import start
@@ -36,7 +37,7 @@ def make_row(number: int, health: Health, **facts: Any) -> RunRow:
         "is_over": is_over,
         "submitted": 1000.0 * number,
         "age_s": 9000.0 - 1000 * number,
-        "verdict": Verdict(health=health, reason=reason, rule="x", advice="vjob logs JOB"),
+        "verdict": Verdict(health=health, reason=reason, main=Finding("x"), advice="vjob logs JOB"),
         "message": reason,
         **facts,
     }

@@ -19,12 +19,13 @@ from tests.shelf.screen.sample_job import (
     with_log,
 )
 from tests.shelf.screen.screen_driver import DrivenScreen, drive, shown
+from varuna_core.facts.finding import Finding
 from vjob.jobs.monitor.model.snapshot import Gpu, Health, Line, Node, Snapshot, Verdict
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.theme import ASCII, UNICODE
 
 HERE = UNICODE.here
-UNKNOWN = Verdict(health=Health.UNKNOWN, reason="nothing is known", rule="unknown")
+UNKNOWN = Verdict(health=Health.UNKNOWN, reason="nothing is known", main=Finding("unknown"))
 
 
 def test_the_screen_shows_verdict_evidence_advice_progress_and_the_culprits_log() -> None:
@@ -250,7 +251,9 @@ def test_lines_that_cannot_be_read_are_told_in_their_pane() -> None:
 
 
 def test_an_ended_job_stays_on_the_screen_with_its_last_verdict() -> None:
-    dead = Verdict(health=Health.DEAD, reason="rank 5 on n061 was killed", rule="dead", node="n061")
+    dead = Verdict(
+        health=Health.DEAD, reason="rank 5 on n061 was killed", main=Finding("dead"), node="n061"
+    )
     ended = replace(make_snapshot(3), record_state="ended")
 
     async def script(screen: DrivenScreen) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from varuna_core.facts.finding import Finding
 from varuna_core.records.record import JobRecord, RunRecord, append_event, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
@@ -26,7 +27,7 @@ def make_snapshot(folder: Path | str = "/run", **changes: object) -> Snapshot:
 
 
 def make_verdict(health: Health, **changes: object) -> Verdict:
-    facts = {"reason": f"it is {health.value}", "rule": health.value.lower(), **changes}
+    facts = {"reason": f"it is {health.value}", "main": Finding(health.value.lower()), **changes}
     return Verdict(health=health, **facts)  # type: ignore[arg-type]
 
 

@@ -13,6 +13,7 @@ import pytest
 from tests.command import Vjob, wait_for
 from tests.reports.page.browser import DRAWN_MS, start_browser
 from tests.shelf.screen.sample_job import HEALTHY, make_snapshot
+from varuna_core.facts.finding import Finding
 from vjob.jobs.monitor.model.snapshot import Health, Verdict
 from vjob.shelf.web import status as live_status
 from vjob.shelf.web.server import LivePage, Server, Site
@@ -33,7 +34,7 @@ EVIL = "<script>document.title = 'hacked'</script><img src=x onerror=alert(1)>"
 
 def test_a_page_has_verdict_progress_nodes_and_gpus() -> None:
     verdict = Verdict(
-        health=Health.SLOW, reason="n062 holds it up", rule="straggler", node="n062",
+        health=Health.SLOW, reason="n062 holds it up", main=Finding("straggler"), node="n062",
         advice="cluster.exclude: [n062]", remarks=("a disk is full",),
     )  # fmt: skip
     page = build_job_page(make_snapshot(4), verdict)
@@ -56,7 +57,9 @@ def test_of_thousands_of_nodes_the_first_rows_are_shown() -> None:
 
 
 def test_nothing_of_a_log_is_markup() -> None:
-    verdict = Verdict(health=Health.DEAD, reason=EVIL, rule="dead", facts=(f"a\x1b[31m{EVIL}",))
+    verdict = Verdict(
+        health=Health.DEAD, reason=EVIL, main=Finding("dead"), facts=(f"a\x1b[31m{EVIL}",)
+    )
     text = render(build_job_page(make_snapshot(1), verdict)).decode()
     assert "<script>document" not in text and "<img" not in text and "\x1b" not in text
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from varuna_core.facts.finding import Finding
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import (
@@ -91,7 +92,7 @@ def test_a_verdict_stands_above_with_its_evidence_and_what_to_do() -> None:
     verdict = Verdict(
         health=Health.FAILING,
         reason="rank 5 on n1 failed",
-        rule="root-error",
+        main=Finding("root-error"),
         evidence=(LINE,),
         facts=("3 others wait",),
         advice="vjob logs 77 --errors",
@@ -107,7 +108,7 @@ def test_a_verdict_stands_above_with_its_evidence_and_what_to_do() -> None:
         "  note: disk 97 % full",
     ]
     found = json.loads(render_json(make(), verdict))
-    assert (found["format"], found["verdict"]["health"]) == (2, "FAILING")
+    assert (found["format"], found["verdict"]["health"]) == (3, "FAILING")
     assert found["verdict"]["exit_code"] == 15
 
 
@@ -115,7 +116,10 @@ def test_evidence_that_the_reason_has_already_is_shown_once() -> None:
     reason = "rank 5 on n1 exited 1: ValueError: x"
     ends = replace(LINE, text=f"stopping the attempt: {reason}", node="", file="scheduler.out")
     known = Verdict(
-        health=Health.DEAD, reason=reason, rule="x", evidence=(LINE, ends, replace(LINE, text="y"))
+        health=Health.DEAD,
+        reason=reason,
+        main=Finding("x"),
+        evidence=(LINE, ends, replace(LINE, text="y")),
     )
     lines = render(make(), known, all_nodes=False).splitlines()
     assert lines[1:3] == [f"  {reason}", "    n1 rank 5 | y"]

@@ -1,0 +1,679 @@
+"""Sentences for verdicts: one for each rule, and for each detail and remark beside it. Pure.
+
+`put_into_words` is the last step of `judge`. Nothing is decided here, and nothing reads these
+sentences to decide. A name in `SENTENCES` is a `Finding.rule`; its function gets the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import NotKnown, Value
+from varuna_core.facts.remedy import COMMANDS, SPELLINGS, Action, Context, Remedy, render_all
+from varuna_core.records.files import format_free
+from varuna_core.records.formatting import format_duration
+from vjob.jobs.monitor.model.snapshot import Verdict
+from vjob.jobs.monitor.rules.base import format_names, format_rank, join
+
+CANCELS: Mapping[Context, str] = {Context.SBATCH: "scancel JOB", Context.PYTHON: "job.cancel()"}
+"""The command that ends a job, where it is not `vjob cancel JOB`."""
+
+
+def put_into_words(verdict: Verdict) -> Verdict:
+    """The verdict with its sentences, in the words of the job's context."""
+    context, job = verdict.context, verdict.job
+    remarks = (
+        join([render_sentence(one), render_advice(one, context, job)], "; ")
+        for one in verdict.others
+    )
+    return replace(
+        verdict,
+        reason=render_sentence(verdict.main),
+        advice=render_advice(verdict.main, context, job),
+        facts=tuple(map(render_sentence, verdict.details)),
+        remarks=tuple(dict.fromkeys(remarks)),
+    )
+
+
+def render_sentence(finding: Finding) -> str:
+    """One sentence without a full stop."""
+    known = {
+        key: value.value if isinstance(value, Value) else value
+        for key, value in finding.values.items()
+    }
+    return SENTENCES[finding.rule](known)
+
+
+def render_advice(finding: Finding, context: Context, job: str) -> str:
+    """The meaning of the line that it rests on, what to do, and commands that tell more."""
+    steps = [one for one in finding.remedies if not _is_command(one)]
+    said = render_all(steps, context, job)
+    meaning = str(finding.values.get("meaning", ""))
+    commands = [_spell(one, context, job) for one in finding.remedies if _is_command(one)]
+    return join([join([meaning, said], ": "), *commands], "; ")
+
+
+def _is_command(remedy: Remedy) -> bool:
+    """True for a command that stands for itself, ready to be copied."""
+    is_bare = not (remedy.detail or remedy.when or remedy.value)
+    if remedy.action is Action.CANCEL:
+        return is_bare
+    return is_bare and remedy.action is Action.INSPECT and remedy.target in COMMANDS
+
+
+def _spell(remedy: Remedy, context: Context, job: str) -> str:
+    if remedy.target is None:
+        words = CANCELS.get(context, "vjob cancel JOB")
+    else:
+        words = SPELLINGS[remedy.target].get(context, "").strip("`")
+    return words.replace("JOB", job)
+
+
+Values = Mapping[str, Any]
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and not isinstance(value, NotKnown)
+
+
+def _step(values: Values) -> str:
+    if not _is_known(values["step"]):
+        return "no step"
+    total = f" of {values['num_steps']}" if _is_known(values["num_steps"]) else ""
+    return f"step {values['step']}{total}"
+
+
+def _time(values: Values, key: str, text: str) -> str:
+    """The text with a duration for `{}`; empty where that is not known."""
+    known = _is_known(values.get(key))
+    return text.format(format_duration(values[key])) if known else ""
+
+
+def _line(values: Values) -> str:
+    """`rank 3 on n061: RuntimeError: x (2 times in all)`."""
+    who = format_rank(values["rank"], values["node"])
+    return join([who, values["text"] + _many(values)], ": ")
+
+
+def _many(values: Values) -> str:
+    return f" ({values['num_same']} times in all)" if values["num_same"] > 1 else ""
+
+
+def _plural(count: int, one: str, many: str) -> str:
+    return one if count == 1 else many
+
+
+def _ranks(values: Values) -> str:
+    ranks, nodes = values["ranks"], values["nodes"]
+    if len(ranks) == 1:
+        return format_rank(ranks[0], nodes[0] if nodes else "")
+    where = f" on {format_names(nodes)}" if nodes else ""
+    return f"ranks {format_names(map(str, ranks))}{where}"
+
+
+def _say_of_ranks(predicate: str) -> Callable[[Values], str]:
+    def say(values: Values) -> str:
+        verb = _plural(len(values["ranks"]), "is", "are")
+        return f"{_ranks(values)} {verb} {predicate}"
+
+    return say
+
+
+def _suspect(values: Values, before: str) -> str:
+    found = values.get("suspect")
+    return f"{before}{render_sentence(found)}" if isinstance(found, Finding) else ""
+
+
+# A job that waits.
+
+
+def _refused(values: Values) -> str:
+    said = values["said"] if _is_known(values["said"]) else "the scheduler refused it"
+    return f"it was not submitted: {said}"
+
+
+def _submitting(values: Values) -> str:
+    if values["is_cut_off"]:
+        return f"its submit began {format_duration(values['age_s'])} ago and left no job"
+    if values["state"] == "intent":
+        return "it is being submitted"
+    return "it was submitted just now"
+
+
+def _never_starts(values: Values) -> str:
+    return join(
+        [f"job {values['job']} will not start: {values['reason']}", values["meaning_of_reason"]],
+        "; ",
+    )
+
+
+def _requeued(values: Values) -> str:
+    state = values["state"]
+    if state == "starts":
+        return "the scheduler started it again, its next attempt is about to begin"
+    if state == "restarts":
+        number = f"{values['number']} of {values['most']}"
+        return f"it starts again in a moment, restart {number}, after: {values['after']}"
+    if state == "saved":
+        return str(values["said"])
+    why = f", after: {values['after']}" if _is_known(values["after"]) else ""
+    times = _plural(values["times"], "once", f"{values['times']} times")
+    return f"it waits to start again, requeued {times}{why}; {_wait(values)}{_start(values)}"
+
+
+def _pending(values: Values) -> str:
+    group = f" (group {values['group']})" if values["group"] else ""
+    count = values["num_waiting"]
+    jobs = _plural(count, "another job of the run waits", f"{count} other jobs of the run wait")
+    beside = f"; {jobs} for it" if count else ""
+    return f"job {values['job']}{group} pends: {_wait(values)}{_start(values)}{beside}"
+
+
+def _wait(values: Values) -> str:
+    reason = values["reason"]
+    if not _is_known(reason):
+        return "the scheduler gives no reason"
+    if values["after_well"] or values["after_any"]:
+        return f"{reason}: it waits for {format_chain(values['after_well'], values['after_any'])}"
+    return join([reason, values["meaning_of_reason"]], ": ")
+
+
+def _start(values: Values) -> str:
+    return f", expected to start {values['start']}" if _is_known(values["start"]) else ""
+
+
+def format_chain(after: Sequence[str], after_any: Sequence[str]) -> str:
+    """`a to end well, and for b to end`, of runs that must be over first."""
+    parts = [f"{format_names(after)} to end well"] if after else []
+    parts += [f"{format_names(after_any)} to end"] if after_any else []
+    return ", and for ".join(parts)
+
+
+def _no_room(values: Values) -> str:
+    return join([f"waiting for room in {values['folder']}", values["room"]], ": ")
+
+
+# A job that is over.
+
+
+def _done(values: Values) -> str:
+    after = f" after {_step(values)}" if "step" in values else ""
+    return join([f"it ended well{after}", values["how"] if _is_known(values["how"]) else ""], ": ")
+
+
+def _abandoned(values: Values) -> str:
+    silence = format_duration(values["silence_s"])
+    stopped = f"no sign of life for {silence}, it stopped at {_step(values)}"
+    if not values["is_end_known"]:
+        return f"{stopped}; nothing tells how it ended"
+    return f"{_line(values['line'])}; {stopped}" if "line" in values else stopped
+
+
+# A job that cannot go on.
+
+
+def _exit(values: Values) -> str:
+    """`rank 3 on n061 exited 1: ValueError: x`."""
+    signal = values["signal"]
+    how = f"was ended by {signal}" if signal else f"exited {values['code']}"
+    return join(
+        [f"{format_rank(values['rank'], values['node'])} {how}", values["last_error"]], ": "
+    )
+
+
+def _asked_to_end(values: Values) -> str:
+    said = values["said"] if _is_known(values["said"]) else "somebody said stop"
+    return f"the attempt is being ended: {said}"
+
+
+def _wrong_setting(values: Values) -> str:
+    more = f" (and {format_names(values['more'])})" if values["more"] else ""
+    return (
+        f"the run says {values['name']}: {values['said']}, the conf says {values['wanted']}{more}"
+    )
+
+
+def _saves_skipped(values: Values) -> str:
+    done, then = "skipped", "; training goes on"
+    if values["waits"]:
+        many, done, then = "a save", "waits", ", and the training with it"
+    elif values["count"] == 1:
+        many = "the last save was"
+    else:
+        many = f"the last {values['count']} saves were"
+    why = "no room" if values["no_room"] else "the disk or file server failed"
+    free = values["free_bytes"]
+    room = f" ({format_free(free)} free)" if _is_known(free) else ""
+    kept = values["kept_step"]
+    last = f"; complete is iteration {kept}" if _is_known(kept) else ""
+    age = format_duration(values["age_s"])
+    return f"{many} {done}, for {age}: {why} in {values['folder']}{room}{then}{last}"
+
+
+def _disk_full(values: Values) -> str:
+    left = f"{values['free_bytes'] / 1e6:.0f} MB"
+    if _is_known(values["free_inodes"]):
+        left += f" and {values['free_inodes']} inodes"
+    return f"the disk of {values['what']} has {left} left ({values['path']})"
+
+
+def _gpu_lost(values: Values) -> str:
+    gpus = values["gpus"]
+    which = _plural(len(gpus), f"GPU {gpus[0]}", f"GPUs {', '.join(map(str, gpus))}")
+    others = values["num_more_nodes"]
+    more = f", and of {others} other {_plural(others, 'node', 'nodes')}" if others else ""
+    verb = _plural(len(gpus), "is", "are")
+    them = _plural(len(gpus), "it", "them")
+    return (
+        f"{which} of {values['node']} {verb} lost{more}: the driver cannot reach {them}, and reads "
+        f"{values['num_read']} of {values['num_gpus']}"
+    )
+
+
+def _error_line(values: Values) -> str:
+    who = format_rank(values["rank"], values["node"])
+    said = f"{who} said" if who else "a log says"
+    silence = format_duration(values["silence_s"])
+    what = f"and nothing came after it for {silence}"
+    if values["since"] == "step":
+        what = f"and no step was done for {silence}"
+    return f"{said}: {values['text']}{_many(values)}, {what}"
+
+
+def _no_gpu_process(values: Values) -> str:
+    age = format_duration(values["age_s"])
+    return f"none of {values['num_gpus']} GPUs has a process, {age} after the ranks started"
+
+
+def _not_a_number(values: Values) -> str:
+    loss, count = values["loss"], values["num_nan"]
+    steps = _plural(count, "step", "steps")
+    what = f"the loss is {loss}" if _is_known(loss) else f"{count} {steps} with NaN"
+    return f"{what} at step {values['step']}, first at step {values['first_step']}"
+
+
+def _loss_scale(values: Values) -> str:
+    count, scale = values["num_skipped"], values["scale"]
+    steps = _plural(count, "the last step was", f"the last {count} steps were all")
+    tail = f", the loss scale is {scale:g}" if _is_known(scale) else ""
+    return f"{steps} skipped for overflow{tail}"
+
+
+def _gradients_explode(values: Values) -> str:
+    return (
+        f"the gradient norm is {values['norm']:.3g}, usually {values['usual_norm']:.3g}, and the "
+        f"loss rose to {values['loss']:.4g}"
+    )
+
+
+# A job that does not go on.
+
+
+def _lost_node(values: Values) -> str:
+    quiet = _time(values, "silence_s", ", no sign of life for {}")
+    return f"node {values['node']} was lost: the scheduler calls it {values['word']}{quiet}"
+
+
+def _held_up(values: Values) -> str:
+    silence, limit = format_duration(values["silence_s"]), format_duration(values["limit_s"])
+    who = _suspect(values, "")
+    return f"{who}; no step for {silence} (limit {limit}), after {_step(values)}"
+
+
+def _in_phase(values: Values) -> str:
+    since = _time(values, "age_s", " for {}")
+    phase = f"in {_article(values['phase'])}{since}"
+    if values["is_late"]:
+        limit = format_duration(values["limit_s"])
+        return f"{phase}, the limit is {limit}{_suspect(values, '; ')}"
+    return f"{phase}, after {_step(values)}; {_longest(values)}"
+
+
+def _longest(values: Values) -> str:
+    return _time(values, "longest_s", "the longest so far took {}") or "the first of the run"
+
+
+def _article(name: str) -> str:
+    return f"an {name}" if name[:1] in "aeiou" else f"a {name}"
+
+
+def _stalled(values: Values) -> str:
+    silence, limit = format_duration(values["silence_s"]), format_duration(values["limit_s"])
+    return f"no step for {silence} after {_step(values)} (limit {limit}){_suspect(values, ': ')}"
+
+
+def _starting(values: Values) -> str:
+    state, since = values["state"], _time(values, "age_s", " for {}")
+    if state == "configuring":
+        return "the scheduler makes its nodes ready"
+    if state == "no known step":
+        quiet = _time(values, "quiet_s", "; the last output is {} old")
+        return f"it runs{since} and prints no step that vjob knows{quiet}{_hint(values)}"
+    if state == "late warm-up":
+        quiet = _time(values, "quiet_s", ", the logs are quiet {}")
+        return f"the ranks started and did no step{since}{quiet}{_suspect(values, ': ')}"
+    what = f"{_start_phase(values)}{since}"
+    if values.get("is_late"):
+        limit = format_duration(values["limit_s"])
+        return f"{what}, the limit is {limit}{_suspect(values, ': ')}"
+    return f"{what}{_hint(values)}"
+
+
+def _start_phase(values: Values) -> str:
+    state = values["state"]
+    if state == "container":
+        nodes = values["nodes"]
+        verb = _plural(len(nodes), "prepares", "prepare")
+        return f"{format_names(nodes)} {verb} the container"
+    if state == "no step printed":
+        return "no step was printed yet"
+    if state == "rendezvous":
+        missing, total = values["missing"], values["num_nodes"]
+        verb = _plural(missing, "has", "have")
+        return f"{missing} of {total} nodes {verb} not reported" if missing else "the nodes meet"
+    return "the ranks started and did no step yet"
+
+
+def _hint(values: Values) -> str:
+    """Where the program prints much, and no line of it is known as a step."""
+    if not values.get("prints_much"):
+        return ""
+    return (
+        "; none of the lines that it printed is known as a step: if some are, set `progress` "
+        "(docs/steps.md)"
+    )
+
+
+def _gpus_spin(values: Values) -> str:
+    watts = f", {values['watts_each']:.0f} W each" if _is_known(values["watts_each"]) else ""
+    return (
+        f"all {values['num_gpus']} GPUs are at 100 %{watts} and no step ends: they spin in a "
+        "collective"
+    )
+
+
+def _gpus_idle(values: Values) -> str:
+    return (
+        f"all {values['num_gpus']} GPUs are idle: the ranks wait on the host, for data or for a "
+        "rank that crashed"
+    )
+
+
+def _all_silent(values: Values) -> str:
+    silence = format_duration(values["silence_s"])
+    return (
+        f"no node gave a sign of life for {silence}: the file server may hang, or the job is gone"
+    )
+
+
+def _silent_node(values: Values) -> str:
+    silence = format_duration(values["silence_s"])
+    return f"no sign of life from {format_names(values['nodes'])} for {silence}"
+
+
+def _idle_node(values: Values) -> str:
+    nodes, busy = values["nodes"], values["num_busy"]
+    others = _plural(busy, "of one other node", f"of {busy} other nodes")
+    return f"the GPUs of {format_names(nodes)} are idle while those {others} are at 100 %"
+
+
+def _idle_gpu(values: Values) -> str:
+    return (
+        f"GPU {values['gpu']} of {values['node']} is idle while {values['num_busy']} others are at "
+        "100 %"
+    )
+
+
+def _odd_rank(values: Values) -> str:
+    what, others = ("computes", "wait") if values["computes"] else ("does nothing", "are busy")
+    who = format_rank(values["rank"], values["node"])
+    return f"{who} {what} while all {values['num_others']} others {others}"
+
+
+def _behind(values: Values) -> str:
+    return (
+        f"the trace of {_ranks(values)} ends at step {values['step']}, those of the others at "
+        f"{values['others_step']}"
+    )
+
+
+# A job that goes on.
+
+
+def _straggler(values: Values) -> str:
+    more_ranks, stages = values["more_ranks"], values["stages"]
+    more = f"; so do ranks {format_names(map(str, more_ranks))}" if more_ranks else ""
+    held = " and ".join(map(str, stages))
+    stage = f" of {_plural(len(stages), 'stage', 'stages')} {held}" if stages else ""
+    own = f"{values['work_s']:.3g} s" if _is_known(values["work_s"]) else "longer"
+    return (
+        f"{format_rank(values['rank'], values['node'])} works {own} a step, its peers{stage} "
+        f"{values['peers_work_s']:.3g} s (score {values['score']:.2f}){more}"
+    )
+
+
+def _throttled(values: Values) -> str:
+    return (
+        f"GPU {values['gpu']} of {values['node']} is held down ({values['throttle']}) and steps "
+        f"take {values['step_s']:.3g} s, before {values['before_s']:.3g} s"
+    )
+
+
+def _slower(values: Values) -> str:
+    now, before = values["step_s"], values["before_s"]
+    return f"a step takes {now:.3g} s now and took {before:.3g} s before ({now / before:.1f} times)"
+
+
+def _healthy(values: Values) -> str:
+    pace = f", {values['step_s']:.3g} s a step" if _is_known(values["step_s"]) else ""
+    tail = _time(values, "left_s", ", {} left")
+    if values["is_early"]:
+        limit = format_duration(values["limit_s"])
+        tail = f"; after so few steps it is too early to judge: STALLED after {limit} without one"
+    return f"{_step(values)} {format_duration(values['age_s'])} ago{pace}{tail}"
+
+
+def _ending(values: Values) -> str:
+    count = values.get("num_exited")
+    if count is None:
+        return f"the scheduler tidies up after it, at {_step(values)}"
+    who = _plural(count, "the one rank", f"all {count} ranks")
+    return f"{who} exited 0, the batch script goes on"
+
+
+def _unknown(values: Values) -> str:
+    words = values["words"]
+    why = f"the scheduler calls it {format_names(words)}" if words else "no scheduler knows it"
+    if values["no_answer"]:
+        why = f"{values['scheduler'] or 'the scheduler'} does not answer"
+    step = f"{_step(values)} is known" if _is_known(values["step"]) else ""
+    ended = f"its last attempt ended: {values['ended']}" if "ended" in values else ""
+    return join([f"nothing tells how it is: {why}", step, ended], "; ")
+
+
+# Remarks.
+
+
+def _scheduler_silent(values: Values) -> str:
+    age = _time(values, "age_s", ": its last word is {} old")
+    return f"the scheduler does not answer ({values['problem']}){age}"
+
+
+def _unreadable(values: Values) -> str:
+    more = f" and {values['num_more']} more" if values["num_more"] else ""
+    return f"cannot read {values['name']} ({values['why']}){more}"
+
+
+def _error_that_passed(values: Values) -> str:
+    who = format_rank(values["rank"], values["node"])
+    said = join([who, values["text"]], " ")
+    return f"an error was written and the training went on: {said}"
+
+
+def _warning(values: Values) -> str:
+    who = format_rank(values["rank"], values["node"])
+    many = f" ({values['num_same']} times)" if values["num_same"] > 1 else ""
+    return f"{who}: {values['text']}{many}"
+
+
+def _time_limit_near(values: Values) -> str:
+    left = format_duration(values["left_s"])
+    said = f"the time limit ends it in {left}"
+    said += _time(values, "needed_s", ", and at its pace it needs {} more")
+    saved = values["checkpoint_step"]
+    return f"{said}; its last checkpoint is of step {saved}" if _is_known(saved) else said
+
+
+def _gpus_not_read(values: Values) -> str:
+    why: NotKnown = values["gpus"]
+    return f"GPUs not read: {format_names(values['nodes'])}: {why.reason}"
+
+
+def _gpu_trouble(values: Values) -> str:
+    limit = values["limit"]
+    what = {
+        "ecc": "uncorrected ECC errors",
+        "hot": f"{limit or 0:.0f} degrees or more",
+        "full": f"more than {limit or 0:.0%} of the memory used",
+        "foreign": "processes that are not the job's",
+        "held down": f"held down ({values['why']})",
+    }[values["trouble"]]
+    return f"GPUs with {what}: {format_names(values['gpus'])}"
+
+
+def _disk_nearly_full(values: Values) -> str:
+    free, total = values["free_bytes"] / 1e9, values["total_bytes"] / 1e9
+    return (
+        f"the disk of {values['what']} has {free:.1f} GB left of {total:.0f} GB ({values['path']})"
+    )
+
+
+def _inodes(values: Values) -> str:
+    left = f"{values['free_inodes']} of {values['total_inodes']} inodes left"
+    return f"the disk of {values['what']} has {left} ({values['path']})"
+
+
+def _jobs_over(values: Values) -> str:
+    said = format_names(f"{job} ({word})" for job, word in values["jobs"].items())
+    return f"jobs of the run that are over: {said}"
+
+
+def _damaged(values: Values) -> str:
+    more = f", and {values['num_more']} more" if values["num_more"] else ""
+    return (
+        f"the checkpoint of step {values['step']} is damaged and set aside "
+        f"({values['reason']}){more}: {values['path']}"
+    )
+
+
+# Details.
+
+
+def _exit_code(values: Values) -> str:
+    first = f", first on {values['node']}" if values["node"] else ""
+    return f"exit code {values['code']}{first}"
+
+
+def _by_phase(values: Values) -> str:
+    return f"nodes: {', '.join(f'{count} {phase}' for phase, count in values.items())}"
+
+
+SENTENCES: Mapping[str, Callable[[Values], str]] = {
+    "refused": _refused,
+    "submitting": _submitting,
+    "no room": _no_room,
+    "morphing": lambda v: f"it goes from {v['change']} and takes up its last checkpoint there",
+    "done": _done,
+    "dead": lambda v: str(v["reason"]),
+    "never starts": _never_starts,
+    "requeued": _requeued,
+    "pending": _pending,
+    "suspended": lambda v: f"job {v['job']} is suspended by the scheduler or an admin",
+    "abandoned": _abandoned,
+    "lost node": _lost_node,
+    "rank failed": lambda v: f"{_exit(v)}; the others are being ended",
+    "asked to end": _asked_to_end,
+    "ending": _ending,
+    "wrong setting": _wrong_setting,
+    "not a number": _not_a_number,
+    "loss scale": _loss_scale,
+    "gradients explode": _gradients_explode,
+    "held up": _held_up,
+    "saves skipped": _saves_skipped,
+    "disk full": _disk_full,
+    "gpu lost": _gpu_lost,
+    "error line": _error_line,
+    "in phase": _in_phase,
+    "stalled": _stalled,
+    "no gpu process": _no_gpu_process,
+    "starting": _starting,
+    "straggler": _straggler,
+    "throttled": _throttled,
+    "slower": _slower,
+    "healthy": _healthy,
+    "unknown": _unknown,
+    # Who holds up the others.
+    "gpus spin": _gpus_spin,
+    "gpus idle": _gpus_idle,
+    "stopped ranks": _say_of_ranks("stopped (SIGSTOP, or a debugger)"),
+    "dead ranks": _say_of_ranks("dead and not collected yet"),
+    "ranks in the kernel": _say_of_ranks(
+        "stuck in the kernel (state D: a disk, a dead mount, a driver)"
+    ),
+    "node called down": lambda v: f"the scheduler calls {v['node']} {v['word']}",
+    "all nodes silent": _all_silent,
+    "silent node": _silent_node,
+    "idle node": _idle_node,
+    "idle gpu": _idle_gpu,
+    "odd rank": _odd_rank,
+    "ranks behind": _behind,
+    # Remarks.
+    "scheduler silent": _scheduler_silent,
+    "unreadable files": _unreadable,
+    "error that passed": _error_that_passed,
+    "warning": _warning,
+    "time limit near": _time_limit_near,
+    "gpus not read": _gpus_not_read,
+    "gpu trouble": _gpu_trouble,
+    "memory full": lambda v: f"memory is nearly used up on {format_names(v['nodes'])}",
+    "disk nearly full": _disk_nearly_full,
+    "inodes nearly used up": _inodes,
+    "clock here": lambda v: (
+        f"the clock here and the file server's differ by {format_duration(v['skew_s'])}"
+    ),
+    "clocks of nodes": lambda v: (
+        f"clocks of {format_names(v['nodes'])} are off by up to {format_duration(v['most_s'])}"
+    ),
+    "silent nodes": lambda v: (
+        f"no sign of life from {format_names(v['nodes'])} for up to "
+        f"{format_duration(v['silence_s'])}"
+    ),
+    "nodes that left nothing": lambda v: f"{v['missing']} of {v['num_nodes']} nodes left nothing",
+    "preflight": lambda v: f"preflight of {format_names(v['nodes'])}: {v['said']}",
+    "jobs that are over": _jobs_over,
+    "node left out": lambda v: str(v["said"]),
+    "damaged checkpoint": _damaged,
+    # Details.
+    "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
+    "stopped early": lambda v: "it stopped before its last step",
+    "reached": lambda v: f"it came to {_step(v)}",
+    "checkpoint": lambda v: f"the last checkpoint is of step {v['step']}",
+    "exit code": _exit_code,
+    "said": lambda v: str(v["text"]),
+    "source": lambda v: f"as {v['source']} tells",
+    "last life": lambda v: (
+        f"the last sign of life of any node is {format_duration(v['age_s'])} old"
+    ),
+    "longest phase": _longest,
+    "nodes by phase": _by_phase,
+    "step": _step,
+    "hot gpus": lambda v: (
+        f"{v['num_gpus']} {_plural(v['num_gpus'], 'GPU', 'GPUs')} of {format_names(v['nodes'])}"
+    ),
+    "temperature": lambda v: f"{v['node']}: {v['degrees']:.0f} degrees",
+    "throttle": lambda v: f"{v['node']}: {format_names(v['reasons'])}",
+}
+"""Name of a finding to its sentence."""
