@@ -165,10 +165,12 @@ def test_a_program_is_a_class_a_row_and_a_name(add: Add, vjob: Vjob) -> None:
 def test_a_verdict_is_a_rule_and_its_place(add: Add, vjob: Vjob, copy: Path) -> None:
     rule = (
         "def toy(snapshot: Snapshot) -> Verdict | None:\n"
-        "    return Verdict(health=Health.SLOW, rule='toy', reason='a toy stands in the way')\n\n\n"
+        "    return conclude(Health.SLOW, 'toy', {'what': 'a toy'})\n\n\n"
     )
     add("jobs/monitor/rules/stalled.py", "def lost_node(", rule)
     add("jobs/monitor/rules/judge.py", "    waiting.refused,", "    stalled.toy,\n")
+    said = """    "toy": lambda v: f"{v['what']} stands in the way",\n"""
+    add("jobs/monitor/rules/words.py", '    "refused": _refused,', said)
     logs = copy.parent / "logs"
     logs.mkdir()
     (logs / "n1.out").write_text("step 1/10 loss 2.0\n")

@@ -136,7 +136,7 @@ def _silent_node(snapshot: Snapshot) -> Suspect | None:
         if snapshot.now - node.beat_at > SILENT_S
     }
     if lost:
-        values = {"node": lost[0], "word": snapshot.scheduler.lost_nodes[lost[0]]}
+        values: dict[str, Any] = {"node": lost[0], "word": snapshot.scheduler.lost_nodes[lost[0]]}
         return Suspect(finding=Finding("node called down", values=values), node=lost[0])
     if not silent:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 from varuna_core.facts.finding import Finding
@@ -49,11 +50,15 @@ def render_sentence(finding: Finding) -> str:
 
 def render_advice(finding: Finding, context: Context, job: str) -> str:
     """The meaning of the line that it rests on, what to do, and commands that tell more."""
-    steps = [one for one in finding.remedies if not _is_command(one)]
-    said = render_all(steps, context, job)
+    parts = []
     meaning = str(finding.values.get("meaning", ""))
-    commands = [_spell(one, context, job) for one in finding.remedies if _is_command(one)]
-    return join([join([meaning, said], ": "), *commands], "; ")
+    for is_command, remedies in groupby(finding.remedies, _is_command):
+        if is_command:
+            parts += [meaning, *(_spell(one, context, job) for one in remedies)]
+        else:
+            parts.append(join([meaning, render_all(remedies, context, job)], ": "))
+        meaning = ""
+    return join([*parts, meaning], "; ")
 
 
 def _is_command(remedy: Remedy) -> bool:

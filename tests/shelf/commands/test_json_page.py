@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from tests import ROOT
 from tests.command import PROGRAMS, read_out, wait_for
 from tests.documents import get_commands
+from tests.jobs.monitor.builders import change_gpus, healthy, make_outcome, over
 from tests.jobs.planning.test_plan_command import CONF, PRICES, put_profile
 from tests.jobs.planning.test_recalibrate import make_run
 from tests.jobs.schedulers.slurm.test_commands import ESTIMATES
@@ -29,13 +30,16 @@ from tests.shelf.elastic.test_autoscale import GROWS, Idle, make_training_run
 from tests.test_docs import list_commands
 from varuna_core.data.corpus import make_documents
 from varuna_core.data.gpt import open_gpt
+from varuna_core.facts.cause import End, EndCause
+from varuna_core.facts.known import Evidence
 from varuna_core.records import record
 from varuna_core.records.files import lock_file
 from varuna_core.records.record import ENDED, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.elastic.membership import SLOW_ASKED
 from vjob.jobs.images.store import NodeStore, Root
-from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import Snapshot
+from vjob.jobs.monitor.rules.judge import judge
 from vjob.jobs.monitor.stacks.group import RankStack, Stacks
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.reports.analysis import findings as reported
@@ -45,7 +49,6 @@ from vjob.shelf.trial.result import Finding, Result, Row
 PAGE = read_page()
 TYPED = {
     "status JOB": Snapshot,
-    "Verdict": Verdict,
     "Finding": reported.Finding,
 }
 """Under these headings stand the fields of types, of which a staged run has only some."""
@@ -155,6 +158,16 @@ def test_the_fields_of_a_type_are_all_on_the_page(title: str) -> None:
     found = {path: kind for path, kind in PAGE[title].items() if path not in ADDED}
     found = {path: kind for path, kind in found.items() if not path.startswith("verdict.")}
     assert found == wanted
+
+
+def test_the_keys_of_a_verdict_are_all_on_the_page() -> None:
+    comparison = Comparison(PAGE["Verdict"])
+    gone = over(healthy(), "FAILED", outcome=make_outcome(1, "rank 2 on n000 exited 1", 2, "n000"))
+    ended = replace(judge(gone), end=End(EndCause.RANK_EXIT, evidence=(Evidence("exit file"),)))
+    ended = replace(ended, main=replace(ended.main, cause=EndCause.RANK_EXIT))
+    for verdict in (ended, judge(change_gpus(healthy(), "n001", ecc_errors=2))):
+        comparison.add(json.loads(json.dumps(verdict.as_json())))
+    assert comparison.list_problems() == []
 
 
 def test_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,4 +330,5 @@ def is_known(title: str, problem: str) -> bool:
     if said != "was never printed":
         return False
     is_typed = title in TYPED or (title == "report" and path.startswith("headline."))
+    is_typed = is_typed or path.removeprefix("verdict.") in PAGE["Verdict"]
     return is_typed or (title, path) in NOT_STAGED

@@ -16,7 +16,7 @@ from tests.jobs.monitor.builders import (
 from varuna_core.records.exits import Outcome
 from vjob.jobs.monitor.model.snapshot import Attempt, Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
-from vjob.jobs.monitor.rules.waiting import format_chain
+from vjob.jobs.monitor.rules.words import format_chain
 
 
 def waiting(reason: str, **facts: object) -> Snapshot:
@@ -47,21 +47,39 @@ def test_a_pending_job_has_its_reason_and_start() -> None:
 def test_a_job_that_cannot_run_says_so_and_what_to_do() -> None:
     verdict = judge(waiting("PartitionNodeLimit"))
     assert (verdict.health, verdict.never_starts, verdict.exit_code) == (Health.PENDING, True, 12)
-    assert "lower count" in verdict.reason
-    assert verdict.advice.startswith("vjob cancel 4711")
+    assert "its queue allows or has fewer nodes" in verdict.reason
+    assert verdict.advice == "vjob cancel 4711; lower count of the node group; submit again"
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("JobHeldUser", "release it with `scontrol release 4711`"),
+        ("JobHeldAdmin", "ask an admin to release it"),
+        ("DependencyNeverSatisfied", "vjob cancel 4711"),
+    ],
+)
+def test_a_held_job_needs_no_new_submit(reason: str, advice: str) -> None:
+    verdict = judge(waiting(reason))
+    assert (verdict.never_starts, verdict.exit_code) == (True, 12)
+    assert verdict.advice == advice
 
 
 def test_a_sentence_of_the_scheduler_is_shown_whole_and_known_for_good() -> None:
     said = "Job's account not permitted to use this partition (big allows a not b)"
     verdict = judge(waiting(said, start="2024-05-01T15:13:39"))
     assert (verdict.never_starts, verdict.exit_code) == (True, 12)
-    assert said in verdict.reason and "cluster.account" in verdict.reason
+    assert said in verdict.reason and "cluster.account" in verdict.advice
     assert "15:13" not in verdict.reason and "wait" not in verdict.advice
 
 
-def test_a_begin_time_speaks_of_a_requeue_only_after_one() -> None:
-    assert "requeue" not in judge(waiting("BeginTime")).reason
-    assert "two minutes after a requeue" in judge(waiting("BeginTime", restarts=1)).reason
+def test_the_start_after_a_requeue_is_the_one_that_slurm_expects() -> None:
+    """It was said to be some two minutes away, beside Slurm's own time for it."""
+    said = judge(waiting("BeginTime", restarts=1, start="2024-05-01T12:00:06")).reason
+    assert said.endswith(
+        "BeginTime: it waits for its begin time, expected to start 2024-05-01T12:00:06"
+    )
+    assert "minutes" not in judge(waiting("BeginTime", restarts=1)).reason
 
 
 def test_nodes_that_are_drained_are_no_wait_for_others_alone() -> None:
@@ -69,7 +87,8 @@ def test_nodes_that_are_drained_are_no_wait_for_others_alone() -> None:
         "ReqNodeNotAvail, UnavailableNodes:a1",
         "Nodes required for job are DOWN, DRAINED or",
     ):
-        assert "sinfo -R" in judge(waiting(said)).reason
+        verdict = judge(waiting(said))
+        assert "down" in verdict.reason and "sinfo -R" in verdict.advice
 
 
 def test_one_pending_job_of_a_split_run_holds_the_others() -> None:
@@ -87,7 +106,7 @@ def test_a_requeued_job_counts_its_starts() -> None:
     snapshot = replace(waiting("BeginTime", restarts=2), earlier=earlier)
     verdict = judge(snapshot)
     assert verdict.health is Health.REQUEUED
-    assert "2 time(s)" in verdict.reason and "n001" in verdict.reason
+    assert "2 times" in verdict.reason and "n001" in verdict.reason
 
 
 @pytest.mark.parametrize("outcome", [None, make_outcome(0, "rank 0 checkpointed the function")])
