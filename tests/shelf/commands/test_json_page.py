@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from tests import ROOT
 from tests.command import PROGRAMS, read_out, wait_for
 from tests.documents import get_commands
-from tests.jobs.monitor.builders import change_gpus, healthy, make_outcome, over
+from tests.jobs.monitor.builders import change_gpus, healthy, make_line, make_outcome, over
 from tests.jobs.planning.test_plan_command import CONF, PRICES, put_profile
 from tests.jobs.planning.test_recalibrate import make_run
 from tests.jobs.schedulers.slurm.test_commands import ESTIMATES
@@ -162,7 +162,9 @@ def test_the_fields_of_a_type_are_all_on_the_page(title: str) -> None:
 
 def test_the_keys_of_a_verdict_are_all_on_the_page() -> None:
     comparison = Comparison(PAGE["Verdict"])
-    gone = over(healthy(), "FAILED", outcome=make_outcome(1, "rank 2 on n000 exited 1", 2, "n000"))
+    line = make_line("2: RuntimeError: CUDA error: x", node="n000", rank=2, file="n000.err")
+    outcome = make_outcome(1, "rank 2 on n000 exited 1", 2, "n000")
+    gone = over(healthy(), "FAILED", outcome=outcome, errors=(line,))
     ended = replace(judge(gone), end=End(EndCause.RANK_EXIT, evidence=(Evidence("exit file"),)))
     ended = replace(ended, main=replace(ended.main, cause=EndCause.RANK_EXIT))
     for verdict in (ended, judge(change_gpus(healthy(), "n001", ecc_errors=2))):

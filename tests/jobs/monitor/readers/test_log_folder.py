@@ -100,7 +100,7 @@ def test_the_command_prints_the_seeds_folder(tmp_path: Path) -> None:
     ):
         assert words in said
     found = json.loads(vjob("status", "log2/10932251", "--json", code=None).stdout)
-    assert found["format"] == 2 and found["progress"]["step"] == 50
+    assert found["format"] == 3 and found["progress"]["step"] == 50
     assert found["nodes"][7]["gpus"][3]["utilization"] == 3
 
 

@@ -96,7 +96,7 @@ def test_a_job_that_never_starts_says_which_option_of_sbatch_to_change(
     slurm.state, slurm.reason, slurm.nodes = "PENDING", "PartitionTimeLimit", ""
     _, verdict = JudgedReader(open_reader("12", tmp_path)).read()
     assert (verdict.health, verdict.exit_code) == (Health.PENDING, 12)
-    assert "--time" in verdict.reason and "scancel 12" in verdict.advice
+    assert verdict.advice == "scancel 12; lower --time; submit again"
     assert "cluster." not in verdict.reason + verdict.advice
 
 
