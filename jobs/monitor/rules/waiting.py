@@ -191,7 +191,7 @@ def _wait_values(snapshot: Snapshot, row: JobRow) -> dict[str, Any]:
 def _list_waits(snapshot: Snapshot, row: JobRow) -> Sequence[Remedy]:
     before = (*snapshot.after, *snapshot.after_any)
     if row.reason == "Dependency" and before:
-        return WAIT, look_at(f"vjob status {before[0]}")
+        return WAIT, do(f"vjob status {before[0]}")
     known = find_reason(row.reason)
     more = known.remedies if known is not None else ()
     if snapshot.scheduler.name == "slurm" and not row.start:
