@@ -173,8 +173,8 @@ def test_text_of_logs_is_never_markup_and_never_steers_the_terminal() -> None:
         EMPTY, run=evil, nodes=(node,), errors=(line,), info={evil: evil}, scheduler_lines=(evil,)
     )
     verdict = Verdict(
-        health=Health.FAILING, reason=evil, main=Finding(evil), evidence=(line,), facts=(evil,), advice=evil,
-        node=evil, remarks=(evil,), phase=evil,
+        health=Health.FAILING, reason=evil, main=Finding(evil), evidence=(line,), facts=(evil,),
+        advice=evil, node=evil, remarks=(evil,), phase=evil,
     )  # fmt: skip
     actions = RecordedActions(
         lines=SampleLines(by_node={evil: [line]}), stacks_text=evil + "\n" + evil, cancel_text=evil
