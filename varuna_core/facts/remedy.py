@@ -132,6 +132,9 @@ class Target(str, Enum):
     DOCTOR = "doctor"
     LOGIN = "login"
     """A login on a machine by ssh."""
+    NODE_STATE = "node-state"
+    """The state of a node, as the scheduler or the node itself tells it."""
+    EXPECTED_START = "expected-start"
 
 
 NEED_TARGET = frozenset(
@@ -262,6 +265,10 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.REPORT: _command("report JOB", "job.report()"),
     Target.DOCTOR: _everywhere("`vjob doctor`"),
     Target.LOGIN: _everywhere("`ssh JOB`"),
+    Target.NODE_STATE: _of_scheduler(
+        "`scontrol show node JOB`", "`scontrol show node JOB`", machines="`ssh JOB`"
+    ),
+    Target.EXPECTED_START: _of_scheduler("`squeue --start`", "`squeue --start`"),
 }
 """The name of each target in each context; a context that is missing has no such thing."""
 
@@ -274,7 +281,16 @@ def context_of(scheduler: str, *, has_conf: bool = True) -> Context:
 
 
 COMMANDS: FrozenSet[Target] = frozenset(
-    (Target.LOGS, Target.ERRORS, Target.STACKS, Target.REPORT, Target.DOCTOR, Target.LOGIN)
+    (
+        Target.LOGS,
+        Target.ERRORS,
+        Target.STACKS,
+        Target.REPORT,
+        Target.DOCTOR,
+        Target.LOGIN,
+        Target.NODE_STATE,
+        Target.EXPECTED_START,
+    )
 )
 """Targets that are commands; JOB in them becomes the remedy's value, a job or a machine."""
 ABSENT: FrozenSet[Tuple[Action, Context]] = frozenset(

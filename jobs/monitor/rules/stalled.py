@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from varuna_core.facts.catalogue.remedies import do, look_at
+from varuna_core.facts.catalogue.remedies import do
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Remedy, Target
@@ -144,10 +144,9 @@ def _silent_node(snapshot: Snapshot) -> Suspect | None:
         values = {"silence_s": min(silent.values())}
         return Suspect(finding=Finding("all nodes silent", values=values))
     names = sorted(silent, key=lambda name: -silent[name])
-    if snapshot.scheduler.name == "slurm":
-        up = look_at(f"scontrol show node {names[0]}", f"to see whether {names[0]} is up")
-    else:
-        up = do(f"look whether {names[0]} is up")
+    up = Remedy(
+        Action.INSPECT, Target.NODE_STATE, names[0], detail=f"to see whether {names[0]} is up"
+    )
     values = {"nodes": names, "silence_s": silent[names[0]]}
     return Suspect(finding=Finding("silent node", values=values, remedies=(up,)), node=names[0])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine
-from varuna_core.facts.catalogue.remedies import do, look_at
+from varuna_core.facts.catalogue.remedies import do
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import NotKnown
 from varuna_core.facts.remedy import Action, Remedy, Target
@@ -33,6 +33,9 @@ FRESH_S = 120.0
 """The scheduler shows a job after so long at the latest."""
 NO_START = NotKnown("the scheduler expects no start yet")
 WAIT = Remedy(Action.WAIT)
+SHOW_START = Remedy(
+    Action.INSPECT, Target.EXPECTED_START, detail="for the start that the scheduler expects"
+)
 RESUBMIT = Remedy(Action.RESUBMIT)
 SETTLED = (Action.RELEASE, Action.ASK_ADMIN, Action.CANCEL)
 """With one of these a job that does not start need not be submitted again, or has its own way."""
@@ -194,9 +197,7 @@ def _list_waits(snapshot: Snapshot, row: JobRow) -> Sequence[Remedy]:
         return WAIT, do(f"vjob status {before[0]}")
     known = find_reason(row.reason)
     more = known.remedies if known is not None else ()
-    if snapshot.scheduler.name == "slurm" and not row.start:
-        more = (*more, look_at("squeue --start", "for the start that Slurm expects"))
-    return WAIT, *more
+    return (WAIT, *more) if row.start else (WAIT, *more, SHOW_START)
 
 
 def _list_details(snapshot: Snapshot) -> tuple[Finding, ...]:
