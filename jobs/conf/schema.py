@@ -382,9 +382,10 @@ class Cluster:
 class Container:
     """The container that ranks run in; without an image they run bare."""
 
-    runtime: Literal[
-        "auto", "none", "enroot", "pyxis", "apptainer", "podman", "docker", "charliecloud"
-    ] = "auto"
+    runtime: (
+        Literal["auto", "none", "enroot", "pyxis", "apptainer", "podman", "docker", "charliecloud"]
+        | Annotated[str, PluginOf("vjob.container_runtimes")]
+    ) = "auto"
     """Container runtime; auto takes what is installed. One that is not in this version of vjob is
     refused."""
     image: str | None = None
@@ -511,6 +512,8 @@ class Track:
     openmetrics: str | None = None
     """File for the textfile collector of the first node's node exporter (relative to the conf's
     folder)."""
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Trackers of plug-ins by name, each with its settings: docs/plugins.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vjob.containers.reference import BadReference, Reference, parse_reference
-from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.schema import Container
 from vjob.jobs.errors import InputError
+from vjob.jobs.images.runtimes import list_runtimes
 
 log = logging.getLogger(__name__)
 SUFFIXES = {
@@ -68,7 +68,7 @@ def resolve_image(container: Container, environ: Mapping[str, str]) -> Container
         check_file(image)
     if kind is not ImageKind.REFERENCE:
         return container
-    takers = [kind for kind in RUNTIMES.values() if ImageKind.REFERENCE in kind.kinds]
+    takers = [kind for kind in list_runtimes().values() if ImageKind.REFERENCE in kind.kinds]
     if container.runtime in [kind.name for kind in takers]:
         return container
     path = find_imported(image, environ)

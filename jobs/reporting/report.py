@@ -166,11 +166,19 @@ def format_now() -> str:
 
 def _write_export(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs) -> None:
     from vjob.reports.export import perfetto, tables
+    from vjob.reports.export.formats import EXPORTERS
 
     name = job.sources.name
     target = wanted.output or Path(
         f"{name}.perfetto.json.gz" if wanted.export == "perfetto" else f"{name}-{wanted.export}"
     )
+    if wanted.export in EXPORTERS.list_plugins():
+        write = EXPORTERS.load(wanted.export)
+        if write is None:
+            raise VjobError(f"there is no export {wanted.export}: its plug-in was left out")
+        paths = ", ".join(map(str, write(tables.JobTables(job), target)))
+        say(f"wrote {paths}")
+        return
     if wanted.export in ("csv", "parquet"):
         write = tables.write_csv if wanted.export == "csv" else tables.write_parquet
         written = write(tables.JobTables(job), target)

@@ -16,7 +16,6 @@ from varuna_core.facts.remedy import context_of, render_all
 from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing, TrackPlan
 from varuna_core.records.training import TrainingFacts
-from vjob.containers.registry import RUNTIMES
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.fates import (
     OF_PROGRAMS,
@@ -34,6 +33,7 @@ from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, JobConf, Track
 from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
+from vjob.jobs.images.runtimes import list_runtimes
 from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.programs import start
 from vjob.jobs.schedulers import choose as schedulers
@@ -309,12 +309,13 @@ def build_containers(conf: JobConf, here: PlanContext, workdir: str) -> tuple[Co
     if container.image is None or container.runtime == "none":
         return ()
     request = build_request(conf, here, container.image, workdir)
-    kinds = [kind for kind in RUNTIMES.values() if container.runtime in ("auto", kind.name)]
+    known = list_runtimes().values()
+    kinds = [kind for kind in known if container.runtime in ("auto", kind.name)]
     able = [kind for kind in kinds if request.kind in kind.kinds]
     if container.runtime == "auto":  # srun starts it, or a daemon: asked for by name only
         able = [kind for kind in able if kind.is_automatic]
     if not able:
-        takers = [kind.name for kind in RUNTIMES.values() if request.kind in kind.kinds]
+        takers = [kind.name for kind in known if request.kind in kind.kinds]
         raise InputError(
             f"container.image {container.image} is a {request.kind.value}, which "
             f"{container.runtime} does not run; these do: {', '.join(takers) or 'none'}"

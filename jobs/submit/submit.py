@@ -29,7 +29,7 @@ from varuna_core.agent.setup.known_lines import write_known_lines
 from varuna_core.facts.known import Value
 from varuna_core.plugins import list_plugins
 from varuna_core.records import record as records
-from varuna_core.records.files import write_atomic
+from varuna_core.records.files import write_atomic, write_json
 from varuna_core.records.machine import start_time
 from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
 from varuna_core.records.record import (
@@ -413,7 +413,11 @@ def write_run_folder(ready: Prepared, run: RunFolder) -> None:
     for name, text in ready.files.items():
         write_atomic(run.path / name, text)
     write_code(ready, run)
-    write_bundle(run.agent, plugins={ACCELERATORS: list_plugins(ACCELERATORS)})
+    trackers = ready.conf.track.plugins
+    if trackers:
+        write_json(run.trackers, {name: dict(values) for name, values in trackers.items()})
+    needed = {ACCELERATORS: list_plugins(ACCELERATORS), "vjob.trackers": [*trackers]}
+    write_bundle(run.agent, plugins=needed)
     if ready.conf.program.kind in BUILT_IN:
         write_program(run.program)
     if ready.conf.program.kind == FUNCTION:

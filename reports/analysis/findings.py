@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 import pandas as pd
 
 from varuna_core.facts.known import NotKnown
+from varuna_core.plugins import list_plugins, load_plugin
+from varuna_core.plugins.installed import warn_once
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
@@ -42,6 +44,7 @@ class Finding:
     """The same in hours, and in money where there are prices."""
 
 
+GROUP = "vjob.findings"
 OWN_PROGRAMS = ("script", "function", "deepspeed")
 OWN_TRACE = "a script writes one by varuna_core.trace, or by torch.profiler (docs/script.md)"
 DOUBTFUL_NS = 1_000_000
@@ -142,9 +145,23 @@ MUCH_IMBALANCE = 0.1
 def find_all(job: Job, analysis: Analysis) -> list[Finding]:
     """All that is worth saying."""
     found = [finding for make in MAKERS for finding in make(job, analysis)]
+    found += _ask_plugins(job, analysis)
     found += find_causes(job, analysis, found)
     found = [_price(finding, analysis) for finding in found]
     return sorted(found, key=lambda item: (not item.cause and item.weight < 1, -item.weight))
+
+
+def _ask_plugins(job: Job, analysis: Analysis) -> list[Finding]:
+    """The findings of plug-ins; one that fails is left out with one warning."""
+    found: list[Finding] = []
+    for name in list_plugins(GROUP):
+        make = load_plugin(GROUP, name)
+        try:
+            made = [] if make is None else list(make(job, analysis))
+            found += [finding for finding in made if isinstance(finding, Finding)]
+        except Exception as error:  # whatever another's code raises
+            warn_once(f"plug-in {name} of {GROUP} is left out: {type(error).__name__}: {error}")
+    return found
 
 
 def _price(finding: Finding, analysis: Analysis) -> Finding:

@@ -59,9 +59,9 @@ def init(source: Path | None, minimal: bool, kind: str | None) -> None:
 
         click.echo(render_init(), nl=False)
         return
-    from vjob.shelf.importers.translate import translate_source
+    from vjob.shelf.importers.translate import import_source
 
-    text, notes = translate_source(source, os.environ)
+    text, notes = import_source(source, os.environ)
     click.echo(text, nl=False)
     for note in notes:
         say(f"note: {note}", err=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from vjob.reports.export.formats import EXPORTERS
 from vjob.shelf.commands.arguments import (
     OutputFile,
     complete_job,
@@ -30,7 +31,7 @@ from vjob.shelf.commands.terminal import find_width, say
 @click.option("--text", is_flag=True, help="Print the report in the terminal.")
 @click.option(
     "--export",
-    type=click.Choice(("parquet", "csv", "perfetto")),
+    type=click.Choice(EXPORTERS.list_names()),
     help="Write tables, or a timeline for ui.perfetto.dev.",
 )
 @click.option(

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from varuna_core.plugins import list_plugins, load_plugin
 from vjob.jobs.conf.loading.check import list_own_env
 from vjob.jobs.conf.loading.check_cluster import EPHEMERAL
 from vjob.jobs.conf.parse import find_text_problem
@@ -36,6 +37,7 @@ from vjob.shelf.importers.values import (
     to_zero,
 )
 
+GROUP = "vjob.importers"
 ACCEPTED = (
     "a shell conf (_00_conf.sh), a job script with #SBATCH lines, a script with a line of "
     "run_varuna, torch.distributed.launch, torchrun, deepspeed or python, or a folder of these"
@@ -79,6 +81,19 @@ def translate_scripts(
     leave_out_misfits(draft)
     notes = [*draft.notes, *find_absent(draft, base)]
     return render_page(draft, title, notes), notes
+
+
+def import_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """A conf.yaml of shell scripts, or of what a plug-in of GROUP knows; InputError else."""
+    try:
+        return translate_source(path, environ)
+    except InputError:
+        for name in list_plugins(GROUP):
+            take = load_plugin(GROUP, name)
+            text = None if take is None else take(path)
+            if text is not None:
+                return str(text), []
+        raise
 
 
 def translate_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str]]:

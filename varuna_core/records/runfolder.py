@@ -21,6 +21,7 @@
          joins/<number>.json  <number>.job.json      nodes that were asked for later; their job
          link.json                                   where the manager listens; a secret
   report.html                                        the last `vjob report`
+  trackers.json                                      settings of plug-ins of `track`
   tensorboard/  track/<tool>.json  track/wandb/      of `track`: event files, how far each tool is,
                                                      what W&B keeps here
   attempt-0/                                         one start of the ranks
@@ -411,6 +412,11 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
+
+    @property
+    def trackers(self) -> Path:
+        """Settings of the plug-ins of `track`."""
+        return self.path / "trackers.json"
 
     @property
     def track(self) -> Path:

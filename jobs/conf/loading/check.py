@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.agent.gpu.accelerator import list_variables
+from varuna_core.plugins import list_plugins
 from varuna_core.records.logs.progress import PatternError, compile_pattern
 from vjob.containers.reference import BadReference, parse_reference
 from vjob.containers.registry import RUNTIMES
@@ -332,6 +333,10 @@ def check_track(conf: JobConf) -> Iterator[KeyProblem]:
         yield "track.wandb.project", wandb.project, message
     if mlflow is not None:
         yield from _check_mlflow(mlflow)
+    for name in conf.track.plugins:
+        if name not in list_plugins("vjob.trackers"):
+            message = "is no installed plug-in of vjob.trackers (docs/plugins.md)"
+            yield f"track.plugins.{name}", name, message
     if metrics == "":
         yield "track.openmetrics", "", "must name a file, such as /var/lib/node_exporter/gpt.prom"
     store = mlflow.uri if mlflow is not None and mlflow.uri.startswith("/") else None
@@ -443,7 +448,8 @@ def check_supported(conf: JobConf) -> Iterator[KeyProblem]:
         yield from _check_built_in_supported(conf)
     if conf.morph.enabled:
         yield from _check_morph_supported(conf)
-    if conf.container.image is not None and runtime not in ("auto", "none", *RUNTIMES):
+    known = ("auto", "none", *RUNTIMES, *list_plugins("vjob.container_runtimes"))
+    if conf.container.image is not None and runtime not in known:
         message = f"is not in this version of vjob; it has {', '.join(RUNTIMES)} and none"
         yield "container.runtime", runtime, message
 

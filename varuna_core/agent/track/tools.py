@@ -11,13 +11,15 @@ import importlib
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, cast
 
 from varuna_core.agent.track.openmetrics import Gauge, build_gauge, write_gauges
 from varuna_core.agent.track.points import EVENTS, Point
 from varuna_core.agent.track.tensorboard import EventFile, render_scalars, render_text
+from varuna_core.plugins import load_plugin
+from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan, TrackPlan
 from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
@@ -39,6 +41,8 @@ class Tracked:
     own: Dict[str, Any]
     """What this tool kept of earlier attempts, and keeps for later ones."""
     say: Callable[[str], None]
+    settings: Dict[str, Any] = field(default_factory=dict)
+    """Of the conf's `track.plugins`, for a plug-in."""
 
     def list_config(self) -> Dict[str, Any]:
         """Settings of the run, as tools show them."""
@@ -304,9 +308,26 @@ class Openmetrics(Tool):
 TOOLS = {tool.name: tool for tool in (Wandb, Mlflow, Tensorboard, Openmetrics)}
 
 
-def list_tools(track: TrackPlan) -> List[str]:
-    """Names of the tools that the plan asks for."""
-    return [name for name in TOOLS if getattr(track, name)]
+GROUP = "vjob.trackers"
+
+
+def list_tools(track: TrackPlan, run: RunFolder) -> List[str]:
+    """Names of the tools that the run asks for, those of plug-ins last."""
+    return [*(name for name in TOOLS if getattr(track, name)), *read_settings(run)]
+
+
+def read_settings(run: RunFolder) -> Dict[str, Any]:
+    """The conf's `track.plugins`: the settings of each plug-in by its name."""
+    found = read_json(run.trackers)
+    return found if isinstance(found, dict) else {}
+
+
+def choose_tool(name: str) -> Callable[[Tracked], Tool]:
+    """The class of a tool; ImportError where its plug-in was left out."""
+    found = TOOLS.get(name) or load_plugin(GROUP, name)
+    if found is None:
+        raise ImportError(f"the plug-in of {GROUP} was left out")
+    return cast(Callable[[Tracked], Tool], found)
 
 
 _SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.IGNORECASE)

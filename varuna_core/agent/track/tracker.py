@@ -26,7 +26,14 @@ from typing import Any, Callable, Deque, Dict, List, Mapping, Optional
 from varuna_core.agent.setup.site import Refusal, load_plan, open_run
 from varuna_core.agent.track.cursor import Cursor, read_cursor, write_cursor
 from varuna_core.agent.track.points import AttemptPoints, Point, count_values
-from varuna_core.agent.track.tools import TOOLS, Tool, Tracked, list_tools, shorten
+from varuna_core.agent.track.tools import (
+    Tool,
+    Tracked,
+    choose_tool,
+    list_tools,
+    read_settings,
+    shorten,
+)
 from varuna_core.records.exits import RankExit, read_exits
 from varuna_core.records.files import as_number, lock_file, read_json
 from varuna_core.records.plan import Plan, TrackPlan, read_attempt_plan
@@ -285,7 +292,7 @@ class Tracker:
         self._opened = _read_opened(attempt)
         self._reading = Reading(run, attempt)
         self._parent = os.getppid()
-        self._threads = [self._make_thread(name) for name in list_tools(track)]
+        self._threads = [self._make_thread(name) for name in list_tools(track, run)]
 
     def run(self) -> None:
         for thread in self._threads:
@@ -314,10 +321,11 @@ class Tracker:
     def _make_thread(self, name: str) -> ToolThread:
         def make(cursor: Cursor) -> Tool:
             number = self._attempt.number
+            settings = read_settings(self._run).get(name) or {}
             tracked = Tracked(
-                self._run, self._plan, self._track, number, dict(cursor.own), self._say
+                self._run, self._plan, self._track, number, dict(cursor.own), self._say, settings
             )
-            return TOOLS[name](tracked)
+            return choose_tool(name)(tracked)
 
         path = self._run.track / f"{name}.json"
         thread = ToolThread(make, name, path, self._feed, self._reading)
