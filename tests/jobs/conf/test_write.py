@@ -55,6 +55,8 @@ def build_strategy(hint: Any, name: str, cls: type) -> st.SearchStrategy[Any]:
             continue  # none is installed
         if member is type(None):
             options.append(st.none())
+        elif member is Any:
+            options.append(st.booleans() | st.integers(-(10**9), 10**9) | PLAIN)
         elif member is Program:
             options.append(PROGRAMS)
         elif get_section_class(member) is not None and origin is not tuple:
