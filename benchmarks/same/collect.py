@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,15 @@ SLURM = {
 ping) echo "Slurmctld(primary) at here is UP";;
 *"show job"*) [ -z "${SAME_STATE:-}" ] || echo "JobId=4711 JobState=$SAME_STATE \
 Reason=${SAME_REASON:-None} NodeList=local[0-1] ExitCode=${SAME_CODE:-1:0} Restarts=0 \
-StartTime=2026-01-01T00:00:00 RunTime=00:01:00 TimeLimit=00:05:00";;
+StartTime=$SAME_START RunTime=00:01:00 TimeLimit=00:05:00";;
 esac""",
     "sacct": "exit 0",
 }
-PYTHON = re.compile(r"(PYTHONPATH=\S+ )?\S*python\S* (-m vjob|\S*/vjob/__main__\.py)")
+RUN_S = 60
+"""Since the job of the stand-ins started, as `RunTime` says."""
+PYTHON = re.compile(r"(PYTHONPATH=\S+ )?\S*(?:PYTHON|python)\S* (-m vjob|\S*/vjob/__main__\.py)")
 OF_THE_MOMENT = {
-    "pid", "pid_start", "took_s", "seconds", "cpu_percent", "memory_used_mb", "search_s",
+    "age_s", "pid", "pid_start", "took_s", "seconds", "cpu_percent", "memory_used_mb", "search_s",
     "memory_total_mb",
 }  # fmt: skip
 """Keys whose values are of this moment on this machine."""
@@ -59,6 +62,8 @@ class Command:
         }
         if clock is not None:
             self.env["SAME_CLOCK"] = str(clock)
+            start = time.localtime(clock - RUN_S)
+            self.env["SAME_START"] = time.strftime("%Y-%m-%dT%H:%M:%S", start)
 
     def __call__(self, *words: str, folder: Path, env: Mapping[str, str] | None = None) -> str:
         shutil.rmtree(self.place / "state/vjob/scheduler", ignore_errors=True)
@@ -75,7 +80,8 @@ class Command:
 
     def tidy(self, text: str) -> str:
         """The text without the path of the checkout and the Python that runs it."""
-        text = PYTHON.sub("VJOB", text.replace(str(self.checkout), "CHECKOUT"))
+        text = text.replace(sys.executable, "PYTHON").replace(str(self.checkout), "CHECKOUT")
+        text = PYTHON.sub("VJOB", text)
         return SECRETS.sub(r'\1"SECRET"', text)
 
 
