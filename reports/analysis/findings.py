@@ -7,9 +7,10 @@ most expensive first, by the part of the time that each is about.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from typing import Any
 
 import pandas as pd
 
@@ -29,6 +30,8 @@ from vjob.reports.load.tables import Job
 class Finding:
     """One sentence of the report."""
 
+    rule: str = ""
+    """The name of the observation, which stays where its words change."""
     weight: float
     """The part of the time that it is about; 1 and more for what must be read first."""
     sentence: str
@@ -42,6 +45,8 @@ class Finding:
     """Rank-seconds that it costs; all that a change may save."""
     cost: str = ""
     """The same in hours, and in money where there are prices."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The numbers and names of the sentence: plain JSON values."""
 
 
 GROUP = "vjob.findings"
@@ -56,6 +61,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     is_own = job.plan.program in OWN_PROGRAMS  # the conf's keys for traces do not reach it
     if not job.traces.ranks and len(job.events):
         yield Finding(
+            rule="timers only",
             weight=0.0,
             sentence="No rank wrote a trace: events are the calls of Megatron's timers, which wait "
             "for the GPU at every call and so slow a step down.",
@@ -64,6 +70,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
     elif not job.traces.ranks:
         yield Finding(
+            rule="no trace",
             weight=0.0,
             sentence="No rank wrote a trace: bubbles, stages and stragglers are not known.",
             evidence=f"no trace/node-<index>.jsonl{f'; {OWN_TRACE}' if is_own else ''}",
@@ -71,6 +78,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
     elif not analysis.steps:
         yield Finding(
+            rule="no details",
             weight=0.0,
             sentence="The traces hold no details of any step.",
             evidence="step totals only" + ("; trace.start(every=1) for all" if is_own else ""),
@@ -79,6 +87,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     for step in analysis.steps[:1]:
         if step.trouble and _is_pipeline(job) and not job.traces.is_sample:
             yield Finding(
+                rule="step apart",
+                values={"step": step.step},
                 weight=0.0,
                 sentence=f"Step {step.step} cannot be put together: {step.trouble}.",
                 evidence="its events",
@@ -88,6 +98,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         missing = ", ".join(map(str, analysis.missing_ranks[:8]))
         more = len(analysis.missing_ranks) - 8
         yield Finding(
+            rule="missing traces",
+            values={"ranks": list(analysis.missing_ranks)},
             weight=1.0,
             sentence=f"Rank{'s' if len(analysis.missing_ranks) > 1 else ''} {missing}"
             + (f" and {more} more" if more > 0 else "")
@@ -99,6 +111,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if shifted:
         worst = max(shifted, key=lambda trace: abs(trace.shifted_ns))
         yield Finding(
+            rule="clock wrong",
+            values={"host": worst.host, "shifted_s": worst.shifted_ns / 1e9},
             weight=0.4,
             sentence=f"The clock of {worst.host or f'rank {worst.rank}'} is wrong by "
             f"{in_units(abs(worst.shifted_ns) / 1e9)}; times were put right by the steps' ends.",
@@ -110,6 +124,7 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     known = [residual for residual in residuals if residual is not None]
     if len(hosts) > 1 and len(known) < len(residuals):  # rank 0's is what the others' are held to
         yield Finding(
+            rule="clocks not compared",
             weight=0.3,
             sentence="The nodes' clocks were not held against each other: times across nodes are "
             "as good as the nodes' own clocks.",
@@ -118,6 +133,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
     elif known and max(known) > DOUBTFUL_NS:
         yield Finding(
+            rule="clocks",
+            values={"within_s": max(known) / 1e9},
             weight=0.1,
             sentence=f"Clocks of nodes agree to within {in_units(max(known) / 1e9)}.",
             evidence="the worst of the offsets in the traces",
@@ -125,6 +142,8 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
     if job.skipped:
         yield Finding(
+            rule="files skipped",
+            values={"files": dict(job.skipped)},
             weight=0.0,
             sentence=f"{len(job.skipped)} file{'s were' if len(job.skipped) > 1 else ' was'} not "
             "read whole.",
@@ -190,6 +209,8 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     pipeline = step.pipelines[0]
     many = pipeline.schedule.num_microbatches
     yield Finding(
+        rule="idle",
+        values={"step": step.step, "share": measured, "ideal": ideal, "even": even},
         weight=measured,
         sentence=(
             f"Ranks idle {percent(measured)} of a step's pipeline; the same order takes "
@@ -210,6 +231,8 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         share = on_path[slowest] / length
         above = step.stage_work_s[slowest] / mean - 1
         yield Finding(
+            rule="pace",
+            values={"step": step.step, "stage": slowest, "above": above, "share": share},
             weight=above if above > 0.02 else 0.0,
             sentence=(
                 f"Stage {slowest} sets the pace: it works {in_units(step.stage_work_s[slowest])} a "
@@ -233,6 +256,8 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     now = "-".join(map(str, analysis.partition))
     yield Finding(
+        rule="partition",
+        values={"partition": str(found), "gain": found.gain},
         weight=found.gain,
         sentence=(
             f"With the partition {found} in place of {now} the slowest stage would take "
@@ -258,6 +283,8 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
     worst = table.loc[table["exposed_s"].idxmax()]
     total = exposed + hidden
     yield Finding(
+        rule="communication",
+        values={"step": step.step, "exposed_s": exposed, "hidden_s": hidden},
         weight=exposed / took,
         sentence=(
             f"In step {step.step} communication holds up a rank for {in_units(exposed)}, "
@@ -286,6 +313,13 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
     for found in analysis.stragglers[:MOST_STRAGGLERS]:
         plural = "s" if found.num_peers > 1 else ""
         yield Finding(
+            rule="straggler",
+            values={
+                "rank": found.rank,
+                "node": found.host,
+                "stage": found.stage,
+                "ratio": found.ratio,
+            },
             weight=found.ratio - 1,
             sentence=(
                 f"Rank {found.rank} on {found.host or 'an unknown node'} takes {found.ratio:.2f} "
@@ -300,7 +334,13 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
     more = len(analysis.stragglers) - MOST_STRAGGLERS
     if more > 0:
-        yield Finding(weight=0.0, sentence=f"{more} more ranks lag.", evidence="as above", key="")
+        yield Finding(
+            rule="more stragglers",
+            weight=0.0,
+            sentence=f"{more} more ranks lag.",
+            evidence="as above",
+            key="",
+        )
 
 
 def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -312,6 +352,8 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
     cause = f", most of it {worst.kind} of rank {worst.rank}" if worst.kind else ""
     count = len(analysis.outliers)
     yield Finding(
+        rule="outliers",
+        values={"steps": [found.step for found in analysis.outliers], "excess_s": excess},
         weight=excess / total if total else 0.0,
         sentence=(
             f"{count} step{'s stand' if count > 1 else ' stands'} out; the slowest, step "
@@ -329,6 +371,8 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
     loss = pd.to_numeric(table["loss"], errors="coerce") if len(table) else table["loss"]
     if curves.nan or (len(loss) and not loss.dropna().empty and loss.isin([float("inf")]).any()):
         yield Finding(
+            rule="not a number",
+            values={"iterations": int(curves.nan)},
             weight=2.0,
             sentence=f"The loss was not a number in {curves.nan} iterations.",
             evidence="number of nan iterations in the log",
@@ -338,6 +382,8 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if curves.skipped and steps:
         share = min(1.0, curves.skipped / steps)
         yield Finding(
+            rule="skipped steps",
+            values={"skipped": int(curves.skipped), "steps": steps},
             weight=share,
             sentence=f"{curves.skipped} of {steps} steps were skipped ({percent(share)}): "
             "gradients overflowed.",
@@ -348,6 +394,8 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if len(known) > 1:
         first, last = float(known.iloc[0]), float(known.iloc[-1])
         yield Finding(
+            rule="loss",
+            values={"first": first, "last": last, "best": float(known.min())},
             weight=0.0,
             sentence=f"The loss went from {first:.4g} to {last:.4g}, at best {known.min():.4g}.",
             evidence=f"{len(known)} lines of the log",
@@ -364,6 +412,8 @@ def _on_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
     of = f" of {worst['total_mb']:.0f}" if share == share else ""
     least = float(table["used_mb"].min())
     yield Finding(
+        rule="memory",
+        values={"who": str(worst["who"]), "used_mb": float(worst["used_mb"])},
         weight=0.5 if share > TIGHT else 0.0,
         sentence=f"{worst['who']} holds most: {worst['used_mb']:.0f}{of} MB; the least is "
         f"{least:.0f} MB.",
@@ -399,6 +449,8 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"done again and {in_units(goodput.between_s)} between attempts"
         )
     yield Finding(
+        rule="goodput",
+        values={"share": share.value, "repeated_s": repeated, "restarts": restarts},
         weight=1 - share.value,
         sentence=sentence + ".",
         evidence=f"{restarts + 1} attempt{'s' if restarts else ''}, first start to last end",
@@ -421,6 +473,7 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
     else:
         what = "no line of its logs was understood as a step, so nothing is said about steps"
     return Finding(
+        rule="steps not known",
         weight=0.0,
         sentence=f"{ran}; {what}.",
         evidence="exit/node-<index>.json, and the logs of the nodes",
@@ -441,6 +494,8 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
         where = "within" if low_s <= median <= high_s else "outside"
         band = f", {where} its band of {in_units(low_s)} to {in_units(high_s)}"
     yield Finding(
+        rule="prediction",
+        values={"step_s": median, "promised_s": promised.step_s},
         weight=abs(ratio - 1) if abs(ratio - 1) > MUCH_BUBBLE else 0.0,
         sentence=f"A step takes {in_units(median)}; the plan promised {in_units(promised.step_s)} "
         f"({ratio:.2f} times{band}).",
@@ -463,6 +518,8 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
         if job.sources.run is not None and not state.startswith("CANCELLED"):
             advice = f"; `vjob status {job.sources.name}` says what to do"
         yield Finding(
+            rule="ended badly",
+            values={"state": state},
             weight=4.0,
             sentence=f"The run ended as {state.rstrip('.')}{advice}.",
             evidence="its record" if job.state else "its events",
@@ -470,6 +527,7 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
     elif job.nothing_to_do and analysis.times.empty:
         yield Finding(
+            rule="nothing to do",
             weight=4.0,
             sentence=f"The run had {job.nothing_to_do}.",
             evidence="its log",
@@ -493,6 +551,8 @@ def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     since = datetime.fromtimestamp(max(seen), timezone.utc)
     yield Finding(
+        rule="silence",
+        values={"since": max(seen), "silent_s": ended - max(seen)},
         weight=3.0,
         sentence=f"No step since {since:%H:%M} UTC, {format_duration(ended - max(seen))} before "
         "the end.",
@@ -583,6 +643,8 @@ def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
     busy = samples["cpu_percent"].astype(float).mean() if len(samples) else float("nan")
     is_own = job.plan.program in OWN_PROGRAMS
     yield Finding(
+        rule="data",
+        values={"share": waited / stepping},
         weight=waited / stepping,
         sentence=f"Ranks wait for data {percent(waited / stepping)} of their steps' time"
         + (f"; the processors are {busy:.0f} % busy." if busy == busy else "."),
@@ -606,6 +668,8 @@ def _on_saves(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if every:
         key += f": {_round_up(every * share / HELPFUL_SAVING)}"
     yield Finding(
+        rule="saves",
+        values={"share": share, "every": every},
         weight=share,
         sentence=f"Checkpoints {many}take {percent(share)} of the steps' time.",
         evidence="spans of saves in the traces, or the lines about saves",
@@ -638,6 +702,8 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
     *others, last = keys
     of_all = percent(analysis.accounting.shares["communication"])
     yield Finding(
+        rule="exposed",
+        values={"share": spent / stepping},
         weight=spent / stepping,
         sentence=f"Messages and sums hold up the ranks for {percent(spent / stepping)} of the time "
         f"of all steps, {of_all} of the whole run: {pace}.",
@@ -665,6 +731,8 @@ def _on_restarts(job: Job, analysis: Analysis) -> Iterator[Finding]:
     reason, count = next(iter(reasons.most_common(1)), ("", 0))
     why = f" {count} ended with: {reason}." if reason else ""
     yield Finding(
+        rule="restarts",
+        values={"restarts": len(attempts) - 1, "share": lost / total},
         weight=lost / total,
         sentence=f"{len(attempts) - 1} restarts cost {percent(lost / total)} of the time: starts, "
         f"steps done again, and the time until a fault was noticed.{why}",
@@ -692,6 +760,8 @@ def _on_start(job: Job, analysis: Analysis) -> Iterator[Finding]:
         parts = f": {in_units(before)} before the ranks ran (checks, container), "
         parts += f"{in_units(took - before)} in the program"
     yield Finding(
+        rule="start",
+        values={"start_s": took},
         weight=float(first["start_s"].sum()) / total,
         sentence=f"The first step began {in_units(took)} after the job{parts}.",
         evidence="the started event, the ranks' starts, and the first step of each",
@@ -721,6 +791,8 @@ def _on_small_pieces(job: Job, analysis: Analysis) -> Iterator[Finding]:
     room = f", and the fullest GPU holds {percent(share)} of its memory" if share == share else ""
     size = training.micro_batch_size
     yield Finding(
+        rule="small pieces",
+        values={"micro_batch": size, "forward_s": took, "launch_s": fixed},
         weight=overhead,
         sentence=f"A micro-batch of {size} is small: its forward takes {in_units(took)} a stage, "
         f"of which starting the kernels is about {in_units(fixed)}{room}.",
@@ -753,6 +825,8 @@ def _on_heat(job: Job, analysis: Analysis) -> Iterator[Finding]:
     lost = (1 - 1 / max(slower)) if slower else 0.25 * share
     others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     yield Finding(
+        rule="throttle",
+        values={"gpu": str(gpu), "node": str(node), "share": share},
         weight=lost,
         sentence=f"GPU {gpu} of {node}{others} ran with its clock held down in {percent(share)} of "
         f"its samples, at up to {hottest:.0f} °C" + (f" ({', '.join(words)})." if words else "."),
@@ -783,6 +857,8 @@ def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
         effect = f"; steps took {longer:.2f} times as long from then on"
     ratio = max([*slower, longer, 1.0])
     yield Finding(
+        rule="swap",
+        values={"node": str(node), "moved_mb": float(grown.max())},
         weight=0.05,
         sentence=f"{node} moved {grown.max() / 1024:.1f} GiB of memory to swap during the steps"
         f"{effect}.",
@@ -818,6 +894,8 @@ def _on_unused_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
     depth = job.plan.pipeline or 1
     more = f"train.micro_batch_size: {2 * size}" if size else "more samples at once in the script"
     yield Finding(
+        rule="unused memory",
+        values={"used_mb": float(fullest["used_mb"])},
         weight=0.01,
         sentence=f"The fullest GPU never held more than {fullest['used_mb'] / 1024:.1f} of "
         f"{fullest['total_mb'] / 1024:.0f} GiB ({percent(float(shares.max()))})"
@@ -844,6 +922,8 @@ def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
     waited = analysis.headline.queued_s
     has_waited = waited >= LONG_QUEUE_S
     yield Finding(
+        rule="limit",
+        values={"limit_s": limit * 60, "ran_s": ran},
         weight=0.01 if has_waited else 0.0,
         sentence=f"The time limit was {in_units(limit * 60)}, {limit * 60 / ran:.0f} times the "
         f"{in_units(ran)} of the run"
@@ -872,6 +952,8 @@ def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Fi
     is_explained = explained_s > 0.4 * lost
     some = f"; {unused} of {len(by_gpu)} were not used at all" if unused else ""
     yield Finding(
+        rule="gpu idle",
+        values={"share": mean},
         weight=0.0 if is_explained else 1 - mean,
         sentence=f"GPUs were used {percent(mean)} of the steps' time{some}.",
         evidence=f"{len(used)} samples of {len(by_gpu)} GPUs",

@@ -59,7 +59,7 @@ def build_json(
             }
             for name in shares
         ],
-        "findings": [asdict(one) for one in findings],
+        "findings": [show_finding(one) for one in findings],
     }
 
 
@@ -88,6 +88,18 @@ def show_headline(found: Headline) -> dict[str, Any]:
     shown["goodput"] = as_json(found.goodput)
     speeds = [{**asdict(one), "utilization": one.utilization} for one in found.speeds]
     return {**shown, "speeds": speeds}
+
+
+def show_finding(found: Finding) -> dict[str, Any]:
+    """Its rule and values before the words that are made of them."""
+    values = {name: _to_plain(value) for name, value in found.values.items()}
+    evidence = [asdict(Evidence(found.evidence, Sure.MEASURED))]
+    return {**asdict(found), "values": values, "evidence": evidence}
+
+
+def _to_plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, which alone are JSON."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _clean(line: str) -> str:

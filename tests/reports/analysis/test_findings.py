@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,16 @@ from vjob.reports.analysis import findings
 from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import choose_steps, load_job
+
+
+def test_each_finding_has_a_rule_of_its_own() -> None:
+    calls = [
+        {word.arg: word.value for word in node.keywords}
+        for node in ast.walk(ast.parse(Path(findings.__file__).read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Finding"
+    ]
+    names = [ast.literal_eval(call["rule"]) for call in calls]
+    assert len(names) > 30 and len(names) == len(set(names))
 
 
 def test_attempts_that_all_ended_as_they_began_are_no_error(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from vjob.jobs.conf.schema import JobConf
 from vjob.reports.analysis.balance import find_medians_of_others
 from vjob.reports.analysis.findings import Finding, find_all
 from vjob.reports.analysis.measures import analyse
+from vjob.reports.export.text import show_finding
 from vjob.reports.load.tables import load_job
 from vjob.reports.page.sections import build_sections
 
@@ -31,7 +32,9 @@ SCHEDULE = build_schedule("1f1b", 2, 4)
 
 def report(folder: Path) -> list[Finding]:
     job = load_job(folder)
-    return find_all(job, analyse(job))
+    found = find_all(job, analyse(job))
+    json.dumps([show_finding(one) for one in found])
+    return found
 
 
 def find(findings: list[Finding], words: str) -> Finding:
@@ -92,6 +95,7 @@ def test_a_restart_costs_what_was_done_again(tmp_path: Path) -> None:
     assert goodput.between_s == pytest.approx(100)
     assert isinstance(goodput.share, Value) and goodput.share.value == pytest.approx(8 / 110)
     found = find(report(tmp_path), "was useful steps")
+    assert found.rule == "goodput" and found.values["repeated_s"] == pytest.approx(2.0)
     assert "1 restart cost 2 s of steps done again and 100 s between" in found.sentence
     event = {"time": 1.0, "kind": "morph", "pause_s": 101.0}
     (tmp_path / "events.jsonl").write_text(json.dumps(event))

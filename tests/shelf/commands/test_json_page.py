@@ -157,6 +157,9 @@ def test_the_fields_of_a_type_are_all_on_the_page(title: str) -> None:
     wanted = dict(list_keys(TYPED[title]))
     found = {path: kind for path, kind in PAGE[title].items() if path not in ADDED}
     found = {path: kind for path, kind in found.items() if not path.startswith("verdict.")}
+    if title == "Finding":  # printed as objects
+        assert found["evidence[].source"] == "string" and wanted.pop("evidence") == "string"
+        found = {path: kind for path, kind in found.items() if not path.startswith("evidence")}
     assert found == wanted
 
 
