@@ -36,8 +36,9 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
         raise InputError(
             f"--queue {queue}: sbatch is not on PATH; leave --queue out to try it on this machine"
         )
-    is_local = not schedulers.choose_for(conf.cluster).can.has_queue
-    if is_here or (queue is None and (is_local or not has_slurm)):
+    own = schedulers.choose_for(conf.cluster)
+    is_queued = own.can.has_queue and not own.find_obstacle()
+    if is_here or (queue is None and not is_queued):
         counted = count_visible(choose_accelerator(), os.environ)
         count = counted.value if wants_gpus and isinstance(counted, Value) else 0
         kind = f"{first.gpu_type}:" if first.gpu_type else ""

@@ -13,6 +13,8 @@ from varuna_core.agent.closing import close_attempt, is_requeue
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
+from varuna_core.agent.processes import process
+from varuna_core.agent.requeueing import Way, choose_way, may_return, parse_job
 from varuna_core.agent.restarts import number_attempt
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
 from varuna_core.agent.shell import enter_node
@@ -20,6 +22,7 @@ from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop
 
+SCONTROL_S = 60.0
 _DESCRIPTION = """\
 The node agent of vjob: what runs between the scheduler and the ranks of a training run.
 It needs a run folder with a plan.json in it, as `vjob submit` makes one.
@@ -147,6 +150,19 @@ def build_parser() -> argparse.ArgumentParser:
     add.set_defaults(run_command=_run_close)
 
     add = commands.add_parser(
+        "way",
+        help="print whether the job of an ended batch script goes back into the queue",
+        description="Print go-on, requeue, leave or ended: what the batch script does next. "
+        "Asks scontrol where that matters.",
+    )
+    add.add_argument("--said", required=True, metavar="CODE", help="what `close` printed")
+    add.add_argument("--ended", default="", metavar="NAME", help="signal that ended the script")
+    add.add_argument("--warned", default="", metavar="1", help="1 after the scheduler's warning")
+    add.add_argument("--job-id", required=True, metavar="ID", help="SLURM_JOB_ID")
+    add.add_argument("--restarts", required=True, type=int, metavar="N", help="as the script began")
+    add.set_defaults(run_command=_run_way)
+
+    add = commands.add_parser(
         "stop",
         parents=[shared],
         help="end the attempt on all its nodes",
@@ -256,6 +272,17 @@ def _run_close(args: argparse.Namespace) -> int:
     again = closed.again
     code = "requeue" if is_requeue(run.attempt(args.attempt)) else closed.code
     print(*([code] if again is None else [code, again.number, f"{again.wait_s:g}"]), flush=True)
+    return 0
+
+
+def _run_way(args: argparse.Namespace) -> int:
+    way = Way.GO_ON
+    if may_return(args.said, warned=bool(args.warned)):
+        command = ["scontrol", "--oneliner", "show", "job", args.job_id]
+        shown = process.run(command, timeout_s=SCONTROL_S)
+        job = parse_job(shown.out if shown.code == 0 else "")
+        way = choose_way(args.said, args.ended, job, args.restarts)
+    print(way.value, flush=True)
     return 0
 
 

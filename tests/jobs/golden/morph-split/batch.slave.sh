@@ -35,6 +35,19 @@ done
 [ -n "$python" ] || { echo "vjob: no python3 on $(hostname); install one (3.8 or later)" >&2; exit 112; }
 agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
+come_again() { # what close said; the signal that ended us, if any; 1 after a warning
+  local way
+  way=$(agent way --said "$1" --ended "$2" --warned "$3" --job-id "$SLURM_JOB_ID" \
+    --restarts "${SLURM_RESTART_COUNT:-0}" | tail -n 1) || way=
+  case $way in
+    requeue) scontrol requeue "$SLURM_JOB_ID" || exit 113 ;;
+    leave) ;;
+    ended) exit 143 ;;
+    *) return 0 ;;
+  esac
+  exit 0
+}
+
 step=(
   --export=ALL         # this script's own environment, which sbatch got cleaned
   --input=/dev/null    # a rank that reads standard input must not hang
@@ -72,10 +85,6 @@ done
 status=0
 wait "${step_pids[@]}" || status=$?
 if [ "$(agent morph answer --run "$run" --session "$session" | tail -n 1)" = requeue ]; then
-  shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || shown=
-  # This node was cut off, and a later start of the job runs: it is not ours to requeue.
-  [ -z "$shown" ] || [[ $shown == *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]] || exit 0
-  scontrol requeue "$SLURM_JOB_ID" || exit 113
-  exit 0
+  come_again requeue "" ""
 fi
 exit "$status"

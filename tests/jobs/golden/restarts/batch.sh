@@ -45,24 +45,17 @@ done
 [ -n "$python" ] || { echo "vjob: no python3 on $(hostname); install one (3.8 or later)" >&2; exit 112; }
 agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
-# Requeues the job where a function has checkpointed and asks for it, unless somebody ended the job,
-# and where Slurm preempts it with a grace (GraceTime): of that Slurm tells the steps, and takes a
-# script that ends before the grace is over for a job that failed, or that is done where its ranks
-# saved on the warning and left with 0.
 warned=
-come_again() { # what close said; the signal that ended us, if any
-  local shown
-  case $1 in
-    requeue) [ -z "$2" ] || exit 143 ;;
-    143 | 0) [ "$1" = 143 ] || [ -n "$warned" ] || return 0 ;;
+come_again() { # what close said; the signal that ended us, if any; 1 after a warning
+  local way
+  way=$(agent way --said "$1" --ended "$2" --warned "$3" --job-id "$SLURM_JOB_ID" \
+    --restarts "${SLURM_RESTART_COUNT:-0}" | tail -n 1) || way=
+  case $way in
+    requeue) scontrol requeue "$SLURM_JOB_ID" || exit 113 ;;
+    leave) ;;
+    ended) exit 143 ;;
     *) return 0 ;;
   esac
-  shown=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || shown=
-  [ "$1" = requeue ] || [[ $shown == *JobState=RUNNING* ]] || return 0
-  [ "$1" = requeue ] || [[ $shown =~ [[:space:]]PreemptTime=[0-9] ]] || return 0
-  # This node was cut off, and a later start of the job runs: it is not ours to requeue.
-  [ -z "$shown" ] || [[ $shown == *" Restarts=${SLURM_RESTART_COUNT:-0} "* ]] || exit 0
-  scontrol requeue "$SLURM_JOB_ID" || exit 113
   exit 0
 }
 
@@ -150,7 +143,7 @@ while true; do
   # prints the exit code, and for an attempt that is started again the next one and how long to wait.
   read -r code next wait_s <<<"$(agent close --run "$run" --attempt "$attempt" --group "$group" \
     --status "$status" --called "$called" --left $((7200 - SECONDS)) | tail -n 1)" || true
-  come_again "$code" "$ending"
+  come_again "$code" "$ending" "$warned"
   [ -n "${next:-}" ] || exit "${code:-1}"
 
   sleep "$wait_s" &
@@ -162,7 +155,7 @@ while true; do
     kill "$sleep_pid" 2>/dev/null || true
     agent stop --run "$run" --attempt "$next" --kind cancel \
       --reason "told to end (${called# }) before attempt $next started; attempt $attempt had failed" || true
-    come_again 143 "$ending"
+    come_again 143 "$ending" "$warned"
     exit 143
   fi
   attempt=$next
