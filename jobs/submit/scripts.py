@@ -114,6 +114,7 @@ def render_batch(
             over_ssh=scheduler.can.remote_shell,
             walltime_s=60 * conf.cluster.walltime_min if scheduler.can.time_limit else None,
             may_requeue=conf.cluster.requeue,
+            may_return=is_joining or (conf.cluster.requeue and not plan.morph),
             node_script=str(run.node_script),
             agent=str(run.agent),
         )

@@ -14,8 +14,7 @@ from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
 from varuna_core.agent.processes import process
-from varuna_core.agent.requeueing import Way, choose_way, may_return, parse_job
-from varuna_core.agent.restarts import number_attempt
+from varuna_core.agent.restarts import Way, choose_way, may_return, number_attempt, parse_job
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
 from varuna_core.agent.shell import enter_node
 from varuna_core.agent.stacks import dump_nodes

@@ -35,6 +35,8 @@ done
 [ -n "$python" ] || { echo "vjob: no python3 on $(hostname); install one (3.8 or later)" >&2; exit 112; }
 agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
+warned=
+# Ends this script where its job goes back into the queue: the agent decides.
 come_again() { # what close said; the signal that ended us, if any; 1 after a warning
   local way
   way=$(agent way --said "$1" --ended "$2" --warned "$3" --job-id "$SLURM_JOB_ID" \
@@ -85,6 +87,6 @@ done
 status=0
 wait "${step_pids[@]}" || status=$?
 if [ "$(agent morph answer --run "$run" --session "$session" | tail -n 1)" = requeue ]; then
-  come_again requeue "" ""
+  come_again requeue "" "$warned"
 fi
 exit "$status"

@@ -46,6 +46,7 @@ done
 agent() { "$python" /home/u/exp/log/plain-20260102-030405/agent.pyz "$@"; }
 
 warned=
+# Ends this script where its job goes back into the queue: the agent decides.
 come_again() { # what close said; the signal that ended us, if any; 1 after a warning
   local way
   way=$(agent way --said "$1" --ended "$2" --warned "$3" --job-id "$SLURM_JOB_ID" \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from varuna_core.agent.requeueing import Way, choose_way, may_return, parse_job
+from varuna_core.agent.restarts import Way, choose_way, may_return, parse_job
 
 SHOWN = "JobId=7 JobState=RUNNING Reason=None {}Restarts={} BatchFlag=1"
 PREEMPT = "PreemptTime=2026-11-22T01:02:03 "
