@@ -234,8 +234,9 @@ def conclude(
 
 
 def make_evidence(line: Line) -> Evidence:
+    """The line as evidence; a file that belongs to no node is the batch script's."""
     sources = {"err": "rank stderr", "out": "rank stdout"}
-    source = sources.get(line.file.rpartition(".")[2], "log")
+    source = sources.get(line.file.rpartition(".")[2], "log") if line.node else "batch script"
     return Evidence(source, Sure.REPORTED, file=line.file, text=line.text, since=line.at)
 
 

@@ -21,6 +21,7 @@ from vjob.jobs.monitor.rules.base import (
 )
 from vjob.jobs.monitor.rules.failing import went_on
 from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_step_at
+from vjob.jobs.monitor.rules.stalled import find_stopped
 
 LIMIT_NEAR_S = 600.0
 """A time limit so near is named."""
@@ -75,6 +76,12 @@ def warnings(snapshot: Snapshot) -> Iterator[Finding]:
 
 def _of_line(rule: str, line: Line) -> Finding:
     return Finding(rule, values=line_values(line), evidence=(make_evidence(line),))
+
+
+def stopped_ranks(snapshot: Snapshot) -> Iterator[Finding]:
+    found = find_stopped(snapshot)
+    if found is not None:
+        yield found
 
 
 def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
@@ -235,6 +242,7 @@ REMARKS: tuple[Remark, ...] = (
     silent_nodes,
     no_report,
     split_jobs,
+    stopped_ranks,
     time_limit_near,
     gpus_not_read,
     gpu_troubles,

@@ -117,8 +117,9 @@ def _stopped(snapshot: Snapshot) -> Suspect | None:
     found = [rank for rank in list_alive(snapshot) if rank.process_state in ("T", "t")]
     if not found:
         return None
-    where = found[0].node or "its node"
-    go_on = do(f"`kill -CONT {found[0].pid or 'PID'}` on {where}")
+    beside = [rank for rank in found if rank.node == found[0].node]
+    pids = " ".join(str(rank.pid or "PID") for rank in beside)
+    go_on = do(f"`kill -CONT {pids}` on {found[0].node or 'its node'}")
     return _suspect_ranks("stopped ranks", found, [go_on])
 
 
@@ -266,6 +267,14 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
             node=name,
         )
     return None
+
+
+def find_stopped(snapshot: Snapshot) -> Finding | None:
+    """Ranks that are stopped while the training goes on: it cannot for long if it needs them."""
+    suspect = _stopped(snapshot)
+    if suspect is None or not is_live(snapshot) or held_up(snapshot) is not None:
+        return None
+    return suspect.finding
 
 
 def held_up(snapshot: Snapshot) -> Verdict | None:

@@ -109,6 +109,20 @@ def test_a_stopped_rank_is_named_before_the_ordinary_limit() -> None:
     assert "kill -CONT 1006" in verdict.advice
 
 
+def test_all_stopped_ranks_of_a_node_are_let_go_on_together() -> None:
+    """Two ranks were named as stopped, and the process of one."""
+    snapshot = silent(change_rank(healthy(), 6, process_state="T"), 400)
+    verdict = judge(change_rank(snapshot, 7, process_state="T"))
+    assert "kill -CONT 1006 1007" in verdict.advice and "ranks 6, 7 on n001" in verdict.reason
+
+
+def test_a_rank_that_is_stopped_is_a_remark_while_steps_go_on() -> None:
+    verdict = judge(change_rank(healthy(), 6, process_state="T"))
+    assert verdict.health is Health.HEALTHY
+    (remark,) = verdict.remarks
+    assert remark.startswith("rank 6 on n001 is stopped") and "kill -CONT 1006" in remark
+
+
 def test_a_rank_stuck_in_the_kernel_is_the_suspect() -> None:
     verdict = judge(silent(change_rank(healthy(), 9, process_state="D"), 200))
     assert (verdict.health, verdict.node, verdict.rank) == (Health.STALLED, "n002", 9)
