@@ -16,8 +16,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from varuna_core.facts.catalogue.ends import explain_end
+from varuna_core.facts.cause import Actor, End, EndCause
+from varuna_core.facts.deciding import has_own_cause
+from varuna_core.facts.known import Evidence, Sure
+from varuna_core.facts.remedy import context_of
+from varuna_core.facts.sentences import SCHEDULER
 from varuna_core.records import record as records
-from varuna_core.records.exits import Outcome, read_outcome
+from varuna_core.records.exits import Judgement, read_judgement
 from varuna_core.records.files import read_json
 from varuna_core.records.machine import start_time
 from varuna_core.records.morphing import Join, JoinJob, read_join_job, read_joins, write_join_job
@@ -29,17 +35,17 @@ from varuna_core.records.record import (
     is_cancel_asked,
     read_events,
     read_record,
+    read_run_end,
     write_record,
 )
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, UncertainError, VjobError
-from vjob.jobs.runs.outcome import explain_end, find_ended, has_own_cause, judge_run
+from vjob.jobs.runs.outcome import choose_deciding_job, decide_end, end_of_job, judge_run
 from vjob.jobs.runs.owner import explain_closed, find_owner, is_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import FLOOR_S, Scheduler
 from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
-from vjob.jobs.schedulers.reasons import explain_launch
 
 log = logging.getLogger(__name__)
 LIVE = (
@@ -56,8 +62,6 @@ SUBMIT_S = 120.0
 ORPHAN_S = 600.0
 """An intent without a job after this long was never given to the scheduler."""
 NOT_OURS = "; a job that vjob did not submit has no run"
-CANCELS = ("cancelled", "cancelled before it started")
-"""What is said of a cancel that was not made with vjob."""
 Asked = tuple[str, int | None, Path | None]
 """Scheduler, user and folder of the jobs that are asked about together."""
 ENDING_S = (1.0, 5.0)
@@ -327,11 +331,10 @@ def bring_up_to_date(run: RunFolder, record: RunRecord) -> RunRecord:
         return adopt(run, record)
     if record.state == records.ENDED:
         attempts = run.attempts()
-        late = read_outcome(attempts[-1]) if attempts else None
-        if late is not None and late != record.outcome:
-            message = explain_end(run, record.verdict, late)
-            record = replace(record, outcome=late, message=message)
-            _save(run, record)
+        late = read_judgement(attempts[-1]) if attempts else None
+        if late is not None and late.outcome != record.outcome:
+            job = read_run_end(run, record)
+            record = _end(run, record, record.verdict, decide_end(run, late, job), late)
     return record
 
 
@@ -373,7 +376,8 @@ _cut_off: dict[str, float] = {}
 
 
 def _refuse(record: RunRecord, message: str) -> RunRecord:
-    return replace(record, state=records.REFUSED, message=message)
+    end = End(EndCause.SUBMIT_LOST, Actor.UNKNOWN, evidence=(Evidence("vjob", text=message),))
+    return replace(record, state=records.REFUSED, end=end, message=message)
 
 
 def _is_submitting(record: RunRecord) -> bool:
@@ -410,17 +414,19 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob])
     known = {info.leader for info in infos}
     if not known.issuperset(job.id for job in record.jobs):
         return _record_forgotten(run, record)
-    outcome = judge_run(run, infos)
+    judged = judge_run(run, infos)
     plan = read_plan(run.plan)
     if plan is not None and plan.morph:  # the others are nodes that it may lose
         infos = infos[:1]
-    attempts = run.attempts()
-    has_cause = outcome is not None and bool(attempts) and has_own_cause(attempts[-1], outcome)
-    worst = find_ended(infos, has_cause=has_cause)
-    fallback = (
-        explain_launch(worst) or worst.reason_text or f"the scheduler says {worst.native_word}"
+    has_cause = judged is not None and has_own_cause(judged.end)
+    worst = choose_deciding_job(infos, has_cause=has_cause)
+    job = _explain_chain(run, record, worst.state.value) or end_of_job(
+        worst,
+        is_asked=is_cancel_asked(run),
+        started=None if run.attempts() else False,
+        ask_canceller=lambda: _ask_canceller(record),
     )
-    return _end(run, record, worst.state.value, fallback, outcome)
+    return _end(run, record, worst.state.value, decide_end(run, judged, job), judged)
 
 
 def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) -> None:
@@ -439,44 +445,48 @@ def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) 
 def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
     """The scheduler has forgotten a job: our own outcome is the last word, if there is one."""
     attempts = run.attempts()
-    outcome = read_outcome(attempts[-1]) if attempts else None
-    if outcome is not None:
-        verdict = JobState.COMPLETED.value if outcome.code == 0 else JobState.FAILED.value
-        return _end(run, record, verdict, "", outcome)
-    was_asked = is_cancel_asked(run)
-    if was_asked and not attempts:  # Slurm forgets at once an array's element that never began
-        return _end(run, record, JobState.CANCELLED.value, "", None)
+    judged = read_judgement(attempts[-1]) if attempts else None
+    if judged is not None:
+        is_well = judged.outcome.code == 0
+        verdict = JobState.COMPLETED if is_well else JobState.FAILED
+        return _end(run, record, verdict.value, decide_end(run, judged, None), judged)
+    if is_cancel_asked(run) and not attempts:  # Slurm forgets an array's element that never began
+        end = End(EndCause.CANCELLED, Actor.VJOB, started=False)
+        awaited = _explain_chain(run, record, JobState.CANCELLED.value)
+        return _end(run, record, JobState.CANCELLED.value, awaited or end, None)
     if time.time() - record.submitted < ORPHAN_S:
         return record
     message = f"{record.scheduler} has forgotten the job, and it left no outcome"
-    return _end(run, record, JobState.UNKNOWN.value, message, None)
+    end = End(EndCause.FORGOTTEN, evidence=(Evidence(SCHEDULER, Sure.INFERRED, text=message),))
+    return _end(run, record, JobState.UNKNOWN.value, end, None)
 
 
 def _end(
-    run: RunFolder, record: RunRecord, verdict: str, fallback: str, outcome: Outcome | None
+    run: RunFolder, record: RunRecord, verdict: str, end: End, judged: Judgement | None
 ) -> RunRecord:
-    message = _explain_chain(run, record, verdict) or explain_end(run, verdict, outcome)
-    message = _name_canceller(record, verdict, message or fallback)
-    ended = replace(record, state=records.ENDED, verdict=verdict, message=message, outcome=outcome)
+    ended = replace(
+        record,
+        state=records.ENDED,
+        verdict=verdict,
+        end=end,
+        message=explain_end(end, context_of(record.scheduler)),
+        outcome=None if judged is None else judged.outcome,
+    )
     _save(run, ended)
     return ended
 
 
-def _name_canceller(record: RunRecord, verdict: str, message: str) -> str:
+def _ask_canceller(record: RunRecord) -> str:
     """Who cancelled a run, where that was not done with vjob and the scheduler knows."""
-    if message == f"the scheduler says {JobState.CANCELLED.value}":
-        message = CANCELS[0]
-    if verdict != JobState.CANCELLED.value or message not in CANCELS:
-        return message
-    names = {schedulers.get_scheduler(record.scheduler).ask_canceller(x.id) for x in record.jobs}
-    known = " and ".join(sorted(names - {""}))
-    return message.replace("cancelled", f"cancelled by {known}", 1) if known else message
+    scheduler = schedulers.get_scheduler(record.scheduler)
+    names = {scheduler.ask_canceller(job.id) for job in record.jobs}
+    return " and ".join(sorted(names - {""}))
 
 
-def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> str:
-    """A sentence for a run that was cancelled as one before it did not end well; else empty."""
+def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> End | None:
+    """The end of a run that was cancelled as one before it did not end well; None of others."""
     if not record.after or verdict != JobState.CANCELLED.value or run.attempts():
-        return ""
+        return None
     views = view_runs([RunFolder(Path(path)) for path in record.after])
     ends = dict.fromkeys(record.after, "its folder was removed")
     for view in views:
@@ -487,9 +497,14 @@ def _explain_chain(run: RunFolder, record: RunRecord, verdict: str) -> str:
         ends[str(view.run.path)] = view.state if is_over(view) else bad
     for path, end in ends.items():
         if end != JobState.COMPLETED.value:
-            name = Path(path).name
-            return f"never started: {name}, which it waited for, did not end well ({end})"
-    return ""
+            return End(
+                EndCause.DEPENDENCY_FAILED,
+                Actor.SCHEDULER,
+                by=Path(path).name,
+                started=False,
+                evidence=(Evidence(SCHEDULER, text=end),),
+            )
+    return None
 
 
 def _save(run: RunFolder, record: RunRecord) -> None:

@@ -3,58 +3,72 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from varuna_core.agent.setup.known_lines import get_context, read_known_lines
 from varuna_core.facts.catalogue.tables import match_rows
+from varuna_core.facts.cause import Actor, End, EndCause
+from varuna_core.facts.deciding import choose_end
+from varuna_core.facts.known import Evidence
 from varuna_core.facts.remedy import render_all
-from varuna_core.records.exits import NODE_LOST, Outcome, judge_exits, read_exits, read_outcome
+from varuna_core.facts.sentences import REMEDY, SCHEDULER
+from varuna_core.records.exits import Judgement, conclude, judge_exits, read_exits, read_judgement
 from varuna_core.records.files import list_names, read_json
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
-from varuna_core.records.record import BY_VJOB_CANCEL, is_cancel_asked
-from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, read_stop
+from varuna_core.records.record import is_cancel_asked
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
-from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
-from vjob.jobs.schedulers.reasons import explain_launch
+from vjob.jobs.schedulers.job import END_CAUSES, JobState, SchedulerJob
 
-FROM_OUTSIDE = frozenset(OVER - {JobState.COMPLETED, JobState.FAILED})
-TOLD_SIGNALS = ("SIGTERM", "SIGINT", "SIGKILL")
-"""What ranks die of as the scheduler ends their job."""
+NOT_BEGUN = (EndCause.LAUNCH_FAILED, EndCause.NO_OUTPUT, EndCause.BATCH_KILLED)
 LAST_LINES = 400
 """Of a log, looked through for a known message."""
+TELLS_REMEDY = (EndCause.PREFLIGHT, EndCause.CONTAINER)
+"""Causes whose witness, an agent, names the remedy."""
+ACTORS = {
+    EndCause.COMPLETED: Actor.RANK,
+    EndCause.NODE_FAIL: Actor.NODE,
+    EndCause.SUPERVISOR_DIED: Actor.UNKNOWN,
+    EndCause.SUPERVISOR_NOT_STARTED: Actor.UNKNOWN,
+    EndCause.BATCH_KILLED: Actor.UNKNOWN,
+}
+"""Who ended a job of that cause, where it was not the scheduler."""
 
 
-def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Outcome | None:
-    """The last attempt's outcome, judged here if its own batch script could not."""
+def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Judgement | None:
+    """How the last attempt ended, judged here if its own batch script could not."""
     attempts = run.attempts()
     if not attempts:
         return None
     attempt = attempts[-1]
     list_names(attempt.outcome.parent)  # a listing makes NFS look again
-    written = read_outcome(attempt)
+    written = read_judgement(attempt)
     if written is not None:
         return written
     plan = read_attempt_plan(run, attempt.number)
     if plan is None or all(info.state is JobState.COMPLETED for info in infos):
         return None  # the batch script judged; its file is on its way
     exits = read_exits(attempt, plan.world)
-    outcome = judge_exits(
+    judged = judge_exits(
         plan,
         exits,
         read_json(attempt.stop),
         read_node_names(attempt, plan),
         time.time(),
     )
-    if outcome.code == 0:
+    if judged.outcome.code == 0:
         words = ", ".join(sorted({info.native_word for info in infos}))
-        return replace(outcome, code=1, reason=f"the scheduler ended the job: {words}")
-    killed = [why for why in map(explain_launch, infos) if why]
+        said = Evidence(SCHEDULER, text=f"the scheduler ended the job: {words}")
+        end = End(EndCause.STOPPED, Actor.SCHEDULER, code=1, evidence=(said,))
+        return conclude(replace(end, at=judged.end.at, started=True), judged.outcome.missing_ranks)
+    killed = [info for info in infos if info.end_cause in NOT_BEGUN]
     if killed and not exits:  # then no node was lost: nobody ever told the ranks to begin
-        return replace(outcome, reason=killed[0], culprit_rank=None, culprit_node=None)
-    return outcome
+        end = replace(end_of_job(killed[0]), code=judged.outcome.code, at=judged.end.at)
+        return conclude(end, judged.outcome.missing_ranks)
+    return judged
 
 
 def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:
@@ -67,69 +81,83 @@ def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:
     return names
 
 
-def explain_end(run: RunFolder, verdict: str, outcome: Outcome | None) -> str:
-    """One sentence for the record; empty where neither ranks nor scheduler tell enough.
+def end_of_job(
+    job: SchedulerJob,
+    *,
+    is_asked: bool = False,
+    started: bool | None = None,
+    ask_canceller: Callable[[], str] = str,
+) -> End:
+    """The end of a job by its scheduler alone.
 
-    The ranks know only that the scheduler told them to end; why, the scheduler's word says.
+    `is_asked`: `vjob cancel` was called; `ask_canceller` returns the user who cancelled it, empty
+    where that is not known.
     """
-    was_asked = is_cancel_asked(run)
-    by_scheduler = {
-        JobState.TIMEOUT.value: "the time limit was reached",
-        JobState.PREEMPTED.value: "preempted",
-        JobState.CANCELLED.value: BY_VJOB_CANCEL if was_asked else "cancelled",
-    }
-    attempts = run.attempts()
-    if not attempts:
-        return f"{by_scheduler[verdict]} before it started" if verdict in by_scheduler else ""
-    if outcome is None:
-        return ""
-    if verdict in by_scheduler and not has_own_cause(attempts[-1], outcome):
-        return by_scheduler[verdict]
-    if verdict == JobState.COMPLETED.value and was_asked:
-        return f"{outcome.reason}, after vjob cancel"
-    return add_remedy(run, attempts[-1], outcome)
+    cause = job.end_cause or END_CAUSES.get(job.state, EndCause.UNKNOWN)
+    actor, by, text = ACTORS.get(cause, Actor.SCHEDULER), "", job.reason_text or job.native_word
+    if cause is EndCause.UNKNOWN:
+        actor, text = Actor.UNKNOWN, job.reason_text or f"the scheduler says {job.native_word}"
+    elif cause is EndCause.CANCELLED:
+        by = "" if is_asked else ask_canceller()
+        actor = Actor.ADMIN if by == "root" else Actor.USER if by else Actor.UNKNOWN
+        actor, text = (Actor.VJOB if is_asked else actor), ""
+    return End(
+        cause,
+        actor,
+        by=by,
+        code=job.code or None,
+        signal=_name_signal(job.signal) if cause is EndCause.BATCH_KILLED else "",
+        started=started,
+        evidence=(Evidence(SCHEDULER, text=text),),
+    )
 
 
-def has_own_cause(attempt: AttemptFolder, outcome: Outcome) -> bool:
-    """True where a rank failed by itself, or a node was lost: not the echo of what the scheduler
-    did to the job. Whoever it ends first leaves no exit, or is missed by the others."""
-    if outcome.culprit_rank is not None and outcome.code != NODE_LOST:
-        return outcome.culprit_signal not in TOLD_SIGNALS
-    stop = read_stop(attempt) or {}
-    said = str(stop.get("reason"))
-    is_lost = stop.get("kind") == "lost" and HAS_LEFT not in said and BY_SCHEDULER not in said
-    return outcome.code == 0 or is_lost or stop.get("kind") in ("rank", "not-ready")
+def _name_signal(number: int | None) -> str:
+    try:
+        return signal.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
 
 
-def find_ended(infos: Sequence[SchedulerJob], *, has_cause: bool) -> SchedulerJob:
+def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End:
+    """The end of a run, from those of its last attempt and of its job."""
+    end = choose_end(None if judged is None else judged.end, job)
+    if end.cause is EndCause.COMPLETED and is_cancel_asked(run):
+        return replace(end, cause=EndCause.COMPLETED_ON_CANCEL, actor=Actor.VJOB)
+    if judged is None or judged.outcome.code == 0 or end.cause is not judged.end.cause:
+        return end
+    remedy = "" if end.cause in TELLS_REMEDY else match_container_message(run, judged)
+    return replace(end, evidence=(*end.evidence, Evidence(REMEDY, text=remedy))) if remedy else end
+
+
+def choose_deciding_job(infos: Sequence[SchedulerJob], *, has_cause: bool) -> SchedulerJob:
     """The job, of those of a run that is over, whose word is the run's.
 
     The first that did not end well; but a split run whose jobs left because one of them was ended
     from outside has that one's word, unless its ranks have a cause of their own.
     """
     bad = [info for info in infos if info.state is not JobState.COMPLETED]
-    from_outside = [info for info in bad if info.state in FROM_OUTSIDE]
+    from_outside = [info for info in bad if info.end_cause is not None]
     return [*([] if has_cause else from_outside), *bad, *infos][0]
 
 
-def add_remedy(run: RunFolder, attempt: AttemptFolder, outcome: Outcome) -> str:
-    """The reason and, where a known message of the container's runtime is behind it, what to do.
+def match_container_message(run: RunFolder, judged: Judgement) -> str:
+    """The remedy of a known message of the container's runtime that is behind this end.
 
     Such a message may stand in the reason, in the last lines of the culprit's node, or, where srun
     itself started the container, in the batch script's.
     """
-    plan = read_plan(run.plan)
+    plan, attempts = read_plan(run.plan), run.attempts()
     rows = () if plan is None else read_known_lines(run, plan)
-    if plan is None or not rows or outcome.code == 0:
-        return outcome.reason
+    if plan is None or not rows or not attempts:
+        return ""
     logs = sorted(run.path.glob("scheduler*.out"))
-    if outcome.culprit_node is not None:
-        logs.insert(0, attempt.node_log(outcome.culprit_node, "err"))
+    if judged.outcome.culprit_node is not None:
+        logs.insert(0, attempts[-1].node_log(judged.outcome.culprit_node, "err"))
     said = ("\n".join(last_lines(path, LAST_LINES)) for path in logs)
-    for text in itertools.chain([outcome.reason], said):
+    texts = (one.text for one in judged.end.evidence)
+    for text in itertools.chain(texts, said):
         row = match_rows(rows, text)
         if row is not None:
-            remedy = render_all(row.remedies, get_context(plan))
-            is_told = not remedy or remedy in outcome.reason
-            return outcome.reason if is_told else f"{outcome.reason} -> {remedy}"
-    return outcome.reason
+            return render_all(row.remedies, get_context(plan))
+    return ""

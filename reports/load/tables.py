@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from varuna_core.facts.partition import Partition
-from varuna_core.records.exits import read_end
+from varuna_core.records.exits import read_reason
 from varuna_core.records.files import read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.plan import Prediction, parse_prediction
@@ -439,7 +439,7 @@ def _read_worlds(sources: Sources) -> dict[str, int]:
 def _read_outcomes(sources: Sources) -> dict[str, str]:
     found = {}
     for attempt in sources.attempts:
-        reason = read_end(AttemptFolder(attempt.folder, 0))
+        reason = read_reason(AttemptFolder(attempt.folder, 0))
         if reason is not None:
             found[attempt.label] = reason
     return found

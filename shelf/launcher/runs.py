@@ -97,7 +97,7 @@ def kill_run(run: RunFolder) -> int:
     if plan is None or plan.morph or not attempts:
         raise InputError(f"{run.path} runs on {host}: do this there")
     reason = f"--kill by {getpass.getuser()} on {platform.node()}"
-    write_stop(attempts[-1], "cancel", 143, reason)
+    write_stop(attempts[-1], "cancel", 143, reason, by=getpass.getuser())
     call_hub(attempts[-1].link)
     deadline = time.monotonic() + plan.timing.grace_s + KILL_S
     while read_outcome(attempts[-1]) is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -18,16 +18,19 @@ from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.restarts import Again, await_first_group, continue_run
 from varuna_core.agent.setup.site import group_of
+from varuna_core.facts.cause import Actor, End, EndCause
+from varuna_core.facts.known import Evidence, Sure
 from varuna_core.records.exits import (
     NODE_LOST,
     NOT_READY,
-    Outcome,
+    Judgement,
     RankExit,
+    conclude,
     find_exited,
     judge_exits,
     read_exits,
     read_outcome,
-    write_outcome,
+    write_judgement,
 )
 from varuna_core.records.files import is_listed, read_json
 from varuna_core.records.nodes import read_reports
@@ -79,14 +82,16 @@ def close_attempt(
         return Closed(code, None if called else await_first_group(run, plan, scene.attempt))
     first = plan.groups[0] if plan.layout == "split" else None
     _wait_for_exits(scene, first)
-    outcome, again = continue_run(
-        run, plan, scene.attempt, judge(scene), called=called, left_s=left_s
+    judged = judge(scene)
+    why_not, again = continue_run(
+        run, plan, scene.attempt, judged.outcome, called=called, left_s=left_s
     )
-    _tell(scene, None, outcome)
+    judged = judged.with_note(why_not)
+    _tell(scene, None, judged)
     if again is not None:
         said = f"attempt {again.number} starts in {again.wait_s:g} s on the same nodes"
         print(said, file=sys.stderr)
-    return Closed(outcome.code, again)
+    return Closed(judged.outcome.code, again)
 
 
 def is_requeue(attempt: AttemptFolder) -> bool:
@@ -95,27 +100,30 @@ def is_requeue(attempt: AttemptFolder) -> bool:
     return outcome is not None and outcome.code == 0 and (stop or {}).get("kind") == REQUEUE
 
 
-def judge(scene: Scene) -> Outcome:
+def judge(scene: Scene) -> Judgement:
+    """How the attempt ended, by its ranks, its nodes, and last by srun's own exit code."""
     plan, attempt = scene.plan, scene.attempt
     exits = read_exits(attempt, plan.world)
     stop = read_stop(attempt)
     reports = read_reports(attempt)
     names = {index: report.host for index, report in reports.items()}
-    outcome = judge_exits(plan, exits, stop, names, round(time.time(), 3))
-    if outcome.missing_ranks and (full := explain_full(scene.run.path)):
-        return _replace(outcome, outcome.code or NODE_LOST, f"{full}; else: {outcome.reason}")
+    judged = judge_exits(plan, exits, stop, names, round(time.time(), 3))
+    code = judged.outcome.code
+    if judged.outcome.missing_ranks and (full := explain_full(scene.run.path)):
+        return _replace(judged, EndCause.NO_ROOM, code or NODE_LOST, full, has_other=True)
     if not exits and stop is None and not is_listed(attempt.go):
         when = "before any agent reported" if not reports else "before the ranks started"
         reason = f"{_step(plan)} ended with {scene.status} {when}: see the scheduler's log"
-        return _replace(outcome, scene.status or NOT_READY, reason)
+        cause = EndCause.START_FAILED if reports else EndCause.NOT_MET
+        return _replace(judged, cause, scene.status or NOT_READY, reason)
     silent = [index for index in range(plan.num_nodes) if index not in reports]
     if not is_listed(attempt.go) and silent and (stop or {}).get("kind") == "signal":
         # srun told the others: the one that never reported is the cause.
-        return _blame_silent(plan, outcome, silent)
-    if outcome.code == 0 and scene.status != 0 and stop is None:
+        return _blame_silent(plan, judged, silent)
+    if code == 0 and scene.status != 0 and stop is None:
         reason = f"{_step(plan)} ended with {scene.status} although all ranks exited 0"
-        return _replace(outcome, scene.status, reason)
-    return outcome
+        return _replace(judged, EndCause.UNKNOWN, scene.status, reason)
+    return judged
 
 
 def _step(plan: Plan) -> str:
@@ -132,18 +140,26 @@ def explain_full(folder: Path) -> str:
     return f"the disk of the run folder {folder} is full" if is_full else ""
 
 
-def _blame_silent(plan: Plan, outcome: Outcome, silent: list[int]) -> Outcome:
+def _blame_silent(plan: Plan, judged: Judgement, silent: list[int]) -> Judgement:
     names = ", ".join(f"{index} ({plan.node(index).group.name})" for index in silent[:8])
     more = f" and {len(silent) - 8} more" if len(silent) > 8 else ""
     reason = (
         f"no report from node {names}{more} before the end: its setup lines or its agent failed, "
-        f"see the scheduler's log; else: {outcome.reason}"
+        "see the scheduler's log"
     )
-    return _replace(outcome, outcome.code or NOT_READY, reason)
+    code = judged.outcome.code or NOT_READY
+    return _replace(judged, EndCause.NOT_MET, code, reason, has_other=True)
 
 
-def _replace(outcome: Outcome, code: int, reason: str) -> Outcome:
-    return Outcome(code, reason, None, None, None, outcome.missing_ranks, outcome.ended)
+def _replace(
+    judged: Judgement, cause: EndCause, code: int, reason: str, *, has_other: bool = False
+) -> Judgement:
+    """Another cause, with `reason` as its first witness; `has_other` adds what it displaces."""
+    witness = Evidence("close", Sure.INFERRED, text=reason)
+    end = End(cause, Actor.UNKNOWN, code=code, at=judged.end.at, started=judged.end.started)
+    end = replace(end, evidence=(witness, *judged.end.evidence))
+    found = conclude(end, judged.outcome.missing_ranks)
+    return found.with_note(f"else: {judged.outcome.reason}") if has_other else found
 
 
 def _close_group(scene: Scene, group: GroupPlan) -> int:
@@ -176,11 +192,11 @@ def worst_code(exits: list[RankExit], status: int) -> int:
     return min(failed, key=lambda item: (item.ended, item.rank)).code if failed else status
 
 
-def _tell(scene: Scene, group: str | None, outcome: Outcome) -> None:
-    number = scene.attempt.number
+def _tell(scene: Scene, group: str | None, judged: Judgement) -> None:
+    number, outcome = scene.attempt.number, judged.outcome
     print(f"attempt {number}: code {outcome.code}: {outcome.reason}", file=sys.stderr)
     try:
-        write_outcome(scene.attempt, outcome)
+        write_judgement(scene.attempt, judged)
         append_event(
             scene.run.events(group),
             "ended",

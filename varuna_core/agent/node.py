@@ -14,6 +14,7 @@ from varuna_core.agent.checks.preflight import inspect_node
 from varuna_core.agent.meeting.meeting import (
     check_stop,
     explain_not_ready,
+    find_not_ready_cause,
     gather_reports,
     render_table,
     say_go,
@@ -85,7 +86,14 @@ def run_node(
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
             with contextlib.suppress(OSError):
-                write_stop(attempt, "not-ready", NOT_READY, refusal.reason, node=refusal.node)
+                write_stop(
+                    attempt,
+                    "not-ready",
+                    NOT_READY,
+                    refusal.reason,
+                    node=refusal.node,
+                    cause=refusal.cause,
+                )
         if site is not None:
             write_beat(attempt, node.index, host, 1, "done", {"ranks_alive": 0})
         raise
@@ -144,7 +152,8 @@ def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.Ex
         failed=failed,
     )
     if problem is not None:
-        raise Refusal(NOT_READY, problem, failed[0] if failed else None)
+        node = failed[0] if failed else None
+        raise Refusal(NOT_READY, problem, node, find_not_ready_cause(reports))
     # Preparing a container may take half an hour; another process may have taken the port by now.
     port, holder = pick_port(plan, attempt.number, None, site.master.port)
     leases.enter_context(holder)

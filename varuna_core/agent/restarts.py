@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, List, Mapping, Optional, Tuple
@@ -178,13 +178,13 @@ def continue_run(
     *,
     called: bool,
     left_s: Optional[float],
-) -> Tuple[Outcome, Optional[Again]]:
-    """The attempt to go on with, if any, and the outcome with the reason why there is none.
+) -> Tuple[str, Optional[Again]]:
+    """The attempt to go on with, if any, and a clause on why there is none.
 
     `called`: the batch script was told to end; `left_s`: until the job's time limit.
     """
     if not plan.restarts or plan.morph:
-        return outcome, None
+        return "", None
     stop = read_stop(attempt)
     events = read_restarts(run)
     used = [event for event in events if not event.get("no_room")]
@@ -203,7 +203,7 @@ def continue_run(
     waited = await_room(run, plan, attempt, outcome, left_s) if obstacle is None else None
     decision = waited or decide(obstacle, failure, before, budget, left_s)
     if decision.wait_s is None:
-        return _add(outcome, decision.why_not), None
+        return decision.why_not, None
     again = Again(attempt.number + 1, decision.wait_s)
     try:
         if plan.layout == "split":
@@ -221,8 +221,8 @@ def continue_run(
             no_room=waited is not None,
         )
     except OSError as error:
-        return _add(outcome, f"not started again, as that cannot be recorded: {error}"), None
-    return outcome, again
+        return f"not started again, as that cannot be recorded: {error}", None
+    return "", again
 
 
 def await_room(
@@ -313,10 +313,6 @@ def await_first_group(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Opt
         time.sleep(wait_s)
     found = read_json(attempt.next) if is_listed(attempt.next) else None
     return Again(**found) if isinstance(found, dict) else None
-
-
-def _add(outcome: Outcome, clause: str) -> Outcome:
-    return replace(outcome, reason=f"{outcome.reason}; {clause}") if clause else outcome
 
 
 def number_attempt(run: RunFolder, requeues: int) -> int:

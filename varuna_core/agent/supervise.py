@@ -45,6 +45,7 @@ from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank, find_i
 from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.track.process import END_S, TrackerProcess
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.exits import NodeExits, RankExit, rank_exit
 from varuna_core.records.requests import read_stop, write_stop
 
@@ -229,7 +230,8 @@ class Supervisor:
         self._deliver(self._signals.take_forwarded())
         name = self._signals.ending
         if name is not None and not self._is_stopping:
-            self._say_stop(*explain_ending(name, self._site.host))
+            kind, code, reason, cause = explain_ending(name, self._site.host)
+            self._say_stop(kind, code, reason, cause=cause)
             self._stop_ranks(STOPPED)
 
     def _deliver(self, called: list[int]) -> None:
@@ -345,10 +347,16 @@ class Supervisor:
         return value
 
     def _say_stop(
-        self, kind: str, code: int, reason: str, node: str | None = None, rank: int | None = None
+        self,
+        kind: str,
+        code: int,
+        reason: str,
+        node: str | None = None,
+        rank: int | None = None,
+        cause: EndCause | None = None,
     ) -> None:
         try:
-            if write_stop(self._attempt, kind, code, reason, node=node, rank=rank):
+            if write_stop(self._attempt, kind, code, reason, node=node, rank=rank, cause=cause):
                 self._complain(f"stopping the attempt: {reason}")
             self._watch.look_now()
         except OSError as problem:

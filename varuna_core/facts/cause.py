@@ -5,11 +5,11 @@ Sentences about an end are rendered from it (`sentences.py`). Code compares caus
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Optional, Tuple
+from typing import Any, Mapping, Optional, Tuple, Type, TypeVar
 
-from varuna_core.facts.known import Evidence
+from varuna_core.facts.known import Evidence, Sure
 
 END_VERSION = 1
 """The version of `End` in files; a reader takes a later one as missing."""
@@ -68,6 +68,8 @@ class EndCause(str, Enum):
     BATCH_KILLED = "batch-killed"
     NODE_LEFT = "node-left"
     NO_ROOM = "no-room"
+    STOPPED = "stopped"
+    """Told to end from outside. Why, only the scheduler can say."""
     # The local supervisor; a list of machines.
     SUPERVISOR_DIED = "supervisor-died"
     SUPERVISOR_NOT_STARTED = "supervisor-not-started"
@@ -75,6 +77,42 @@ class EndCause(str, Enum):
     MACHINE_REBOOTED = "machine-rebooted"
     MACHINE_LIST_EMPTY = "machine-list-empty"
     UNKNOWN = "unknown"
+
+
+BY_SCHEDULER = frozenset(
+    (
+        EndCause.CANCELLED,
+        EndCause.TIME_LIMIT,
+        EndCause.DEADLINE,
+        EndCause.PREEMPTED,
+        EndCause.REVOKED,
+    )
+)
+"""Causes for which a scheduler ends a job that did nothing wrong: what the ranks do then is its
+echo."""
+OF_RANK = frozenset(
+    (
+        EndCause.RANK_EXIT,
+        EndCause.RANK_EXCEPTION,
+        EndCause.RANK_SIGNAL,
+        EndCause.OOM_HOST,
+        EndCause.HANG,
+        EndCause.NOT_A_NUMBER,
+    )
+)
+"""Causes that lie in a rank."""
+OF_NODE = frozenset(
+    (
+        EndCause.NODE_FAIL,
+        EndCause.BOOT_FAIL,
+        EndCause.NODE_SILENT,
+        EndCause.AGENT_DIED,
+        EndCause.NODE_LEFT,
+        EndCause.MACHINE_UNREACHABLE,
+        EndCause.MACHINE_REBOOTED,
+    )
+)
+"""Causes that lie in a node."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +124,89 @@ class End:
     by: str = ""
     """Name of the user who ended it, where the scheduler tells."""
     code: Optional[int] = None
-    """Exit code, or 128 + signal as a shell says it."""
+    """Exit code of the attempt: the culprit's, or 128 + signal as a shell says it."""
     signal: str = ""
     """SIGKILL and the like; empty where no signal ended it."""
     rank: Optional[int] = None
     node: str = ""
     at: Optional[float] = None
     """Seconds since the epoch."""
+    started: Optional[bool] = None
+    """False where it ended before an attempt began; None where that is not known."""
     evidence: Tuple[Evidence, ...] = ()
     version: int = END_VERSION
+
+
+E = TypeVar("E", bound=Enum)
+_KINDS: Mapping[str, Tuple[type, ...]] = {
+    "Optional[int]": (int, type(None)),
+    "Optional[float]": (int, float, type(None)),
+    "Optional[bool]": (bool, type(None)),
+    "int": (int,),
+    "str": (str,),
+}
+"""Types that a file may give for an annotation."""
+
+
+def parse_end(value: Any) -> Optional[End]:
+    """An `End` from JSON; None where it is missing, damaged or of a later version.
+
+    Keys that are not known are dropped, and words that are not known become UNKNOWN.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("version"), int):
+        return None
+    if not 1 <= value["version"] <= END_VERSION:
+        return None
+    given = {**value, "evidence": value.get("evidence", ())}
+    if not isinstance(given["evidence"], (list, tuple)):
+        return None
+    try:
+        return End(
+            **{
+                **_read_fields(End, given),
+                "cause": parse_cause(given.get("cause")),
+                "actor": _parse_word(Actor, given.get("actor"), Actor.UNKNOWN),
+                "evidence": tuple(_parse_evidence(one) for one in given["evidence"]),
+            }
+        )
+    except (TypeError, ValueError):
+        return None
+
+
+def parse_cause(word: Any) -> EndCause:
+    """The cause of this word; UNKNOWN for any other."""
+    return _parse_word(EndCause, word, EndCause.UNKNOWN)
+
+
+def _parse_evidence(value: Any) -> Evidence:
+    if not isinstance(value, dict):
+        raise TypeError("a piece of evidence is an object")
+    sure = _parse_word(Sure, value.get("sure"), Sure.INFERRED)
+    return Evidence(**{**_read_fields(Evidence, value), "sure": sure})
+
+
+def _parse_word(kind: Type[E], word: Any, default: E) -> E:
+    try:
+        return kind(word)
+    except ValueError:
+        return default
+
+
+def _read_fields(kind: Any, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The plain fields of a dataclass that are in `value`; TypeError for one of a wrong type."""
+    found = {}
+    for one in fields(kind):
+        kinds = _KINDS.get(str(one.type))
+        if one.name not in value or kinds is None:
+            continue
+        item = value[one.name]
+        is_flag = isinstance(item, bool) and bool not in kinds
+        if not isinstance(item, kinds) or is_flag or (_is_huge(item)):
+            raise TypeError(f"{one.name} is no {one.type}")
+        found[one.name] = item
+    return found
+
+
+def _is_huge(item: Any) -> bool:
+    """True for a number that no clock, count or size can have."""
+    return isinstance(item, (int, float)) and not abs(item) < 2**63

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.processes.signals import Signals
+from varuna_core.facts.cause import EndCause
 from varuna_core.launch.errors import LaunchError, NotReadyError
 from varuna_core.launch.machines import Machine, name_machines, read_machine_list
 from varuna_core.launch.process import (
@@ -106,7 +107,8 @@ class Step:
             self._await_lost()
         except LaunchError as error:
             # `close` tells it, as the attempt's outcome.
-            write_stop(self._attempt, "not-ready", NOT_READY, str(error))
+            cause = EndCause.START_FAILED
+            write_stop(self._attempt, "not-ready", NOT_READY, str(error), cause=cause)
             return NOT_READY
         finally:
             for node in self._nodes:
@@ -252,7 +254,9 @@ class Step:
             reason = self._explain(node, code)
             if self._is_cut(node) and not self._is_told:
                 log_line(f"machines: {reason}")
-            self._stop("lost", NODE_LOST, reason, node.name)
+            is_cut = self._is_cut(node) and not node.machine.is_local
+            cause = EndCause.MACHINE_UNREACHABLE if is_cut else EndCause.AGENT_DIED
+            self._stop("lost", NODE_LOST, reason, node.name, cause)
 
     def _end_late(self) -> None:
         """End the nodes that are late after the first one's end."""
@@ -276,11 +280,18 @@ class Step:
         last = f": {node.last_lines[-1]}" if node.last_lines else ""
         return f"{node.name} was lost: its agent ended with {code}{last}"
 
-    def _stop(self, kind: str, code: int, reason: str, node: str | None) -> None:
+    def _stop(
+        self,
+        kind: str,
+        code: int,
+        reason: str,
+        node: str | None,
+        cause: EndCause | None = None,
+    ) -> None:
         if self._end_at is None:
             self._end_at = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         try:
-            if write_stop(self._attempt, kind, code, reason, node=node):
+            if write_stop(self._attempt, kind, code, reason, node=node, cause=cause):
                 call_hub(self._attempt.link)
         except OSError as error:
             log_line(f"machines: the run folder cannot be written ({error}); letting go of all")

@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Callable, List, Optional, Sequence, Tuple
 
 from varuna_core.agent.setup.site import STOPPED
+from varuna_core.facts.cause import EndCause
 from varuna_core.morph.messages import (
     DONE,
     LEFT,
@@ -163,8 +164,8 @@ def _apply_input(state: ManagerState, said: Input, now: float, rules: Rules) -> 
     if isinstance(said, CalledToEnd):
         state = replace(state, after=END)
         if state.phase == GATHERING:
-            return _end(state, state.code or STOPPED, said.reason, rules)
-        return _stop(state, said.reason, now, rules)
+            return _end(state, state.code or STOPPED, said.reason, rules, cause=said.cause)
+        return _stop(state, said.reason, now, rules, said.cause)
     if isinstance(said, Saved):
         saved, mark = max(state.saved, said.iteration), max(state.mark, said.mark)
         return replace(state, saved=saved, whole=said.iteration, mark=mark), []
@@ -252,7 +253,7 @@ def _lose(state: ManagerState, said: Lost, now: float, rules: Rules) -> Step:
     state = _without(state, said.node)
     actions: List[Action] = [Fence(said.node)]
     if is_member:
-        state, more = _stop(state, said.reason, now, rules)
+        state, more = _stop(state, said.reason, now, rules, said.cause)
         actions += more
         state = replace(state, why=said.reason)  # others failed because of it, if they did first
     return state, actions
@@ -281,11 +282,17 @@ def _ask_to_save(state: ManagerState, reason: str, now: float, rules: Rules) -> 
     return state, [AskToSave(state.attempt)]
 
 
-def _stop(state: ManagerState, reason: str, now: float, rules: Rules) -> Step:
+def _stop(
+    state: ManagerState,
+    reason: str,
+    now: float,
+    rules: Rules,
+    cause: Optional[EndCause] = None,
+) -> Step:
     if state.phase not in (RUNNING, SAVING):
         return state, []
     state = replace(state, phase=STOPPING, why=reason, deadline=now + rules.stop_s)
-    return state, [StopRanks(state.attempt, reason)]
+    return state, [StopRanks(state.attempt, reason, cause)]
 
 
 def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> Step:
@@ -306,7 +313,13 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
     state = _leave_out(state, said, rules)
     # On the same nodes it would fail again.
     if said.repeats and len(state.left_out) == num_left_out:
-        return _end(replace(state, after=END), said.code, f"{said.reason}; {said.repeats}", rules)
+        return _end(
+            replace(state, after=END),
+            said.code,
+            f"{said.reason}; {said.repeats}",
+            rules,
+            said.repeats,
+        )
     actions: List[Action] = []
     for node in state.leaving:
         if node in state.nodes:
@@ -352,16 +365,24 @@ def _give_up(state: ManagerState, rules: Rules) -> Step:
     last = f"; the last one: {state.why}" if state.why else ""
     number = "1 attempt" if state.fruitless == 1 else f"{state.fruitless} attempts"
     what = "progress" if rules.counts_steps and state.whole < 0 else "new checkpoint"
-    reason = f"no {what} in {number}{last}"
-    return _end(replace(state, after=END), state.code or NODE_LOST, reason, rules)
+    note = f"no {what} in {number}"
+    code = state.code or NODE_LOST
+    return _end(replace(state, after=END), code, f"{note}{last}", rules, note)
 
 
-def _end(state: ManagerState, code: int, reason: str, rules: Rules) -> Step:
+def _end(
+    state: ManagerState,
+    code: int,
+    reason: str,
+    rules: Rules,
+    note: str = "",
+    cause: EndCause = EndCause.NOT_MET,
+) -> Step:
     requeue = state.after == REQUEUE and rules.may_requeue
     state = replace(
         state, phase=ENDED, code=code, why=reason, requeue=requeue, members=(), deadline=None
     )
-    return state, [End(code, reason, requeue)]
+    return state, [End(code, reason, requeue, cause, note)]
 
 
 def _without(state: ManagerState, node: str) -> ManagerState:

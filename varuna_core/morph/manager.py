@@ -26,6 +26,9 @@ from varuna_core.agent.closing import Scene, judge
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.agent.restarts import describe_failure, explain_same, is_same
+from varuna_core.facts import cause as facts
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.known import Evidence
 from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes, read_held
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.furthest import Furthest
@@ -61,7 +64,17 @@ from varuna_core.morph.orders import (
     write_orders,
 )
 from varuna_core.records.checkpoints import find_fit, find_full, lacks_room
-from varuna_core.records.exits import NODE_LOST, Outcome, read_exits, read_outcome, write_outcome
+from varuna_core.records.exits import (
+    NODE_LOST,
+    Judgement,
+    Outcome,
+    conclude,
+    end_of_stop,
+    read_exits,
+    read_judgement,
+    read_outcome,
+    write_judgement,
+)
 from varuna_core.records.files import describe_room
 from varuna_core.records.morphing import (
     ENDED,
@@ -84,7 +97,6 @@ from varuna_core.records.nodes import FAIL, read_reports
 from varuna_core.records.plan import Plan, read_plan
 from varuna_core.records.record import NO_ROOM, append_event, count_cancels
 from varuna_core.records.requests import (
-    BY_SCHEDULER,
     read_requests,
     read_signal,
     read_stop,
@@ -237,7 +249,8 @@ class Manager:
             if name.startswith("SIGUSR"):
                 said.append(CalledToLeave(f"{name}: the time limit or preemption is near"))
             else:
-                said.append(CalledToEnd(f"{name} {BY_SCHEDULER}"))
+                reason = f"{name} from the scheduler (cancel or time limit)"
+                said.append(CalledToEnd(reason))
         self._heard = []
         if self._state.room and self._has_room:
             self._has_room = False
@@ -246,7 +259,7 @@ class Manager:
             self._sight = self._look()
             self._link.answer()
             if self._state.phase == GATHERING and self._is_cancelled():
-                said.append(CalledToEnd(CANCELLED))
+                said.append(CalledToEnd(CANCELLED, EndCause.CANCELLED))
         present = self._link.merge(self._sight.presences, self._session)
         seats = range(self._plan.num_nodes)
         sight = self._sight._replace(
@@ -362,7 +375,7 @@ class Manager:
     def _stop(self, action: StopRanks) -> None:
         attempt = self._run.attempt(action.attempt)
         attempt.make()
-        if write_stop(attempt, "lost", NODE_LOST, action.reason):
+        if write_stop(attempt, "lost", NODE_LOST, action.reason, cause=action.cause):
             self._say(f"attempt {action.attempt} ends: {action.reason}")
 
     def _write_orders(self) -> None:
@@ -389,18 +402,18 @@ class Manager:
         self._fit.clear()
         self._saved = self._find_saved()
         self._tell(Saved(self._saved))
-        outcome = judge(Scene(self._run, self._own_plan(attempt), attempt, 0))
-        if self._state.gone and outcome.code != 0:  # whoever failed first lost them, and says less
-            reason = "; ".join(dict.fromkeys((self._state.why, outcome.reason)))
-            outcome = replace(outcome, code=NODE_LOST, reason=reason, culprit_rank=None)
+        judged = judge(Scene(self._run, self._own_plan(attempt), attempt, 0))
+        if self._state.gone and judged.outcome.code != 0:
+            judged = self._blame_gone(attempt, judged)  # whoever failed first lost them
+        outcome = judged.outcome
         kind = FAILED
         if outcome.code == 0:
             kind = DONE if self._is_done(attempt) else LEFT
         if self._facts.is_own and self._saved < 0:
             self._tell(self._measure(attempt, has_left=kind == LEFT))
-        self._write_outcome(attempt, outcome)
+        self._write_judgement(attempt, judged)
         if self._is_cancelled():  # its ask to save came to ranks that were leaving
-            self._tell(CalledToEnd(CANCELLED))
+            self._tell(CalledToEnd(CANCELLED, EndCause.CANCELLED))
         full = self._find_full(number, outcome) if kind == FAILED else ""
         if full:
             self._say(f"the next attempt waits for room in {full} ({describe_room(Path(full))})")
@@ -411,6 +424,21 @@ class Manager:
         culprit = self._find_culprit(attempt, outcome)
         repeats = self._explain_repeat(attempt, outcome) if kind == FAILED else ""
         return Judged(kind, outcome.code, outcome.reason, culprit, repeats)
+
+    def _blame_gone(self, attempt: AttemptFolder, judged: Judgement) -> Judgement:
+        """Nodes went away, and the failure that others saw is their echo, which says less."""
+        stop = read_stop(attempt) or {}
+        if stop.get("kind") == "lost":
+            end = end_of_stop(stop)
+        else:
+            end = facts.End(EndCause.NODE_SILENT, facts.Actor.NODE)
+        why = Evidence("manager", text=self._state.why)
+        evidence = (why, *judged.end.evidence) if self._state.why else judged.end.evidence
+        node = end.node or judged.end.node
+        end = replace(end, code=NODE_LOST, node=node, at=judged.end.at, evidence=evidence)
+        found = conclude(end, judged.outcome.missing_ranks)
+        is_echo = found.outcome.reason == judged.outcome.reason
+        return found if is_echo else found.with_note(judged.outcome.reason)
 
     def _find_full(self, number: int, outcome: Outcome) -> str:
         """The folder that had no room for what the ranks wrote, and has none yet; or had none when
@@ -467,10 +495,11 @@ class Manager:
     def _own_plan(self, attempt: AttemptFolder) -> Plan:
         return read_plan(attempt.plan) or self._plan
 
-    def _write_outcome(self, attempt: AttemptFolder, outcome: Outcome) -> None:
+    def _write_judgement(self, attempt: AttemptFolder, judged: Judgement) -> None:
+        outcome = judged.outcome
         self._say(f"attempt {attempt.number}: code {outcome.code}: {outcome.reason}")
         with contextlib.suppress(OSError):  # a full disk must not end the manager
-            write_outcome(attempt, outcome)
+            write_judgement(attempt, judged)
             facts = {"code": outcome.code, "reason": outcome.reason, "iteration": self._saved}
             append_event(self._run.morph_events, "ended", attempt=attempt.number, **facts)
 
@@ -481,10 +510,14 @@ class Manager:
         while not self._claim(number):
             number += 1
         attempt = self._run.attempt(number)
-        was = read_outcome(attempt)
-        blank = Outcome(action.code, action.reason, None, None, None, [], round(time.time(), 3))
+        why = Evidence("manager", text=action.reason)
+        blank = facts.End(action.cause, code=action.code, at=round(time.time(), 3), evidence=(why,))
+        was = read_judgement(attempt) or conclude(blank, [])
+        was = was.with_note(action.note)
+        end = replace(was.end, code=action.code)
+        outcome = replace(was.outcome, code=action.code, reason=action.reason)
         with contextlib.suppress(OSError):
-            write_outcome(attempt, replace(was or blank, code=action.code, reason=action.reason))
+            write_judgement(attempt, Judgement(end, outcome))
             if action.requeue:
                 append_event(self._run.morph_events, "requeued", reason=action.reason)
         what = "comes back" if action.requeue else f"ends with {action.code}"

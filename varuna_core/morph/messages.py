@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Tuple, Union
+from dataclasses import dataclass, field
+from typing import Optional, Tuple, Union
+
+from varuna_core.facts.cause import EndCause
 
 DONE, LEFT, FAILED = "done", "left", "failed"
 """How an attempt ended: trained to its last step; saved and left when asked to; anything else."""
@@ -53,6 +55,7 @@ class Lost:
 
     node: str
     reason: str
+    cause: EndCause = EndCause.NODE_SILENT
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class CalledToEnd:
     """Cancelled, or the time is up."""
 
     reason: str
+    cause: EndCause = EndCause.STOPPED
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ class AskToSave:
 class StopRanks:
     attempt: int
     reason: str
+    cause: Optional[EndCause] = field(default=None, compare=False)
+    """None where the state alone is known, after a manager was killed."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,10 @@ class End:
     code: int
     reason: str
     requeue: bool
+    cause: EndCause = field(default=EndCause.NOT_MET, compare=False)
+    """Of a job none of whose attempts was judged."""
+    note: str = field(default="", compare=False)
+    """Why there is no other attempt, a clause."""
 
 
 Action = Union[Start, AskToSave, StopRanks, Fence, Judge, End]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Tuple
 
+from varuna_core.facts.cause import EndCause
 from varuna_core.morph.machine import ATTEMPTING
 from varuna_core.morph.messages import (
     AskedToLeave,
@@ -24,7 +25,6 @@ from varuna_core.morph.messages import (
 from varuna_core.morph.orders import ENDED, GONE, Presence
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.morphing import RUNNING, SAVING, STOPPING, ManagerState, get_seat
-from varuna_core.records.requests import HAS_LEFT
 
 SUSPECT_BEATS = 8.0
 """So many missing signs of life mean a loss where the attempt is ending anyway: nodes give them at
@@ -125,13 +125,20 @@ class NodeObserver:
             return [Lost(name, f"the agent of {host} was replaced by another one")]
         host = item.host if item is not None else f"node {seat}"
         if item is not None and item.state == GONE:
-            return [Lost(name, f"{host} {HAS_LEFT}")]
+            return [
+                Lost(
+                    name,
+                    f"{host} has left: its job ends, or somebody ended its agent",
+                    EndCause.NODE_LEFT,
+                )
+            ]
         silent_s = now - self._signs[name][1]
         if self._is_silent(state, name, now):
             return [Lost(name, f"{host} was lost: no sign of life for {silent_s:.1f} s")]
         said: List[Input] = []
         if seat in sight.refused and name in state.members:
-            said.append(Lost(name, f"{host} is not fit: {sight.refused[seat]}"))
+            reason = f"{host} is not fit: {sight.refused[seat]}"
+            said.append(Lost(name, reason, EndCause.PREFLIGHT))
         if seat in sight.leave:
             said.append(AskedToLeave(name, sight.leave[seat]))
         has_ended = item is not None and (item.state, item.attempt) == (ENDED, state.attempt)

@@ -11,9 +11,13 @@ import json
 import os
 import re
 import signal
-from dataclasses import asdict, dataclass
-from typing import Any, Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Iterable, Mapping
 
+from varuna_core.facts import legacy
+from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
+from varuna_core.facts.known import Evidence, Sure
+from varuna_core.facts.sentences import LAST_LINE, NOTES, STOP, describe_end
 from varuna_core.records.files import (
     expect_types,
     list_names,
@@ -24,7 +28,7 @@ from varuna_core.records.files import (
     write_reserved,
 )
 from varuna_core.records.plan import Plan
-from varuna_core.records.requests import read_stop
+from varuna_core.records.requests import LEFT, REQUEUE, read_stop
 from varuna_core.records.runfolder import AttemptFolder
 
 NODE_LOST = 113
@@ -61,7 +65,7 @@ class Outcome:
     code: int
     """What the batch script exits with: 0, or the culprit's own code."""
     reason: str
-    """One sentence naming the culprit."""
+    """One sentence naming the culprit, rendered from the `End` in end.json."""
     culprit_rank: int | None
     culprit_node: str | None
     culprit_signal: str | None
@@ -175,67 +179,147 @@ def parse_exits(value: Any) -> list[RankExit]:
     return found
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """How an attempt ended: the fact, and the outcome in words and numbers made of it.
+
+    Two files, for older readers refuse an outcome.json with one key more.
+    """
+
+    end: End
+    outcome: Outcome
+
+    def with_note(self, clause: str) -> Judgement:
+        """The same end with a note of what vjob did about it; the same where there is none."""
+        if not clause:
+            return self
+        note = Evidence(NOTES, Sure.MEASURED, text=clause)
+        end = replace(self.end, evidence=(*self.end.evidence, note))
+        return Judgement(end, replace(self.outcome, reason=describe_end(end)))
+
+
+def conclude(end: End, missing: list[int]) -> Judgement:
+    """The judgement on an attempt that ended so; `missing` are ranks that left no exit file."""
+    code = end.code if end.code is not None else NODE_LOST
+    culprit = (end.rank, end.node or None, end.signal or None)
+    return Judgement(end, Outcome(code, describe_end(end), *culprit, missing, end.at or 0.0))
+
+
 def judge_exits(
     plan: Plan,
     exits: dict[int, RankExit],
     stop: dict[str, Any] | None,
     node_names: dict[int, str],
     ended: float,
-) -> Outcome:
-    """The outcome of an attempt from what its ranks and nodes left behind.
+) -> Judgement:
+    """How an attempt ended, from what its ranks and nodes left behind.
 
     A rank that failed by itself is the culprit, the earliest first; else whoever said stop
     (`stop` is stop.json), unless that may be the mere echo of a lost node; else the node whose
     ranks left nothing. `node_names` maps node index to host name, as far as known.
     """
     missing = [rank for rank in range(plan.world) if rank not in exits]
-    failed = [item for item in exits.values() if item.code != 0 and not item.stopped]
     said = stop or {}
-
-    def outcome(
-        code: int, reason: str, rank: int | None, node: str | None, sig: str | None
-    ) -> Outcome:
-        return Outcome(code, reason, rank, node, sig, missing, ended)
-
-    if failed:
-        # The first stop names its rank: clocks of different hosts may not agree on who was first.
-        named = [item for item in failed if item.rank == said.get("rank")]
-        first = min(named or failed, key=lambda item: (item.ended, item.rank))
-        how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
-        tail = f": {first.last_error}" if first.last_error else ""
-        return outcome(
-            first.code,
-            f"rank {first.rank} on {first.node} {how}{tail}",
-            first.rank,
-            first.node,
-            first.signal,
-        )
+    failed = [item for item in exits.values() if item.code != 0 and not item.stopped]
     # srun ends the other nodes with SIGTERM when one is lost, so these two kinds explain nothing
     # as long as some nodes left their exits and one did not.
     echo = said.get("kind") in ("signal", "group") and bool(missing) and bool(exits)
-    if said and not echo:
-        code = int(said.get("code", NODE_LOST))
-        return outcome(code, str(said.get("reason", "stopped")), None, said.get("node"), None)
-    if missing:
+    if failed:
+        # The first stop names its rank: clocks of different hosts may not agree on who was first.
+        named = [item for item in failed if item.rank == said.get("rank")]
+        end = _end_of_rank(min(named or failed, key=lambda item: (item.ended, item.rank)))
+    elif said and not echo:
+        end = end_of_stop(said)
+    elif missing:
         node = plan.node_of_rank(missing[0])
         host = node_names.get(node.index, f"node {node.index} of group {node.group.name}")
-        more = "" if len(missing) <= node.group.ranks else f" ({len(missing)} ranks in all)"
-        what = f"{host} was lost: rank {missing[0]} left no exit code{more}"
-        return outcome(NODE_LOST, what, missing[0], host, None)
-    stopped = [item for item in exits.values() if item.stopped and item.code != 0]
-    if stopped:
-        return outcome(143, "stopped from outside before the ranks ended", None, None, None)
-    who = "the one rank" if plan.world == 1 else f"all {plan.world} ranks"
-    return outcome(0, f"{who} exited 0", None, None, None)
+        seen = Evidence("exit file", Sure.INFERRED, seen=len(exits), expected=plan.world)
+        end = End(EndCause.AGENT_DIED, Actor.NODE, code=NODE_LOST, node=host, evidence=(seen,))
+        end = replace(end, rank=missing[0])
+    elif any(item.stopped and item.code != 0 for item in exits.values()):
+        end = End(EndCause.STOPPED, Actor.UNKNOWN, code=143)
+    else:
+        seen = Evidence("exit file", Sure.MEASURED, seen=plan.world, expected=plan.world)
+        end = End(EndCause.COMPLETED, Actor.RANK, code=0, evidence=(seen,))
+    return conclude(replace(end, at=ended, started=True if exits else None), missing)
 
 
-def read_end(attempt: AttemptFolder) -> str | None:
+def _end_of_rank(first: RankExit) -> End:
+    return End(
+        cause=EndCause.RANK_SIGNAL if first.signal else EndCause.RANK_EXIT,
+        actor=Actor.UNKNOWN if first.signal else Actor.RANK,
+        code=first.code,
+        signal=first.signal or "",
+        rank=first.rank,
+        node=first.node,
+        evidence=(
+            Evidence("exit file", Sure.MEASURED),
+            Evidence(LAST_LINE, Sure.REPORTED, text=first.last_error),
+        ),
+    )
+
+
+def end_of_stop(stop: Mapping[str, Any]) -> End:
+    """The end that stop.json speaks of. Its writer knows the cause; older ones wrote none."""
+    code = int(stop.get("code", NODE_LOST))
+    node, rank = stop.get("node"), stop.get("rank")
+    cause, actor = STOP_CAUSES.get(str(stop.get("kind")), (EndCause.UNKNOWN, Actor.UNKNOWN))
+    if stop.get("cause"):
+        cause = parse_cause(stop["cause"])
+    else:
+        cause = legacy.read_stop_cause(stop) or cause
+    return End(
+        cause=cause,
+        actor=actor,
+        by=str(stop.get("by") or ""),
+        code=code,
+        node=str(node or ""),
+        rank=rank if isinstance(rank, int) and cause in OF_RANK else None,
+        evidence=(Evidence(STOP, text=str(stop.get("reason", "stopped"))),),
+    )
+
+
+STOP_CAUSES: Mapping[str, tuple[EndCause, Actor]] = {
+    "rank": (EndCause.RANK_EXIT, Actor.RANK),
+    "not-ready": (EndCause.PREFLIGHT, Actor.AGENT),
+    "cancel": (EndCause.CANCELLED, Actor.UNKNOWN),
+    "signal": (EndCause.STOPPED, Actor.SCHEDULER),
+    "lost": (EndCause.NODE_SILENT, Actor.NODE),
+    "group": (EndCause.UNKNOWN, Actor.UNKNOWN),
+    REQUEUE: (EndCause.REQUEUED, Actor.RANK),
+    LEFT: (EndCause.COMPLETED, Actor.RANK),
+}
+"""Cause and actor of each kind of stop whose writer names no cause."""
+
+
+def read_judgement(attempt: AttemptFolder) -> Judgement | None:
+    """How an attempt ended; None where nobody judged it."""
+    outcome = read_outcome(attempt)
+    if outcome is None:
+        return None
+    return Judgement(parse_judged(outcome, read_json(attempt.end), read_stop(attempt)), outcome)
+
+
+def parse_judged(outcome: Outcome, written: Any, stop: Mapping[str, Any] | None) -> End:
+    """The end of an attempt that was judged: what end.json has, else what an older vjob left."""
+    end = parse_end(written)
+    said = None if stop is None else end_of_stop(stop)
+    return end or legacy.read_attempt_end(asdict(outcome), said)
+
+
+def read_reason(attempt: AttemptFolder) -> str | None:
     """Why an attempt that is over ended: its outcome, or the stop, where nobody judged it because
     the batch script died with its host or was ended by Slurm."""
     outcome, stop = read_outcome(attempt), read_stop(attempt)
     if outcome is not None:
         return outcome.reason
     return None if stop is None else str(stop["reason"])
+
+
+def write_judgement(attempt: AttemptFolder, value: Judgement) -> None:
+    """Write end.json, then outcome.json, for which others wait."""
+    write_json(attempt.end, asdict(value.end))
+    write_outcome(attempt, value.outcome)
 
 
 def write_outcome(attempt: AttemptFolder, value: Outcome) -> None:

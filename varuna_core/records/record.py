@@ -18,8 +18,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from varuna_core.records.exits import Outcome
+from varuna_core.facts import legacy
+from varuna_core.facts.cause import End, parse_end
+from varuna_core.records.exits import Outcome, end_of_stop
 from varuna_core.records.files import append_line, expect_types, read_json, read_lines, write_json
+from varuna_core.records.requests import read_stop
 from varuna_core.records.runfolder import RunFolder
 
 RECORD_FORMAT = 1
@@ -113,8 +116,10 @@ class RunRecord:
     pid: int
     """The submitting process on `host`, and its start, while the state is intent."""
     pid_start: str | None
+    end: Optional[End] = None
+    """How it ended; None while it goes on, and in records of before."""
     message: str = ""
-    """Why it was refused, or how it ended."""
+    """Why it was refused, or how it ended: rendered from `end`."""
     verdict: str = ""
     """The scheduler's last word on an ended run."""
     outcome: Outcome | None = None
@@ -159,6 +164,7 @@ def _parse(value: dict[str, Any]) -> RunRecord:
         **{
             **value,
             "jobs": tuple(expect_types(JobRecord(**job)) for job in value["jobs"]),
+            "end": parse_end(value.get("end")),
             "outcome": None if outcome is None else expect_types(Outcome(**outcome)),
             "after": tuple(value.get("after", ())),  # not in old records, nor are those below
             "after_any": tuple(value.get("after_any", ())),
@@ -172,9 +178,22 @@ def _parse(value: dict[str, Any]) -> RunRecord:
     return expect_types(made)
 
 
+def read_run_end(run: RunFolder, record: RunRecord) -> Optional[End]:
+    """How the run ended: as the record has it, or as an older vjob left it; None while it goes
+    on."""
+    if record.end is not None or record.state not in (ENDED, REFUSED):
+        return record.end
+    attempts = run.attempts()
+    stop = read_stop(attempts[-1]) if attempts else None
+    return legacy.read_end(
+        asdict(record),
+        None if record.outcome is None else asdict(record.outcome),
+        None if stop is None else end_of_stop(stop),
+        read_events(run),
+    )
+
+
 CANCEL_ASKED, CANCEL_FAILED = "cancel-asked", "cancel-failed"
-BY_VJOB_CANCEL = "cancelled with vjob cancel"
-"""How the message of a record begins whose run its owner cancelled."""
 
 
 def append_event(path: Path, kind: str, **facts: Any) -> None:

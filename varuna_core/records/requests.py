@@ -16,14 +16,11 @@ import signal
 import time
 from typing import Any
 
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.files import is_listed, list_names, read_json, write_first, write_json
 from varuna_core.records.runfolder import AttemptFolder
 
 REQUEUE, LEFT = "requeue", "left"
-HAS_LEFT = "has left: its job ends, or somebody ended its agent"
-"""Of a node of a run that may morph, in the reason of a stop of the kind lost."""
-BY_SCHEDULER = "from the scheduler (cancel or time limit)"
-"""Of its manager, after the signal's name, in the same place."""
 STOP_KINDS = ("rank", "not-ready", "cancel", "signal", "lost", "group", REQUEUE, LEFT)
 
 
@@ -35,8 +32,13 @@ def write_stop(
     *,
     node: str | None = None,
     rank: int | None = None,
+    cause: EndCause | None = None,
+    by: str = "",
 ) -> bool:
-    """Say stop; False where somebody said it before. `node` and `rank` are at fault, if any is."""
+    """Say stop; False where somebody said it before. `node` and `rank` are at fault, if any is.
+
+    `cause` is given where the writer knows more than the kind tells; `by` names a user.
+    """
     master = read_json(attempt.master)
     return write_first(
         attempt.stop,
@@ -46,6 +48,8 @@ def write_stop(
             "reason": reason,
             "node": node,
             "rank": rank,
+            "cause": None if cause is None else cause.value,
+            "by": by,
             "time": round(time.time(), 3),
             "opened": master.get("time") if isinstance(master, dict) else None,
         },

@@ -26,7 +26,7 @@
                                                      what W&B keeps here
   attempt-0/                                         one start of the ranks
     state/ master.json  go.json                      address; all nodes are ready
-           stop.json  outcome.json                   who said stop; how it ended
+           stop.json  outcome.json  end.json         who said stop; how it ended, and as a fact
            signal.json  next.json                    a signal for every rank; of a split run,
                                                      the attempt that follows this one
            skipped.json                              saves that found no room
@@ -67,7 +67,7 @@ _SHARED = (
     rf"|{_ATTEMPT}/(?:preflight\.txt|(?:training|plan\.shared)\.json"
     r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err)|trace/(?:node-)?\d+\.jsonl"
     r"|(?:nodes|beat|exit)/(?:node-)?\d+\.json"
-    r"|state/(?:outcome|stop|signal|next|skipped|\w+\.shared)\.json)"
+    r"|state/(?:outcome|end|stop|signal|next|skipped|\w+\.shared)\.json)"
 )
 _SHARED_FOLDER = (
     r"morph(?:/(?:epochs|nodes|leave|joins))?"
@@ -173,6 +173,11 @@ class AttemptFolder:
     @property
     def outcome(self) -> Path:
         return self.path / "state" / "outcome.json"
+
+    @property
+    def end(self) -> Path:
+        """The fact that `outcome` is rendered from; written before it."""
+        return self.path / "state" / "end.json"
 
     @property
     def skipped(self) -> Path:

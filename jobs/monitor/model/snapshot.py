@@ -303,6 +303,8 @@ class AttemptView:
     stop: Mapping[str, Any] | None = None
     """Who said that the attempt ends."""
     outcome: Outcome | None = None
+    attempt_end: End | None = None
+    """How the attempt ended: the fact in `outcome`."""
     skipped: Skipped | None = None
     """The last saves in a row that the folder of checkpoints could not take."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -320,6 +322,8 @@ class Snapshot(AttemptView):
     record_state: str = ""
     """intent, submitted, refused, ended; empty for a bare folder."""
     record_verdict: str = ""
+    end: End | None = None
+    """How the run ended; None while it goes on, and of a bare folder."""
     message: str = ""
     """Why it was refused, or how it ended."""
     layout: str = ""

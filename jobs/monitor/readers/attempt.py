@@ -10,7 +10,7 @@ from typing import Any
 
 from varuna_core.facts.partition import Partition
 from varuna_core.records.checkpoints import parse_skipped
-from varuna_core.records.exits import RankExit, parse_exits
+from varuna_core.records.exits import RankExit, parse_exits, parse_judged
 from varuna_core.records.files import as_number
 from varuna_core.records.layout import RankPlace, locate_ranks
 from varuna_core.records.logs.literals import find_marks
@@ -184,6 +184,9 @@ class AttemptReader:
         if saved and max(saved) > 0:
             longest[CHECKPOINT] = max(max(saved), longest.get(CHECKPOINT, 0.0))
         stop = self._state.values.get("stop")
+        stop = stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None
+        outcome = parse_outcome(self._state.values.get("outcome"))
+        written = self._state.values.get("end")
         progress = self._find_progress()
         self.settings = self._list_settings()
         return AttemptView(
@@ -196,8 +199,9 @@ class AttemptReader:
             phases_s=longest,
             phase_ended_at=find_last_end(self.files.values()),
             errors=merge_errors(logs, failed),
-            stop=stop if isinstance(stop, dict) and isinstance(stop.get("code"), int) else None,
-            outcome=parse_outcome(self._state.values.get("outcome")),
+            stop=stop,
+            outcome=outcome,
+            attempt_end=None if outcome is None else parse_judged(outcome, written, stop),
             skipped=parse_skipped(self._state.values.get("skipped")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()

@@ -12,7 +12,7 @@ from typing import Any
 from varuna_core.facts.known import Value
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
-from varuna_core.records.exits import read_end
+from varuna_core.records.exits import read_reason
 from varuna_core.records.files import read_lines
 from varuna_core.records.morphing import (
     ENDED,
@@ -32,6 +32,7 @@ from varuna_core.records.record import (
     format_morph,
     read_record,
     read_restarts,
+    read_run_end,
 )
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
@@ -137,6 +138,7 @@ class RunReader:
             state=view.state if view is not None else "UNKNOWN",
             record_state=record.state,
             record_verdict=record.verdict,
+            end=read_run_end(self.run, record),
             message=_explain(record, view, scheduler, shown) or self._explain_closed(attempts),
             layout=record.layout,
             after=tuple(Path(path).name for path in record.after),
@@ -287,7 +289,7 @@ class RunReader:
         for at, attempt in enumerate(attempts):
             if attempt.number in self._earlier:
                 continue
-            reason = read_end(attempt) or "ended without a word: requeued, or its host was lost"
+            reason = read_reason(attempt) or "ended without a word: requeued, or its host was lost"
             is_recent = at >= len(attempts) - NUM_EARLIER
             plan = read_attempt_plan(self.run, attempt.number)
             progress = AttemptReader(attempt, plan, 0).read().progress if is_recent else None

@@ -1,6 +1,6 @@
 """Rules for a job that is over: DONE, or DEAD with its cause; and for one that nobody runs. Pure.
 
-`find_cause` goes by what proves most: the rank whose exit the outcome names; a root error line of
+`infer_cause` goes by what proves most: the rank whose exit the outcome names; a root error line of
 that rank, or of another one where its own lines are mere fallout; a node that was lost; the
 scheduler's word; the record.
 """
@@ -8,26 +8,22 @@ scheduler's word; the record.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from varuna_core.facts.catalogue.ends import HANG_REMEDIES, REMEDIES, list_remedies
 from varuna_core.facts.catalogue.known_line import Proof
-from varuna_core.facts.catalogue.remedies import (
-    FEWER_WORKERS,
-    MORE_MEMORY,
-    SHOW_STACK,
-    do,
-    look_at,
-)
+from varuna_core.facts.cause import BY_SCHEDULER, OF_NODE, Actor, End, EndCause
+from varuna_core.facts.deciding import choose_end
 from varuna_core.facts.finding import Finding
-from varuna_core.facts.known import NotKnown
-from varuna_core.facts.remedy import Action, Remedy, Target
-from varuna_core.records.exits import NODE_LOST
+from varuna_core.facts.known import Evidence, NotKnown
+from varuna_core.facts.remedy import Remedy, Target
+from varuna_core.facts.sentences import SCHEDULER, describe_end
+from varuna_core.records.exits import NODE_LOST, parse_judged
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
-from varuna_core.records.record import BY_VJOB_CANCEL
-from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof
+from vjob.jobs.monitor.log_lines.errors import first_root, is_proof
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
@@ -56,8 +52,9 @@ from vjob.jobs.monitor.rules.pace import (
     is_long_for_pace,
     job_limit_s,
 )
-from vjob.jobs.monitor.rules.stalled import RESUBMIT_WITHOUT, SILENT_S
+from vjob.jobs.monitor.rules.stalled import SILENT_S
 from vjob.jobs.monitor.rules.waiting import build_info
+from vjob.jobs.schedulers.job import END_CAUSES, parse_name
 from vjob.jobs.schedulers.reasons import explain_launch
 
 _NODE = re.compile(r"Node failure on ([\w.-]+)")
@@ -65,45 +62,28 @@ OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
 """Signals that befall the rank itself; SIGABRT and SIGTERM are often others' doing."""
 FULL = 0.97
 """Share of a node's memory that counts as all."""
-TOLD = ("TIMEOUT", "DEADLINE", "CANCELLED", "PREEMPTED")
-WORDS = {
-    "TIMEOUT": "the time limit was reached",
-    "DEADLINE": "its deadline passed",
-    "CANCELLED": "it was cancelled",
-    "PREEMPTED": "it was preempted",
-    "NODE_FAIL": "a node failed",
-    "BOOT_FAIL": "a node did not boot",
-    "OUT_OF_MEMORY": "memory was used up on a node",
+LINES: Mapping[EndCause, str] = {
+    EndCause.TIME_LIMIT: "time limit",
+    EndCause.CANCELLED: "cancelled",
+    EndCause.PREEMPTED: "preempted",
+    EndCause.OOM_JOB: "host out of memory",
 }
-"""What the scheduler's last word means."""
-OF_SCHEDULER = ("time limit", "cancelled", "preempted", "requeued", "host out of memory")
-"""Kinds of lines that say the same."""
-RESUBMIT = Remedy(Action.RESUBMIT)
-MORE_TIME = Remedy(Action.RAISE, Target.WALLTIME)
-NEXT: Mapping[str, tuple[Remedy, ...]] = {
-    "TIMEOUT": (MORE_TIME, replace(RESUBMIT, instead=True)),
-    "CANCELLED": (RESUBMIT,),
-    "PREEMPTED": (RESUBMIT,),
-    "NODE_FAIL": (RESUBMIT_WITHOUT,),
-    "OUT_OF_MEMORY": (MORE_MEMORY, replace(FEWER_WORKERS, instead=True)),
+"""The row of the catalogue for a line of the scheduler's that says the same."""
+OF_SCHEDULER = (*LINES.values(), "requeued")
+NOT_OF_RANKS = BY_SCHEDULER | {
+    EndCause.DEPENDENCY_FAILED,
+    EndCause.SUPERVISOR_DIED,
+    EndCause.SUPERVISOR_NOT_STARTED,
 }
-
-
-AGAIN = ("TIMEOUT", "CANCELLED", "PREEMPTED")
-"""Words after which the same run, submitted again, goes on where it was."""
-NEXT_IN_CHAIN = (
-    replace(RESUBMIT, detail="after a run that ends well"),
-    do("`--after-any` starts it after any end"),
-)
-
-
+"""Causes that lie outside of the ranks: no line that one of them wrote adds a cause."""
 HUNG = "no step in the last {}, so it hung"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Cause of a bad end."""
+    """Cause of a bad end, with its sentence."""
 
+    end: End
     reason: str
     line: Line | None = None
     node: str = ""
@@ -111,13 +91,16 @@ class Cause:
     meaning: str = ""
     """A clause before the remedies."""
     remedies: tuple[Remedy, ...] = ()
-    is_cancel: bool = False
-    """Somebody ended it, and nothing else did before."""
+
+    @property
+    def is_cancel(self) -> bool:
+        """True where somebody ended it, and nothing else did before."""
+        return self.end.cause is EndCause.CANCELLED
 
 
-def find_cause(snapshot: Snapshot) -> Cause:
+def infer_cause(snapshot: Snapshot) -> Cause:
     """The cause of a bad end, by what proves most."""
-    by_word = _by_word(snapshot) if _is_told(snapshot) else None
+    by_word = _by_word(snapshot) if ended_by_scheduler(snapshot) else None
     return by_word or (
         _by_culprit(snapshot)
         or _by_lost_node(snapshot)
@@ -128,10 +111,30 @@ def find_cause(snapshot: Snapshot) -> Cause:
     )
 
 
-def _is_told(snapshot: Snapshot) -> bool:
-    """True where the record says that the scheduler ended it, and that no rank failed before."""
-    said = snapshot.message.startswith(("cancelled", "the time limit was reached", "preempted"))
-    return snapshot.record_state == "ended" and snapshot.record_verdict in TOLD and said
+def ended_by_scheduler(snapshot: Snapshot) -> bool:
+    """True where the job was ended from outside, and no rank had failed before."""
+    return decide_end(snapshot).cause in NOT_OF_RANKS
+
+
+def decide_end(snapshot: Snapshot) -> End:
+    """The end of the record; of a job without one, from what its ranks and its scheduler say."""
+    if snapshot.end is not None:
+        return snapshot.end
+    attempt, outcome = snapshot.attempt_end, snapshot.outcome
+    if attempt is None and outcome is not None:
+        attempt = parse_judged(outcome, None, snapshot.stop)
+    return choose_end(attempt, find_job_end(snapshot))
+
+
+def find_job_end(snapshot: Snapshot) -> End | None:
+    """The end of the job in the scheduler's own word; None where that says nothing of it."""
+    words = [*(row.state for row in snapshot.scheduler.jobs), snapshot.record_verdict]
+    causes = [END_CAUSES.get(parse_name(word)) for word in words]
+    cause = next((x for x in END_CAUSES.values() if x in causes), None)
+    if cause is None or cause is EndCause.COMPLETED:
+        return None
+    actor = Actor.UNKNOWN if cause is EndCause.CANCELLED else Actor.SCHEDULER
+    return End(cause, actor, evidence=(Evidence(SCHEDULER, text=cause.value),))
 
 
 def _by_culprit(snapshot: Snapshot) -> Cause | None:
@@ -144,7 +147,7 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
     root = first_root(own)
     is_telling = root is not None and is_proof(root, Proof.CAUSE)
     is_echo = name in ("SIGTERM", "SIGINT") or (name in (None, "SIGKILL") and not is_telling)
-    if is_echo and (_was_told(snapshot) or _lost_a_node(snapshot)):
+    if is_echo and (_has_word(snapshot, BY_SCHEDULER) or _lost_a_node(snapshot)):
         return None
     if name in OWN_SIGNALS:
         return _by_signal(snapshot, rank, node, name, root if is_telling else None)
@@ -152,6 +155,7 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
         other = first_root(snapshot.errors)
         if other is not None and is_proof(other, Proof.CAUSE) and other.rank not in (None, rank):
             return Cause(
+                end=End(EndCause.RANK_EXCEPTION, Actor.RANK, rank=other.rank, node=other.node),
                 reason=f"{format_root(other)}; rank {rank} merely ended first",
                 line=other,
                 node=other.node,
@@ -160,7 +164,9 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
         root = root or (other if other is not None and other.node in ("", node) else None)
     if root is not None and format_line(root)[:40] not in reason and reason[:40] not in root.text:
         reason = f"{reason} ({format_line(root)})"
-    return Cause(reason=reason, line=root, node=node, rank=rank)
+    cause = EndCause.RANK_SIGNAL if name else EndCause.RANK_EXIT
+    end = End(cause, signal=name or "", rank=rank, node=node)
+    return Cause(end=end, reason=reason, line=root, node=node, rank=rank)
 
 
 def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None:
@@ -186,46 +192,44 @@ def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None
 
 def _lost_a_node(snapshot: Snapshot) -> bool:
     """A rank that a dying node killed may have left its exit."""
-    return bool(rows_in(snapshot, ("NODE_FAIL",))) or snapshot.record_verdict == "NODE_FAIL"
+    return _has_word(snapshot, (EndCause.NODE_FAIL,))
 
 
-def _was_told(snapshot: Snapshot) -> bool:
-    """The scheduler ended it: what ranks did then is an echo."""
-    said = [row.state for row in snapshot.scheduler.jobs] or [snapshot.record_verdict]
-    return any(word in said for word in TOLD)
+def _has_word(snapshot: Snapshot, causes: Collection[EndCause]) -> bool:
+    """True where the scheduler says that it ended the job for one of these causes."""
+    said = find_job_end(snapshot)
+    return said is not None and said.cause in causes
 
 
 def _by_signal(
     snapshot: Snapshot, rank: int, node: str, name: str | None, root: Line | None
 ) -> Cause:
+    end = End(EndCause.RANK_SIGNAL, signal=name or "", rank=rank, node=node)
     reason = f"{format_rank(rank, node)} was ended by {name}"
     if name != "SIGKILL":
         said = f": {format_line(root)}" if root is not None else ": native code crashed"
-        return Cause(
-            reason=reason + said,
-            line=root,
-            node=node,
-            rank=rank,
-            remedies=() if root is not None else (SHOW_STACK,),
-        )
+        remedies = () if root is not None else list_remedies(end)
+        reason += said
+        return Cause(end=end, reason=reason, line=root, node=node, rank=rank, remedies=remedies)
     memory = find_memory_proof(snapshot, node)
     if memory:
+        end = replace(end, cause=EndCause.OOM_HOST)
         killed = next((x for x in snapshot.errors if x.kind == "host out of memory"), None)
-        row = find_row("host out of memory")
         return Cause(
+            end=end,
             reason=f"{reason}: {memory}",
             line=killed,
             node=node,
             rank=rank,
-            meaning=row.meaning if row is not None else "",
-            remedies=row.remedies if row is not None else (),
+            remedies=list_remedies(end),
         )
     return Cause(
+        end=end,
         reason=f"{reason}; nothing tells who sent it: somebody's kill -9, or the kernel for memory",
         line=root,
         node=node,
         rank=rank,
-        remedies=(look_at("dmesg -T | grep -i oom", f"on {node or 'its node'}"),),
+        remedies=list_remedies(end),
     )
 
 
@@ -260,12 +264,17 @@ def _by_lost_node(snapshot: Snapshot) -> Cause | None:
     word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
     what = f"node {node} was lost{word}" if node else "a node was lost"
     detail = outcome.reason if outcome is not None and by_rank else ""
+    rank = outcome.culprit_rank if outcome is not None and by_rank else None
+    decided = decide_end(snapshot)
+    cause = decided.cause if decided.cause in OF_NODE else EndCause.NODE_FAIL
+    end = replace(decided, cause=cause, node=node, rank=rank)
     return Cause(
+        end=end,
         reason=join([what, detail], ": "),
         line=line,
         node=node,
-        rank=outcome.culprit_rank if outcome is not None and by_rank else None,
-        remedies=(RESUBMIT_WITHOUT,),
+        rank=rank,
+        remedies=list_remedies(end),
     )
 
 
@@ -279,45 +288,29 @@ def _find_silent_node(snapshot: Snapshot) -> str:
 
 def _by_word(snapshot: Snapshot) -> Cause | None:
     """Cause by the scheduler's last word."""
-    said = [row.state for row in snapshot.scheduler.jobs] or [snapshot.record_verdict]
-    word = next((word for word in WORDS if word in said), None)
-    if word is None:
+    decided = decide_end(snapshot)
+    end = decided if decided.cause in NOT_OF_RANKS else find_job_end(snapshot)
+    if end is None:
         return None
-    kinds = {"TIMEOUT": "time limit", "CANCELLED": "cancelled", "PREEMPTED": "preempted"}
-    kinds["OUT_OF_MEMORY"] = "host out of memory"
-    line = next((x for x in snapshot.errors if x.kind == kinds.get(word)), None)
-    reason = (snapshot.message or WORDS[word]) + _format_at(snapshot)
+    line = next((x for x in snapshot.errors if x.kind == LINES.get(end.cause)), None)
+    reason = describe_end(end) + _format_at(snapshot)
     node = line.node if line is not None else ""
     root = first_root(snapshot.errors)
     if root is not None and is_proof(root, Proof.CAUSE) and root.kind not in OF_SCHEDULER:
         reason = f"{reason}; before that, {format_root(root)}"
         line = line or root
-    is_chain = snapshot.after and snapshot.attempt is None
-    remedies = NEXT_IN_CHAIN if is_chain else NEXT.get(word, ())
-    saved = snapshot.checkpoint_step
-    if word in AGAIN and not is_chain and saved is not None:
-        goes_on = f": it goes on from its checkpoint of step {saved}"
-        remedies = (*remedies[:-1], replace(remedies[-1], detail=goes_on))
-    hung_s = _find_hang_s(snapshot) if word == "TIMEOUT" else None
+    hung_s = _find_hang_s(snapshot) if end.cause is EndCause.TIME_LIMIT else None
+    is_own = end.cause is EndCause.CANCELLED and end.actor is Actor.VJOB
     if hung_s is not None:
-        when = "the next time that it hangs, before you raise the time limit"
-        remedies = (Remedy(Action.INSPECT, Target.STACKS, detail=when),)
-    is_cancel = word == "CANCELLED"
-    if is_cancel and _is_own_cancel(snapshot) and snapshot.checkpoint_step is None:
+        remedies = HANG_REMEDIES
+    elif is_own and snapshot.checkpoint_step is None:
         remedies = ()
-    return Cause(
-        reason=reason,
-        line=line,
-        node=node,
-        meaning="" if hung_s is None else HUNG.format(format_duration(hung_s)),
-        remedies=remedies,
-        is_cancel=is_cancel,
-    )
-
-
-def _is_own_cancel(snapshot: Snapshot) -> bool:
-    """The record says who cancelled it: no line of a log adds to that."""
-    return snapshot.message.startswith(BY_VJOB_CANCEL)
+    elif snapshot.after and snapshot.attempt is None:
+        remedies = REMEDIES[EndCause.DEPENDENCY_FAILED]
+    else:
+        remedies = list_remedies(end, checkpoint_step=snapshot.checkpoint_step)
+    meaning = "" if hung_s is None else HUNG.format(format_duration(hung_s))
+    return Cause(end=end, reason=reason, line=line, node=node, meaning=meaning, remedies=remedies)
 
 
 def _find_hang_s(snapshot: Snapshot) -> float | None:
@@ -341,7 +334,7 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
     # What srun printed as it ended the others explains nothing.
     reason = join([format_root(root), said], "; ") if is_proof(root, Proof.CAUSE) else said
     reason = reason or format_root(root)
-    return Cause(reason=reason, line=root, node=root.node, rank=root.rank)
+    return Cause(end=decide_end(snapshot), reason=reason, line=root, node=root.node, rank=root.rank)
 
 
 def _by_start(snapshot: Snapshot) -> Cause | None:
@@ -349,14 +342,16 @@ def _by_start(snapshot: Snapshot) -> Cause | None:
     for row in snapshot.scheduler.jobs:
         why = explain_launch(build_info(row), context_of_job(snapshot))
         if why:
-            return Cause(reason=why)
+            return Cause(end=End(EndCause.LAUNCH_FAILED, Actor.SCHEDULER), reason=why)
     if snapshot.attempt is not None or not snapshot.scheduler_lines:
         return None
     said = snapshot.scheduler_lines[-1].strip()
+    end = End(EndCause.START_FAILED)
     return Cause(
+        end=end,
         reason=f"the batch script ended before any rank started: {said}",
         line=Line(text=said),
-        remedies=(do("look at the scheduler's log"),),
+        remedies=list_remedies(end),
     )
 
 
@@ -366,9 +361,12 @@ def _by_record(snapshot: Snapshot) -> Cause:
     said = snapshot.message or (snapshot.outcome.reason if snapshot.outcome is not None else "")
     last = format_names(sorted(words)) or snapshot.record_verdict or "ended"
     exit_code = f" with exit code {code}" if code and code != "0:0" else ""
+    end = decide_end(snapshot)
     return Cause(
+        end=end,
         reason=said or f"{last}{exit_code}{_format_at(snapshot)}; nothing tells why",
         node=(snapshot.outcome.culprit_node or "") if snapshot.outcome is not None else "",
+        remedies=list_remedies(end),
     )
 
 
@@ -410,11 +408,12 @@ def done(snapshot: Snapshot) -> Verdict | None:
 
 def dead(snapshot: Snapshot) -> Verdict | None:
     if is_over(snapshot):
-        cause = find_cause(snapshot)
+        cause = infer_cause(snapshot)
     elif snapshot.fatal is not None and _said_done(snapshot):
         root = snapshot.fatal
         reason = f"{format_root(root)}; it came after {format_step(snapshot)}"
-        cause = Cause(reason=reason, line=root, node=root.node, rank=root.rank)
+        end = End(EndCause.RANK_EXCEPTION, Actor.RANK, rank=root.rank, node=root.node)
+        cause = Cause(end=end, reason=reason, line=root, node=root.node, rank=root.rank)
     else:
         return None
     values: dict[str, Any] = {"reason": cause.reason}
@@ -424,7 +423,7 @@ def dead(snapshot: Snapshot) -> Verdict | None:
     elif not remedies:
         meaning, remedies = remedies_of_line(cause.line)
         values.update(meaning)
-    is_known = cause.is_cancel and _is_own_cancel(snapshot)
+    is_known = cause.is_cancel and cause.end.actor is Actor.VJOB
     return conclude(
         Health.CANCELLED if cause.is_cancel else Health.DEAD,
         "dead",

@@ -223,7 +223,7 @@ def judge_state(state: dict[str, Any]) -> SchedulerJob:
     is_here = state.get("machine") == identify_machine()
     cause = None
     if word in ("PENDING", "RUNNING") and is_here and not is_alive(state):
-        word, reason = "NODE_FAIL", "the supervisor of this job was killed"
+        word, reason = "FAILED", "the supervisor of this job was killed"
         cause = EndCause.SUPERVISOR_DIED
     if word == "PENDING" and not state.get("pid") and time.time() - state.get("time", 0) > START_S:
         word, reason, cause = "FAILED", NOT_STARTED, EndCause.SUPERVISOR_NOT_STARTED

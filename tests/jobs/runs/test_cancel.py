@@ -19,7 +19,6 @@ from vjob.jobs.monitor.stacks.collect import collect_stacks
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import find_run, view_run
 from vjob.jobs.runs.listing import list_runs, render
-from vjob.jobs.runs.outcome import explain_end
 from vjob.jobs.schedulers import run_index as index
 
 AWAY = 'sys.exit("slurm error: Unable to contact slurm controller (connect failure)")'
@@ -81,7 +80,6 @@ def test_a_cancel_that_failed_is_not_believed_later(tmp_path: Path, stubs: StubP
     with pytest.raises(VjobError, match=r"demo-1 is not cancelled: .*Unable to contact"):
         cancel_run(run, now=True, wait_s=1, say=str)
     assert not is_cancel_asked(run)
-    assert explain_end(run, "CANCELLED", None) == "cancelled before it started"
     asked = len(stubs.calls("squeue")) + len(stubs.calls("scontrol"))
     assert asked == 1 and len(stubs.calls("scancel")) == 1, "a controller that is away is slow"
 

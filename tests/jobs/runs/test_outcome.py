@@ -4,21 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.sentences import describe_end
 from varuna_core.records import record as records
-from varuna_core.records.exits import NodeExits, Outcome, rank_exit, write_outcome
+from varuna_core.records.exits import (
+    Judgement,
+    NodeExits,
+    Outcome,
+    parse_judged,
+    rank_exit,
+    write_outcome,
+)
 from varuna_core.records.plan import write_plan
-from varuna_core.records.record import JobRecord, RunRecord, append_event, read_record, write_record
-from varuna_core.records.requests import BY_SCHEDULER, HAS_LEFT, write_stop
+from varuna_core.records.record import (
+    JobRecord,
+    RunRecord,
+    append_event,
+    is_cancel_asked,
+    read_record,
+    write_record,
+)
+from varuna_core.records.requests import read_stop, write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs import find as runs
-from vjob.jobs.runs.outcome import explain_end, find_ended, judge_run
-from vjob.jobs.schedulers.job import JobState, SchedulerJob
+from vjob.jobs.runs.outcome import choose_deciding_job, decide_end, end_of_job, judge_run
+from vjob.jobs.schedulers.job import END_CAUSES, JobState, SchedulerJob
 
 TOLD = "n0 was told to end by SIGTERM"
+HAS_LEFT = "has left: its job ends, or somebody ended its agent"
+BY_SCHEDULER = "from the scheduler (cancel or time limit)"
+"""As the manager of a run that may morph wrote it while stop.json had no cause."""
 
 
 def make_run(folder: Path, *, started: bool = True, reason: str = TOLD) -> RunFolder:
@@ -36,11 +56,31 @@ def make_outcome(reason: str) -> Outcome:
     return Outcome(143, reason, None, None, None, [], 1.0)
 
 
+def make_job(word: str) -> SchedulerJob:
+    state = JobState(word)
+    return SchedulerJob(id="7", state=state, native_word=word, end_cause=END_CAUSES.get(state))
+
+
+def explain(run: RunFolder, word: str, outcome: Outcome | None) -> str:
+    """The message of a run whose last attempt left this outcome and no end.json."""
+    attempts = run.attempts()
+    judged = None
+    if outcome is not None:
+        stop = read_stop(attempts[-1])
+        judged = Judgement(parse_judged(outcome, None, stop), outcome)
+    is_asked, started = is_cancel_asked(run), None if attempts else False
+    job = end_of_job(make_job(word), is_asked=is_asked, started=started)
+    return describe_end(decide_end(run, judged, job))
+
+
 @pytest.mark.parametrize(
     ("verdict", "asked", "message"),
     [
         ("TIMEOUT", False, "the time limit was reached"),
+        ("DEADLINE", False, "its deadline passed"),
         ("PREEMPTED", False, "preempted"),
+        ("NODE_FAIL", False, "the scheduler reports that a node failed"),
+        ("BOOT_FAIL", False, "a node did not boot"),
         ("CANCELLED", True, "cancelled with vjob cancel"),
         ("CANCELLED", False, "cancelled"),
         ("FAILED", False, TOLD),
@@ -52,7 +92,7 @@ def test_who_was_told_to_end_learns_why(
     run = make_run(tmp_path)
     if asked:
         append_event(run.vjob_events, "cancel-asked")
-    assert explain_end(run, verdict, make_outcome(TOLD)) == message
+    assert explain(run, verdict, make_outcome(TOLD)) == message
 
 
 @pytest.mark.parametrize(
@@ -71,7 +111,7 @@ def test_a_bare_scancel_is_a_cancel_whatever_the_agents_saw_of_it(
     run.attempt(0).make()
     write_stop(run.attempt(0), *stop, reason)
     outcome = Outcome(code, reason, 3 if code == 113 else None, None, None, [3], 1.0)
-    assert explain_end(run, "CANCELLED", outcome) == "cancelled"
+    assert explain(run, "CANCELLED", outcome) == "cancelled"
 
 
 def test_a_cancel_of_a_run_that_may_morph_is_one_whoever_hears_of_it_first(tmp_path: Path) -> None:
@@ -80,7 +120,7 @@ def test_a_cancel_of_a_run_that_may_morph_is_one_whoever_hears_of_it_first(tmp_p
     run.attempt(0).make()
     write_stop(run.attempt(0), "lost", 113, f"SIGTERM {BY_SCHEDULER}")
     outcome = Outcome(113, f"n1 {HAS_LEFT}; SIGTERM {BY_SCHEDULER}", None, None, None, [3], 1.0)
-    assert explain_end(run, "CANCELLED", outcome) == "cancelled"
+    assert explain(run, "CANCELLED", outcome) == "cancelled"
 
 
 @pytest.mark.parametrize("kind", ["rank", "lost"])
@@ -89,44 +129,50 @@ def test_a_cancel_after_a_failure_leaves_the_failure_its_reason(tmp_path: Path, 
     run.attempt(0).make()
     write_stop(run.attempt(0), kind, 113, "n1 was lost")
     outcome = Outcome(113, "n1 was lost", 3, "n1", None, [3], 1.0)
-    assert explain_end(run, "CANCELLED", outcome) == "n1 was lost"
+    assert explain(run, "CANCELLED", outcome) == "n1 was lost"
 
 
 def test_a_split_run_has_the_word_of_the_job_that_was_ended_from_outside() -> None:
     failed, cancelled = (
-        SchedulerJob(id=job, state=state, native_word=state.value)
+        SchedulerJob(id=job, state=state, native_word=state.value, end_cause=END_CAUSES.get(state))
         for job, state in (("1", JobState.FAILED), ("2", JobState.CANCELLED))
     )
     done = SchedulerJob(id="3", state=JobState.COMPLETED, native_word="COMPLETED")
-    assert find_ended([failed, cancelled], has_cause=False) is cancelled
-    assert find_ended([failed, cancelled], has_cause=True) is failed
-    assert find_ended([done, failed], has_cause=False) is failed
-    assert find_ended([done], has_cause=False) is done
+    assert choose_deciding_job([failed, cancelled], has_cause=False) is cancelled
+    assert choose_deciding_job([failed, cancelled], has_cause=True) is failed
+    assert choose_deciding_job([done, failed], has_cause=False) is failed
+    assert choose_deciding_job([done], has_cause=False) is done
 
 
 def test_a_failure_before_the_time_limit_stays_the_reason(tmp_path: Path) -> None:
     run = make_run(tmp_path, reason="rank 0 on n0 exited 9")
     outcome = Outcome(9, "rank 0 on n0 exited 9", 0, "n0", None, [], 1.0)
-    assert explain_end(run, "TIMEOUT", outcome).endswith("exited 9")
+    assert explain(run, "TIMEOUT", outcome).endswith("exited 9")
 
 
 def test_ranks_that_nobody_told_to_begin_were_not_lost(tmp_path: Path) -> None:
     run = make_run(tmp_path, started=False)
     run.attempt(0).make()
-    facts = {"state": JobState.FAILED, "native_word": "FAILED", "reason_text": "JobLaunchFailure"}
-    outcome = judge_run(run, [SchedulerJob(id="7", code=0, signal=10, **facts)])  # type: ignore[arg-type]
-    assert outcome is not None and outcome.code != 0 and outcome.culprit_rank is None
-    assert outcome.reason == "the batch script was ended by SIGUSR1"
+    facts: dict[str, Any] = {
+        "state": JobState.FAILED,
+        "native_word": "FAILED",
+        "reason_text": "JobLaunchFailure",
+    }
+    facts["end_cause"] = EndCause.BATCH_KILLED
+    outcome = judge_run(run, [SchedulerJob(id="7", code=0, signal=10, **facts)])
+    assert outcome is not None and outcome.outcome.code != 0 and outcome.end.rank is None
+    assert outcome.outcome.reason == "the batch script was ended by SIGUSR1"
     ended = rank_exit(0, "n0", 9, stopped=False, started=0.0, ended=1.0, error="")
     NodeExits(run.attempt(0), 0, 1).write(ended)
-    outcome = judge_run(run, [SchedulerJob(id="7", code=0, signal=10, **facts)])  # type: ignore[arg-type]
-    assert outcome is not None and outcome.reason == "rank 0 on n0 exited 9"
+    outcome = judge_run(run, [SchedulerJob(id="7", code=0, signal=10, **facts)])
+    assert outcome is not None and outcome.outcome.reason == "rank 0 on n0 exited 9"
 
 
 def test_a_job_cancelled_in_the_queue_says_so(tmp_path: Path) -> None:
     run = make_run(tmp_path, started=False)
-    assert explain_end(run, "CANCELLED", None) == "cancelled before it started"
-    assert explain_end(run, "NODE_FAIL", None) == ""
+    assert explain(run, "CANCELLED", None) == "cancelled before it started"
+    assert explain(run, "NODE_FAIL", None) == "the scheduler reports that a node failed"
+    assert explain(run, "DEADLINE", None) == "its deadline passed before it started"
 
 
 @pytest.mark.parametrize("place", ["reason", "node's log", "scheduler's log", "nowhere"])
@@ -142,15 +188,17 @@ def test_a_known_message_of_the_runtime_brings_its_remedy(tmp_path: Path, place:
     elif place == "scheduler's log":
         run.scheduler_log().write_text(f"slurmstepd: error: pyxis:  {said}\n{noise}")
     remedy = "" if place == "nowhere" else " -> mend it"
-    assert explain_end(run, "FAILED", outcome) == f"{reason}{remedy}"
+    assert explain(run, "FAILED", outcome) == f"{reason}{remedy}"
 
 
 def test_a_remedy_that_the_reason_has_already_is_not_repeated(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, started=False)
+    run.attempt(0).make()
+    write_stop(run.attempt(0), "not-ready", 112, "not ready: n0: torn -> mend it")
     write_plan(run.plan, replace(make_plan(), remedies=(("torn", "mend it"),)))
     outcome = replace(make_outcome("not ready: n0: torn -> mend it"), code=112)
-    assert explain_end(run, "FAILED", outcome) == outcome.reason
-    assert explain_end(run, "COMPLETED", replace(outcome, code=0, reason="torn")) == "torn"
+    assert explain(run, "FAILED", outcome) == outcome.reason
+    assert explain(run, "COMPLETED", replace(outcome, code=0, reason="torn")) == "torn"
 
 
 def test_what_cannot_be_recorded_is_shown_all_the_same(

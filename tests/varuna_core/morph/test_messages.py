@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from varuna_core.facts.cause import EndCause
 from varuna_core.morph.messages import (
     AskedToLeave,
     CalledToEnd,
@@ -209,13 +210,17 @@ def test_a_host_takes_part_once_whatever_jobs_are_on_it() -> None:
         ({"saved": 5}, Saved(5)),
         ({"stop": {"kind": "rank", "reason": "r"}}, RankFailed("r", 0)),
         ({"stop": {"kind": "cancel", "reason": "c"}}, CalledToEnd("c")),
-        ({"refused": {2: "disk"}}, Lost("2/k", "h2 is not fit: disk")),
+        ({"refused": {2: "disk"}}, Lost("2/k", "h2 is not fit: disk", EndCause.PREFLIGHT)),
         ({"leave": {2: ""}}, AskedToLeave("2/k")),
         ({"leave": {2: "it is slow"}}, AskedToLeave("2/k", "it is slow")),
         ({"presences": {2: replace(ME, state=ENDED)}}, RanksEnded("2/k", 0)),
         (
             {"presences": {2: replace(ME, state=GONE)}},
-            Lost("2/k", "h2 has left: its job ends, or somebody ended its agent"),
+            Lost(
+                "2/k",
+                "h2 has left: its job ends, or somebody ended its agent",
+                EndCause.NODE_LEFT,
+            ),
         ),
     ],
 )

@@ -17,10 +17,11 @@ from varuna_core.records.exits import (
     find_exited,
     judge_exits,
     rank_exit,
-    read_end,
     read_exit,
     read_exits,
     read_outcome,
+    read_reason,
+    write_judgement,
     write_outcome,
 )
 from varuna_core.records.files import write_json
@@ -37,7 +38,7 @@ def make_exit(rank: int, code: int = 0, **changes: Any) -> RankExit:
 
 
 def judge(*found: RankExit, stop: dict[str, Any] | None = None) -> Outcome:
-    return judge_exits(PLAN, {item.rank: item for item in found}, stop, NAMES, 9.0)
+    return judge_exits(PLAN, {item.rank: item for item in found}, stop, NAMES, 9.0).outcome
 
 
 def stopped(rank: int) -> RankExit:
@@ -137,11 +138,11 @@ def test_exits_and_outcome_come_back(attempt: AttemptFolder) -> None:
 
 
 def test_the_end_of_an_attempt_that_nobody_judged_is_its_stop(attempt: AttemptFolder) -> None:
-    assert read_end(attempt) is None
+    assert read_reason(attempt) is None
     write_stop(attempt, "signal", 143, "SIGTERM from the scheduler")
-    assert read_end(attempt) == "SIGTERM from the scheduler"
-    write_outcome(attempt, judge_exits(PLAN, {}, None, NAMES, 3.0))
-    assert "n60 was lost" in str(read_end(attempt))
+    assert read_reason(attempt) == "SIGTERM from the scheduler"
+    write_judgement(attempt, judge_exits(PLAN, {}, None, NAMES, 3.0))
+    assert "n60 was lost" in str(read_reason(attempt))
 
 
 def test_a_full_disk_does_not_hide_an_exit(

@@ -12,10 +12,11 @@ No rank starts before `go`, so none hangs in a rendezvous that a broken node nev
 from __future__ import annotations
 
 import time
-from typing import Callable, Tuple, TypeVar
+from typing import Callable, Mapping, Tuple, TypeVar
 
 from varuna_core.agent.processes.signals import GONE, SILENT, Signals
 from varuna_core.agent.setup.site import STOPPED, Master, Refusal
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.exits import NODE_LOST, NOT_READY
 from varuna_core.records.files import is_listed, list_names, read_json, write_json
 from varuna_core.records.nodes import FAIL, WARN, NodeReport, read_report
@@ -49,7 +50,8 @@ def wait_for_master(attempt: AttemptFolder, signals: Signals, plan: Plan, host: 
     if found is None:
         waited = f"{host} waited {plan.timing.join_s:g} s for {attempt.master}"
         first = plan.groups[0].name
-        raise Refusal(NOT_READY, f"{waited}: did the job of group {first} not start?")
+        reason = f"{waited}: did the job of group {first} not start?"
+        raise Refusal(NOT_READY, reason, cause=EndCause.NOT_MET)
     return found
 
 
@@ -67,7 +69,8 @@ def wait_for_go(
     deadline_s = _report_deadline_s(plan) + 2 * LATECOMERS_S
     port = _poll(read_port, attempt, signals, deadline_s, opened=opened, host=host)
     if port is None:
-        raise Refusal(NOT_READY, f"{host} had no word from node 0 for {deadline_s:g} s")
+        reason = f"{host} had no word from node 0 for {deadline_s:g} s"
+        raise Refusal(NOT_READY, reason, cause=EndCause.NOT_MET)
     return port
 
 
@@ -119,6 +122,16 @@ def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:
     return f"not ready: {'. '.join(said)}" if said else None
 
 
+def find_not_ready_cause(reports: Mapping[int, NodeReport]) -> EndCause:
+    """The cause that `explain_not_ready` puts into words."""
+    failed = [check for report in reports.values() for check in report.problems("fail")]
+    if failed:
+        is_container = all(check.name == "container" for check in failed)
+        return EndCause.CONTAINER if is_container else EndCause.PREFLIGHT
+    is_busy = any(item.ok and not item.ready for item in reports.values())
+    return EndCause.CONTAINER if is_busy else EndCause.NOT_MET
+
+
 def _read_new(attempt: AttemptFolder, found: dict[int, NodeReport], opened: float) -> None:
     """Read the reports that are new or not final yet; each file once, for there may be many."""
     for name in list_names(attempt.node_report(0).parent):
@@ -160,10 +173,10 @@ def _poll(
 def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, host: str) -> None:
     """Raise where a signal or somebody's stop ends the attempt before its ranks started."""
     if signals.ending is not None:
-        kind, code, reason = explain_ending(signals.ending, host)
+        kind, code, reason, cause = explain_ending(signals.ending, host)
         # Before the master is there, the attempt is not ours to end.
         if opened is not None:
-            write_stop(attempt, kind, code, reason)
+            write_stop(attempt, kind, code, reason, cause=cause)
         raise Refusal(STOPPED, reason)
     stop = read_stop(attempt, opened)
     if stop is not None and (opened is not None or not is_listed(attempt.outcome)):
@@ -171,12 +184,13 @@ def check_stop(attempt: AttemptFolder, signals: Signals, opened: float | None, h
         raise Refusal(code, str(stop["reason"]))
 
 
-def explain_ending(name: str, host: str) -> Tuple[str, int, str]:
-    """Kind, code and reason of the stop of an agent that was asked to end."""
-    if name in (GONE, SILENT):
-        return "lost", NODE_LOST, f"{name}, seen first on {host}"
+def explain_ending(name: str, host: str) -> Tuple[str, int, str, EndCause]:
+    """Kind, code, reason and cause of the stop of an agent that was asked to end."""
+    if name in (GONE, SILENT):  # what became of the master, its own machine knows
+        return "lost", NODE_LOST, f"{name}, seen first on {host}", EndCause.STOPPED
     who = " (cancel, time limit, preemption, or another node lost)" if name == "SIGTERM" else ""
-    return "signal", STOPPED, f"{name} from the scheduler{who}, seen first on {host}"
+    reason = f"{name} from the scheduler{who}, seen first on {host}"
+    return "signal", STOPPED, reason, EndCause.STOPPED
 
 
 ALL_NODES = 16

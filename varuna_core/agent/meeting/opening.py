@@ -24,6 +24,7 @@ from varuna_core.agent.meeting.network import (
     resolve,
 )
 from varuna_core.agent.setup.site import Refusal, group_of, host_name
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import is_listed, write_json
 from varuna_core.records.plan import Plan
@@ -58,7 +59,8 @@ def open_attempt(
         holder.close()  # the agent of this node takes it, or another
     except Refusal as refusal:
         # Left where `close` and the jobs of other groups will find the reason.
-        write_stop(attempt, "not-ready", refusal.code, refusal.reason, node=host)
+        cause = EndCause.START_FAILED
+        write_stop(attempt, "not-ready", refusal.code, refusal.reason, node=host, cause=cause)
         raise
     master = {"address": address, "port": port, "host": host, "attempt": number, "job_id": job_id}
     write_json(attempt.master, {**master, "time": round(time.time(), 6)})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Callable, List, Mapping, NamedTuple
 
 from varuna_core.agent.gpu.accelerator import Accelerator, choose_accelerator
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.plan import ContainerPlan, NodePlan, Plan, read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -19,12 +20,16 @@ STOPPED = 143
 class Refusal(Exception):
     """The command cannot go on; `code` is what the process exits with."""
 
-    def __init__(self, code: int, reason: str, node: str | None = None) -> None:
+    def __init__(
+        self, code: int, reason: str, node: str | None = None, cause: EndCause | None = None
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.node = node
         """The host at fault, where one is."""
+        self.cause = cause
+        """The cause of the end, where this ends an attempt."""
 
 
 def open_run(path: Path) -> RunFolder:

@@ -22,6 +22,7 @@ from tests.jobs.monitor.builders import (
     with_points,
     with_state,
 )
+from varuna_core.facts.cause import Actor, End, EndCause
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -171,9 +172,10 @@ def test_a_cancel_of_ours_needs_no_other_word() -> None:
         make_line(f"attempt 0: code 143: {said}"),
     )
     ended = over(healthy(), "CANCELLED", outcome=make_outcome(143, said), errors=lines)
-    message = "cancelled with vjob cancel"
-    own = judge(replace(ended, record_state="ended", record_verdict="CANCELLED", message=message))
-    assert own.health is Health.CANCELLED and own.reason.startswith(message)
+    ours = End(EndCause.CANCELLED, Actor.VJOB)
+    own = judge(replace(ended, record_state="ended", record_verdict="CANCELLED", end=ours))
+    assert own.health is Health.CANCELLED
+    assert own.reason.startswith("cancelled with vjob cancel")
     assert own.evidence == () and "submit again" not in own.advice
 
 
@@ -238,3 +240,28 @@ def test_an_old_bare_folder_that_stopped_short_is_dead() -> None:
 def test_a_young_bare_folder_is_judged_like_a_running_job() -> None:
     assert judge(bare(10)).health is Health.HEALTHY
     assert judge(bare(600)).health is Health.STALLED
+
+
+@pytest.mark.parametrize("message", ["the time limit was reached", "time limit was reached", ""])
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("TIMEOUT", "the time limit was reached"),
+        ("DEADLINE", "its deadline passed"),
+        ("PREEMPTED", "preempted"),
+        ("CANCELLED", "cancelled"),
+    ],
+)
+def test_the_wording_of_the_record_decides_nothing(word: str, said: str, message: str) -> None:
+    """Without its "the" the message of a job at its limit made status blame a kill -9."""
+    killed_too = replace(killed(), record_state="ended", record_verdict=word, message=message)
+    verdict = judge(with_state(killed_too, word))
+    assert verdict.reason.startswith(said) and "kill -9" not in verdict.reason
+
+
+def test_a_supervisor_that_died_is_no_lost_node() -> None:
+    ended = over(killed(), "FAILED", outcome=killed().outcome)
+    ended = replace(ended, record_state="ended", end=End(EndCause.SUPERVISOR_DIED))
+    verdict = judge(ended)
+    assert verdict.reason.startswith("the supervisor of the job was killed")
+    assert "node" not in verdict.reason

@@ -240,13 +240,13 @@ def find_ranks(run: Path) -> list[int]:
     return sorted(found)
 
 
-def test_the_supervisor_gone_is_a_lost_machine_and_not_a_run_for_ever(vjob: Vjob) -> None:
+def test_the_supervisor_gone_is_the_end_and_not_a_run_for_ever(vjob: Vjob) -> None:
     run = vjob.submit(fate("-1", "hang"))
     wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
     state = json.loads((run.path / "local.json").read_text())
     os.kill(state["pid"], signal.SIGKILL)
     record = vjob.wait_over(run)
-    assert record["verdict"] == "NODE_FAIL"
+    assert (record["verdict"], record["end"]["cause"]) == ("FAILED", "supervisor-died")
     wait_for(lambda: not find_ranks(run.path), 30)
 
 

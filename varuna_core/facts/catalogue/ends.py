@@ -1,0 +1,96 @@
+"""Remedies by cause: what can be done about an end, where no log line tells more.
+
+`explain_end` is the sentence that a record keeps: with the remedies only where the ranks were never
+started, since no log of theirs is there to look at.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Mapping, Optional, Tuple
+
+from varuna_core.facts.catalogue.remedies import (
+    EXCLUDE,
+    MAKE_ROOM,
+    MORE_MEMORY,
+    SHARE_LOG_FOLDER,
+    SHOW_STACK,
+    do,
+    look_at,
+)
+from varuna_core.facts.cause import OF_NODE, End, EndCause
+from varuna_core.facts.remedy import Action, Context, Remedy, Target, explain
+from varuna_core.facts.sentences import describe_end
+
+RESUBMIT = Remedy(Action.RESUBMIT)
+LOGS = Remedy(Action.INSPECT, Target.LOGS)
+WITHOUT_NODE = (RESUBMIT, EXCLUDE)
+AFTER_ANY = do("submit again after a run that ends well; --after-any starts after any end")
+
+REMEDIES: Mapping[EndCause, Tuple[Remedy, ...]] = {
+    EndCause.SUBMIT_LOST: (RESUBMIT,),
+    EndCause.FORGOTTEN: (LOGS,),
+    EndCause.DEPENDENCY_FAILED: (AFTER_ANY,),
+    EndCause.CANCELLED: (RESUBMIT,),
+    EndCause.TIME_LIMIT: (
+        Remedy(Action.RAISE, Target.WALLTIME),
+        Remedy(Action.RESUBMIT, instead=True),
+    ),
+    EndCause.DEADLINE: (Remedy(Action.CHANGE, Target.DEADLINE), RESUBMIT),
+    EndCause.PREEMPTED: (RESUBMIT,),
+    EndCause.NODE_FAIL: WITHOUT_NODE,
+    EndCause.BOOT_FAIL: WITHOUT_NODE,
+    EndCause.LAUNCH_FAILED: (SHARE_LOG_FOLDER,),
+    EndCause.NO_OUTPUT: (SHARE_LOG_FOLDER,),
+    EndCause.OOM_JOB: (MORE_MEMORY, Remedy(Action.LOWER, Target.WORKERS, instead=True)),
+    EndCause.OOM_HOST: (MORE_MEMORY, Remedy(Action.LOWER, Target.WORKERS, instead=True)),
+    EndCause.RANK_SIGNAL: (SHOW_STACK,),
+    EndCause.START_FAILED: (do("look at the scheduler's log"),),
+    EndCause.NODE_SILENT: WITHOUT_NODE,
+    EndCause.AGENT_DIED: WITHOUT_NODE,
+    EndCause.NODE_LEFT: WITHOUT_NODE,
+    EndCause.MACHINE_UNREACHABLE: WITHOUT_NODE,
+    EndCause.NO_ROOM: (MAKE_ROOM,),
+    EndCause.SUPERVISOR_DIED: (RESUBMIT,),
+    EndCause.SUPERVISOR_NOT_STARTED: (LOGS,),
+}
+"""The remedies of a cause. A cause without a row has none of its own: its witness names it."""
+
+HANG_REMEDIES: Tuple[Remedy, ...] = (
+    Remedy(
+        Action.INSPECT,
+        Target.STACKS,
+        detail="the next time that it hangs, before you raise the time limit",
+    ),
+)
+"""The remedies of a job that made no step for long before it reached its time limit."""
+
+NEVER_BEGAN = frozenset((EndCause.LAUNCH_FAILED, EndCause.NO_OUTPUT))
+"""Causes of a job whose batch script never ran."""
+RESUMABLE = frozenset(
+    (EndCause.TIME_LIMIT, EndCause.CANCELLED, EndCause.PREEMPTED, EndCause.DEADLINE)
+)
+"""Causes after which the same run, submitted again, goes on from its checkpoint."""
+
+
+def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[Remedy, ...]:
+    """The remedies of this end; `checkpoint_step` is that of the checkpoint to go on from."""
+    found = REMEDIES.get(end.cause, ())
+    if end.cause is EndCause.RANK_SIGNAL and end.signal == "SIGKILL":
+        return (look_at("dmesg -T | grep -i oom", f"on {end.node or 'its node'}"),)
+    if end.cause in OF_NODE and end.node:
+        return tuple(
+            replace(one, value=end.node) if one.action is Action.EXCLUDE else one for one in found
+        )
+    if end.cause in RESUMABLE and checkpoint_step is not None:
+        detail = f": it goes on from its checkpoint of step {checkpoint_step}"
+        return tuple(
+            replace(one, detail=detail) if one.action is Action.RESUBMIT else one for one in found
+        )
+    return found
+
+
+def explain_end(end: End, context: Context) -> str:
+    """The sentence of a record."""
+    remedies = REMEDIES[end.cause] if end.cause in NEVER_BEGAN else ()
+    return explain(describe_end(end), remedies, context)

@@ -1,0 +1,204 @@
+"""`describe_end`: the sentence for an `End`. The only place that puts a cause into words.
+
+A sentence has a main clause, and after semicolons what vjob itself did about the end. The main
+clause is a phrase of this file, or, for causes that were seen by somebody who named what was wrong
+(a check before the start, a node that missed another one), the words of that witness: the text of
+the first piece of evidence.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Mapping, Optional
+
+from varuna_core.facts.cause import BY_SCHEDULER, Actor, End, EndCause
+from varuna_core.facts.known import Evidence
+
+NOTES = "vjob"
+"""Source of evidence that is a note of vjob's own about what it did then, a clause each."""
+REMEDY = "container message"
+"""Source of evidence that is the remedy of a message of the container's runtime."""
+SCHEDULER = "scheduler"
+"""Source of what the scheduler says of a job."""
+STOP = "stop.json"
+"""Source of the words with which an attempt was asked to end."""
+LAST_LINE = "rank stderr"
+"""Source of evidence that is the last line a rank wrote."""
+
+
+def describe_end(end: End) -> str:
+    """One sentence without a full stop; never empty."""
+    clause = _OWN_WORDS[end.cause](end) if end.cause in _OWN_WORDS else _quote(end)
+    before = " before it started" if end.started is False and end.cause in BY_SCHEDULER else ""
+    notes = [one.text for one in end.evidence if one.source == NOTES and one.text]
+    remedies = [f" -> {one.text}" for one in end.evidence if one.source == REMEDY]
+    return "; ".join([f"{clause}{before}", *notes]) + "".join(remedies)
+
+
+def name_rank(rank: Optional[int], node: str) -> str:
+    """`rank 3 on n061`, as far as known."""
+    parts = [f"rank {rank}"] if rank is not None else []
+    if node:
+        parts.append(f"on {node}" if parts else node)
+    return " ".join(parts)
+
+
+PHRASES: Mapping[EndCause, str] = {
+    EndCause.COMPLETED: "it ended well",
+    EndCause.COMPLETED_ON_CANCEL: "it ended well, after vjob cancel",
+    EndCause.REFUSED: "the scheduler refused it",
+    EndCause.SUBMIT_LOST: "the submit was cut off before the scheduler had the job",
+    EndCause.FORGOTTEN: "the scheduler has forgotten the job, and it left no outcome",
+    EndCause.DEPENDENCY_FAILED: "never started: a run that it waited for did not end well",
+    EndCause.CANCELLED: "cancelled",
+    EndCause.TIME_LIMIT: "the time limit was reached",
+    EndCause.DEADLINE: "its deadline passed",
+    EndCause.PREEMPTED: "preempted",
+    EndCause.REQUEUED: "requeued",
+    EndCause.REVOKED: "another cluster of the federation runs the job",
+    EndCause.NODE_FAIL: "the scheduler reports that a node failed",
+    EndCause.BOOT_FAIL: "a node did not boot",
+    EndCause.LAUNCH_FAILED: "the scheduler could not start the batch script",
+    EndCause.NO_OUTPUT: "the scheduler could not open the output file of the batch script",
+    EndCause.OOM_JOB: "the scheduler reports that the job used up its memory",
+    EndCause.RANK_EXIT: "a rank exited",
+    EndCause.RANK_EXCEPTION: "a rank raised an exception",
+    EndCause.RANK_SIGNAL: "a rank was ended by a signal",
+    EndCause.OOM_HOST: "the memory of a node was used up",
+    EndCause.HANG: "no rank made progress",
+    EndCause.NOT_A_NUMBER: "the loss is not a number",
+    EndCause.PREFLIGHT: "the checks before the start found a problem",
+    EndCause.NOT_MET: "the nodes did not find each other",
+    EndCause.CONTAINER: "the container could not be prepared",
+    EndCause.START_FAILED: "the ranks could not be started",
+    EndCause.NODE_SILENT: "a node gave no sign of life",
+    EndCause.AGENT_DIED: "a node was lost",
+    EndCause.BATCH_KILLED: "the batch script was ended by a signal",
+    EndCause.NODE_LEFT: "a node has left",
+    EndCause.NO_ROOM: "there was no room on a disk",
+    EndCause.STOPPED: "stopped from outside before the ranks ended",
+    EndCause.SUPERVISOR_DIED: "the supervisor of the job was killed",
+    EndCause.SUPERVISOR_NOT_STARTED: "the supervisor of the job did not start",
+    EndCause.MACHINE_UNREACHABLE: "a machine could not be reached",
+    EndCause.MACHINE_REBOOTED: "a machine was restarted",
+    EndCause.MACHINE_LIST_EMPTY: "the list of machines is empty",
+    EndCause.UNKNOWN: "nothing tells why it ended",
+}
+"""The cause where nothing more is known about it."""
+
+
+_ADDED = (NOTES, REMEDY)
+
+
+def _quote(end: End) -> str:
+    """The words of the first witness, else the phrase."""
+    return _first_text(end) or PHRASES[end.cause]
+
+
+def _first_text(end: End) -> str:
+    return next((one.text for one in end.evidence if one.text and one.source not in _ADDED), "")
+
+
+def _find(end: End, source: str) -> Optional[Evidence]:
+    return next((one for one in end.evidence if one.source == source), None)
+
+
+def _completed(end: End) -> str:
+    if _first_text(end):  # rank 0 said why it left
+        return _first_text(end)
+    counted = next((one for one in end.evidence if one.seen), None)
+    if counted is None:
+        return PHRASES[EndCause.COMPLETED]
+    return "the one rank exited 0" if counted.seen == 1 else f"all {counted.seen} ranks exited 0"
+
+
+def _completed_on_cancel(end: End) -> str:
+    return f"{_completed(end)}, after vjob cancel"
+
+
+def _cancelled(end: End) -> str:
+    if end.actor is Actor.VJOB:
+        return "cancelled with vjob cancel"
+    if end.by:
+        return f"cancelled by {end.by}"
+    said = end.evidence[0] if end.evidence else None
+    return said.text if said is not None and said.source == STOP else _phrase(end)
+
+
+def _rank(end: End) -> str:
+    """A rank that ended by itself, with the last line that it wrote."""
+    if end.rank is None:
+        return _quote(end)
+    how = f"was ended by {end.signal}" if end.signal else f"exited {end.code}"
+    said = _find(end, LAST_LINE)
+    tail = f": {said.text}" if said is not None and said.text else ""
+    return f"{name_rank(end.rank, end.node)} {how}{tail}"
+
+
+def _memory(end: End) -> str:
+    """A rank that was killed as the memory of its node was used up."""
+    proof = _find(end, SCHEDULER)
+    why = PHRASES[EndCause.OOM_JOB if proof is not None else EndCause.OOM_HOST]
+    return why if end.rank is None else f"{_rank(end)}: {why}"
+
+
+def _node(end: End) -> str:
+    return f"the scheduler reports that node {end.node} failed" if end.node else _phrase(end)
+
+
+def _phrase(end: End) -> str:
+    return PHRASES[end.cause]
+
+
+def _batch_killed(end: End) -> str:
+    return f"the batch script was ended by {end.signal}" if end.signal else _phrase(end)
+
+
+def _agent_died(end: End) -> str:
+    """A node whose ranks left nothing, or the words of who saw its agent end."""
+    lost = next((one for one in end.evidence if one.expected is not None), None)
+    if end.rank is None or lost is None:
+        return _quote(end)
+    missing = (lost.expected or 0) - lost.seen
+    more = f" ({missing} ranks in all)" if missing > 1 else ""
+    return f"{end.node or 'a node'} was lost: rank {end.rank} left no exit code{more}"
+
+
+def _waited_in_vain(end: End) -> str:
+    said = _first_text(end)
+    if not said:
+        return _phrase(end)
+    return f"never started: {end.by}, which it waited for, did not end well ({said})"
+
+
+def _with_reason(end: End) -> str:
+    """The phrase, and the scheduler's own word for it."""
+    said = _first_text(end)
+    return f"{_phrase(end)} ({said})" if said else _phrase(end)
+
+
+_OWN_WORDS: Mapping[EndCause, Callable[[End], str]] = {
+    EndCause.COMPLETED: _completed,
+    EndCause.COMPLETED_ON_CANCEL: _completed_on_cancel,
+    EndCause.DEPENDENCY_FAILED: _waited_in_vain,
+    EndCause.CANCELLED: _cancelled,
+    EndCause.TIME_LIMIT: _phrase,
+    EndCause.DEADLINE: _phrase,
+    EndCause.PREEMPTED: _phrase,
+    EndCause.REVOKED: _phrase,
+    EndCause.NODE_FAIL: _node,
+    EndCause.BOOT_FAIL: _phrase,
+    EndCause.LAUNCH_FAILED: _with_reason,
+    EndCause.NO_OUTPUT: _with_reason,
+    EndCause.OOM_JOB: _phrase,
+    EndCause.RANK_EXIT: _rank,
+    EndCause.RANK_EXCEPTION: _rank,
+    EndCause.RANK_SIGNAL: _rank,
+    EndCause.OOM_HOST: _memory,
+    EndCause.HANG: _rank,
+    EndCause.NOT_A_NUMBER: _rank,
+    EndCause.AGENT_DIED: _agent_died,
+    EndCause.BATCH_KILLED: _batch_killed,
+    EndCause.SUPERVISOR_DIED: _phrase,
+    EndCause.SUPERVISOR_NOT_STARTED: _with_reason,
+}
+"""Causes whose clause is made of the end's own fields. All others quote their first witness."""
