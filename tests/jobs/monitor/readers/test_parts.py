@@ -144,6 +144,26 @@ def test_samples_tell_processes_errors_and_throttling_where_they_are_told(tmp_pa
     assert samples.list_gpus({99})[0].num_foreign is None, "pids of another namespace"
 
 
+def test_a_gpu_that_a_later_sample_lacks_is_not_shown_as_it_was(tmp_path: Path) -> None:
+    """Lost GPUs kept their last reading, and a driver that failed left a node as it had been."""
+    path = tmp_path / "n0.gpu.jsonl"
+    both = [{"index": 0, "utilization": 97.0}, {"index": 1, "utilization": 96.0}]
+    looks = [
+        ({"gpus": both}, ["0", "1"], (), ""),
+        ({"gpus": both[:1], "gpus_lost": [1]}, ["0"], (1,), ""),
+        ({"gpus": [], "gpus_not_known": "nvidia-smi: no answer in 10 s"}, [], (),
+         "nvidia-smi: no answer in 10 s"),
+        ({"gpus": both}, ["0", "1"], (), ""),
+    ]  # fmt: skip
+    samples = GpuSamples(path)
+    for at, (sample, indices, lost, reason) in enumerate(looks):
+        with path.open("a") as file:
+            file.write(json.dumps({"time": 100.0 + at, **sample}) + "\n")
+        assert samples.poll()
+        assert [gpu.index for gpu in samples.list_gpus(())] == indices
+        assert (samples.lost, samples.not_known) == (lost, reason)
+
+
 def test_a_clock_ahead_of_ours_shows_in_a_file_of_the_future() -> None:
     skew = Skew()
     skew.note(1100.0, 1000.0)
