@@ -17,6 +17,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Literal, overload
 
 import torch
@@ -101,10 +102,11 @@ class Varuna(KeptInMemory):
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's. Inputs are a dict by
         the names of the model's forward, or a list in their order.
 
-        What is left out is the conf's in a run of vjob (runtime/arguments.py), where the ranks
-        meet over gloo if the script has not seen to it. By hand there are no sizes then, and no
-        map but that of one rank, and the rest is `schedule="auto"`, `seed=1234`, one stage a rank,
-        fp32, and nothing shared, cut, recomputed, traced or offloaded.
+        Arguments that are not given come from the conf when the script runs under vjob
+        (runtime/arguments.py); the ranks then meet over gloo if the script has not seen to it.
+        Elsewhere sizes must be given, and a stage map for more than one rank; the rest is
+        `schedule="auto"`, `seed=1234`, one stage a rank, fp32, and nothing shared, cut, recomputed,
+        traced or offloaded.
 
         `seed` is that of dropout and the like, and of the weights of a model on the meta device;
         `state_dict` holds weights to start from. `from_cache` is Varuna's and has no effect: the
@@ -121,78 +123,80 @@ class Varuna(KeptInMemory):
         if conf.must_join(stage_to_rank_map):
             join_ranks()
         world = dist.get_world_size() if dist.is_initialized() else 1
-        layout, shared = conf.choose_layout(stage_to_rank_map, tensor, world)
-        stages = parse_stage_map(layout, world, shared)
-        batch, chunk = conf.choose_sizes(batch_size, chunk_size, stages)
-        parts_of = conf.choose_partition(partition)
-        order = conf.choose("schedule", schedule, "parallel.schedule", str, "auto")
-        sharing = conf.choose("zero", zero, "parallel.zero", int, 0)
-        off = conf.choose_offload(offload)
-        its_device = take_device(device, local_rank)
-        again = conf.choose_recompute(recompute, its_device, sharing)
-        refuse_unknown(order, again, batch, chunk)
-        refuse_zero(sharing, off, again, shared)
-        per_rank = conf.count_stages(stages_per_rank, order, parts_of, stages.depth)
-        num_stages = stages.depth * count_stages(order, per_rank)
         rank = dist.get_rank() if dist.is_initialized() else 0
-
-        def open_trace() -> TraceWriter:
-            return open_rank_trace(
-                find_trace_file(os.environ),
-                rank,
-                stages,
-                schedule=order,
-                partition=parts_of,
-                stages_per_rank=count_stages(order, per_rank),
-                device=its_device,
-                log_every=read_every(),
-                num_first=NUM_FIRST,
-            )
-
-        writer = open_once(open_trace) if trace is FROM_CONF else None
+        layout, tensor_degree = conf.choose_layout(stage_to_rank_map, tensor, world)
+        stages = parse_stage_map(layout, world, tensor_degree)
+        batch_size, chunk_size = conf.choose_sizes(batch_size, chunk_size, stages)
+        partition = conf.choose_partition(partition)
+        schedule = conf.choose_schedule(schedule)
+        zero = conf.choose_zero(zero)
+        offload = conf.choose_offload(offload)
+        is_device_shared = may_share(device)
+        device = take_device(device, local_rank)
+        recompute = conf.choose_recompute(recompute, device, zero)
+        refuse_unknown(schedule, recompute, batch_size, chunk_size)
+        refuse_zero(zero, offload, recompute, tensor_degree)
+        given = conf.count_stages(stages_per_rank, schedule, partition, stages.depth)
+        stages_per_rank = count_stages(schedule, given)
         settings = VarunaSettings(
-            batch_size=batch,
-            chunk_size=chunk,
+            batch_size=batch_size,
+            chunk_size=chunk_size,
             precision=conf.choose_precision(fp16, precision).keeping(keep_fp32),
-            schedule=order,
-            stages_per_rank=count_stages(order, per_rank),
-            device=its_device,
-            may_share=may_share(device),
+            schedule=schedule,
+            stages_per_rank=stages_per_rank,
+            device=device,
+            may_share=is_device_shared,
             shared_weights=shared_weights,
-            partition=parts_of,
-            tensor=shared,
+            partition=partition,
+            tensor=tensor_degree,
             tensor_plan=tensor_plan,
-            recompute=again,
+            recompute=recompute,
             memory_limit=memory_limit,
             opportunistic=opportunistic,
-            costs=conf.choose_costs(costs, parts_of, num_stages),
-            zero=sharing,
+            costs=conf.choose_costs(costs, partition, stages.depth * stages_per_rank),
+            zero=zero,
             compile=compile,
             cuda_graphs=cuda_graphs,
-            offload=off,
+            offload=offload,
             seed=conf.choose("seed", seed, "train.seed", int, 1234),
             state_dict=state_dict,
             hang_timeout_s=hang_timeout_s,
-            trace=writer if trace is FROM_CONF else trace,
+            trace=None if trace is FROM_CONF else trace,
         )
+        writer = None
+        if trace is FROM_CONF:
+            writer = open_once(
+                lambda: open_rank_trace(
+                    find_trace_file(os.environ),
+                    rank,
+                    stages,
+                    schedule=settings.schedule,
+                    partition=settings.partition,
+                    stages_per_rank=settings.stages_per_rank,
+                    device=settings.device,
+                    log_every=read_every(),
+                    num_first=NUM_FIRST,
+                )
+            )
+            settings = replace(settings, trace=writer)
         parts = assemble(model, layout, dummy_inputs, settings)
         super().__init__(parts)
         if writer is not None:
             synchronise_clocks(writer)
             self._steps = StepTrace(writer, span)
-        self.batch_size, self.chunk_size = batch, chunk
-        self.precision, self.device = settings.precision, settings.device
+        self.batch_size, self.chunk_size = batch_size, chunk_size
+        self.precision, self.device = settings.precision, device
         self.memory_limit = memory_limit
         self.place, self.replica = parts.place, parts.replica
         self.samples = parts.samples
-        """Which samples of the global batch this rank is to be given."""
+        """The samples of the global batch that this rank is to be given."""
 
         self.plans, self.stage_map = parts.plans, parts.plans.stage_map
-        self.adapting = self._find_adapting(again)
+        self.adapting = self._find_adapting(recompute)
         self.exchange, self._splitter = parts.exchange, parts.splitter
         self._names = parts.names
         self.last_grad_norm: Tensor | None = None
-        """Of the last step's gradients, before clipping; a tensor, read when the user reads it."""
+        """Norm of the last step's gradients before clipping, not read from the device."""
 
         weakref.finalize(self, self.links.close)  # at exit too
 
@@ -209,7 +213,7 @@ class Varuna(KeptInMemory):
         init_loss_scale: float = 2**20,
         min_loss_scale: float = 1.0,
     ) -> Any:
-        """Say which optimizer the user steps: torch's or any with `param_groups` and `step()`.
+        """Take the optimizer that the user steps: torch's or any with `param_groups` and `step()`.
 
         The loss scale is by default the conf's, or "dynamic". All of them are fp16's, where a
         `step()` after an overflow does nothing. Returns the optimizer.
@@ -361,8 +365,8 @@ class Varuna(KeptInMemory):
         return self._guarded(inputs, collect if outputs else run, bounded=False)
 
     def forward(self, *inputs: Any, **by_name: Any) -> Any:
-        """What the model returns for the replica's batch, without gradients: the evaluation of a
-        plain script as it stands. It is `evaluate(inputs, outputs=True)`, on every rank."""
+        """Evaluate the replica's batch without gradients, as a plain script calls its model: the
+        same as `evaluate(inputs, outputs=True)`, on every rank."""
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "Varuna trains on whole batches: call step(inputs), which runs forward and "
@@ -426,7 +430,7 @@ class Varuna(KeptInMemory):
         return self._spread_from_last(joined)
 
     def _spread_from_last(self, value: Any) -> Any:
-        """What the last stage has, on all ranks of the replica."""
+        """Send a value of the last stage to all ranks of the replica."""
         last = self.stage_map.slice(0).ranks[self.stage_map.placement[-1]]
         return spread(value, self.links.pipeline, last[self.replica], self.device)
 
@@ -448,7 +452,7 @@ class Varuna(KeptInMemory):
             self.engine.passes.meter = None
 
     def _find_memory(self) -> Memory | None:
-        """What the graphs of all stages hold, and may; None while that is not known."""
+        """Bytes that the graphs of all stages hold, and may; None while that is not known."""
         meter, limit = self.engine.passes.meter, self.memory_limit
         if meter is None:
             return None
