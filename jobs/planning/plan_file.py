@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from varuna_core.records.files import write_atomic
-from varuna_core.records.plan import Prediction, parse_prediction, read_plan
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.plan import Plan, Prediction, parse_prediction
 from vjob.jobs.conf.references import find_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.conf.write import resolve_conf
@@ -91,10 +90,9 @@ def _overlap(key: str, other: str) -> bool:
     return long.startswith(short) and long[len(short) : len(short) + 1] in ("", ".", "[")
 
 
-def describe_promise(run: RunFolder) -> str:
+def describe_promise(plan: Plan) -> str:
     """The predicted time of a run that was just made, and its basis; empty without a prediction."""
-    plan = read_plan(run.plan)
-    if plan is None or plan.prediction is None:
+    if plan.prediction is None:
         return ""
     took = plan.prediction.step_s
     words = "" if took is None else f"{took:.4g} s a step with "

@@ -31,7 +31,7 @@ from varuna_core.plugins import list_plugins
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic, write_json
 from varuna_core.records.machine import start_time
-from varuna_core.records.plan import Plan, escape_placeholders, read_plan, write_plan
+from varuna_core.records.plan import Plan, escape_placeholders, write_plan
 from varuna_core.records.record import (
     ArrayPlace,
     JobLimits,
@@ -370,10 +370,9 @@ def _write_submitted(run: RunFolder, record: RunRecord) -> None:
         ) from None
 
 
-def find_warnings(run: RunFolder) -> list[str]:
+def find_warnings(run: RunFolder, plan: Plan) -> list[str]:
     """Warnings for the user: the scheduler's settings, and its first answer about the jobs."""
-    plan = read_plan(run.plan)
-    texts = [] if plan is None else schedulers.get_scheduler(plan.scheduler).list_warnings(plan)
+    texts = schedulers.get_scheduler(plan.scheduler).list_warnings(plan)
     return [text for text in (*texts, check_start(run)) if text]
 
 

@@ -26,6 +26,7 @@ from vjob.shelf.commands.arguments import (
 from vjob.shelf.commands.terminal import StatusLine, say
 
 if TYPE_CHECKING:
+    from varuna_core.records.plan import Plan
     from varuna_core.records.record import RunRecord
     from varuna_core.records.runfolder import RunFolder
     from vjob.jobs.api.executor import VjobExecutor
@@ -170,8 +171,9 @@ def submit(
             say("\n".join(one.text for one in estimates.values()))
         return
     executor = make_executor(resolved)
-    run, record = submitting.submit(resolved, after=before, executor=executor, snapshot=snapshot)
-    promise = describe_promise(run) or describe_partition(resolved.conf)
+    ready = submitting.prepare(resolved, snapshot=snapshot)
+    run, record = submitting.submit_prepared(ready, after=before, executor=executor)
+    promise = describe_promise(ready.plan) or describe_partition(resolved.conf)
     more = {"plan": promise} if promise else {}
     if not as_json and like is None:
         from vjob.shelf.trial.tried import take_hint
@@ -179,7 +181,7 @@ def submit(
         hint = take_hint(resolved, run, record.code)
         if hint:
             say(f"vjob: {hint}", err=True)
-    print_submitted(run, record, more, as_json=as_json, follow=follow)
+    print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
 
 
 def _preview(ready: Prepared, after: AfterRuns, as_json: bool) -> None:
@@ -242,7 +244,7 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
         click.echo(json.dumps(build_json(submitted), indent=1))
     else:
         say(render_submitted(sweep, submitted))
-    for warning in find_warnings(submitted[0][0]):
+    for warning in find_warnings(submitted[0][0], sweep.runs[0].ready.plan):
         say(f"vjob: {warning}", err=True)
 
 
@@ -256,6 +258,7 @@ def make_executor(resolved: Resolved) -> VjobExecutor:
 def print_submitted(
     run: RunFolder,
     record: RunRecord,
+    plan: Plan,
     more: Mapping[str, str],
     *,
     as_json: bool,
@@ -277,7 +280,7 @@ def print_submitted(
         look = {"status": f"vjob status {ids[0]}", "logs": f"vjob logs -f {ids[0]}"}
         for label, text in {**more, "files": str(run.path), **look}.items():
             click.echo(f"  {label:<8}{text}")
-    for warning in find_warnings(run):
+    for warning in find_warnings(run, plan):
         say(f"vjob: {warning}", err=True)
     if follow:
         sys.exit(_follow(run, record, as_json=as_json))
@@ -372,8 +375,11 @@ def profile(
 
         _preview(submitting.prepare(resolved, words, for_preview=True), NO_RUNS, as_json)
         return
-    run, record = submitting.submit(resolved, words, executor=make_executor(resolved))
-    print_submitted(run, record, {"profile": str(target)}, as_json=as_json, follow=follow)
+    ready = submitting.prepare(resolved, words)
+    run, record = submitting.submit_prepared(ready, executor=make_executor(resolved))
+    print_submitted(
+        run, record, ready.plan, {"profile": str(target)}, as_json=as_json, follow=follow
+    )
 
 
 def choose_output(conf: JobConf, base: Path, output: Path | None) -> Path:

@@ -14,11 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from varuna_core.morph.gain import Forecast, forecast, pays, with_more
-from varuna_core.records.logs.slow_ranks import PERSISTENT, find_slow_ranks
+from varuna_core.records.logs.slow_ranks import find_slow_ranks
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.training import TrainingFacts
-
-ENOUGH = PERSISTENT.num_steps
 
 
 @dataclass(frozen=True, kw_only=True)

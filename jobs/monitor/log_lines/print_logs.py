@@ -18,7 +18,7 @@ from varuna_core.records import record as records
 from varuna_core.records.logs.rank_output import RankOutput, find_output
 from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
 from varuna_core.records.nodes import read_reports
-from varuna_core.records.plan import read_attempt_plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.errors import (
@@ -307,7 +307,7 @@ def find_logs(
 
 def check_ranks(run: RunFolder, wanted: LineFilter) -> None:
     """InputError for a rank that the run does not have."""
-    plan = read_plan(run.plan)
+    plan = read_plan(run.plan) if wanted.ranks else None
     unknown = [rank for rank in wanted.ranks if plan and not 0 <= rank < plan.world]
     if plan and unknown:
         raise InputError(f"{run.name} has no rank {_list(unknown)}; it has 0 to {plan.world - 1}")
@@ -320,8 +320,8 @@ def check_nodes(
 
     With `wait` only once all nodes have reported: until then a name may still come.
     """
-    plan = read_plan(run.plan)
-    if not wanted.nodes or plan is None:
+    plan = read_plan(run.plan) if wanted.nodes else None
+    if plan is None:
         return True
     found = [read_node_names(attempt, plan) for attempt in attempts]
     names = {name for names in found for name in names.values()}
@@ -368,7 +368,8 @@ def print_logs(
         for line in found:
             say(wanted.render(line))
         return
-    world = _read_world(run)
+    plan = _read_attempt_plan(run)
+    world = None if plan is None else plan.world
     for group in collapse(merge_lines(lines)):
         say(wanted.render_group(group, world))
 
@@ -399,10 +400,10 @@ def _choose(log: Log, wanted: LineFilter, *, final: bool) -> Iterator[LogLine]:
     return wanted.choose(log.read(final=final))
 
 
-def _read_world(run: RunFolder) -> int | None:
+def _read_attempt_plan(run: RunFolder) -> Plan | None:
+    """The plan of the newest attempt; None before there is one."""
     attempts = run.attempts()
-    plan = read_attempt_plan(run, attempts[-1].number) if attempts else None
-    return plan.world if plan else None
+    return read_attempt_plan(run, attempts[-1].number) if attempts else None
 
 
 def follow_run(
@@ -418,6 +419,7 @@ def follow_run(
     logs: dict[tuple[Path, str], Log] = {}
     collapser = Collapser()
     state, looked = "", -math.inf
+    plan: Plan | None = None
     while True:
         if time.monotonic() - looked > LOOK_S:
             view = view_run(run)
@@ -434,7 +436,9 @@ def follow_run(
         for attempt in run.attempts():
             for log in find_logs(attempt, wanted, num_lines):
                 logs.setdefault((log.path, log.label), log)
-        num_lines, world = None, _read_world(run)  # attempts may come, of fewer ranks
+        if plan is None or plan.morph:  # attempts may come, of fewer ranks
+            plan = _read_attempt_plan(run)
+        num_lines, world = None, None if plan is None else plan.world
         num_new = 0
         for line in merge_lines(_choose(log, wanted, final=over) for log in logs.values()):
             num_new += 1

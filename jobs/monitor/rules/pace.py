@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS
 from vjob.jobs.monitor.model.snapshot import Phase, Point, Snapshot
 
-"""First steps of an attempt, which teach nothing: caches fill, kernels are compiled."""
 LEARN_GAPS = 3
 """So many gaps at least teach a limit."""
 FLOOR_S = 120.0

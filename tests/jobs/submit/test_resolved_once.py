@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tests import ROOT
 from tests.jobs.planning.test_plan_command import CONF, put_profile
 from tests.jobs.submit.test_submit import FakeSlurm
 from varuna_core.planner.result import refusal
@@ -97,3 +101,37 @@ def test_a_name_that_is_taken_is_no_reason_to_plan_again(
     assert plan.run == run.name != "tiny-20260102-030405"
     for text in (run.batch_script(None).read_text(), run.node_script.read_text()):
         assert f"/{run.name}" in text and "030405\n" not in text.replace(run.name, "")
+
+
+COUNT = """
+import json, sys
+read = []
+def note(event, args):
+    if event == "open" and str(args[0]).endswith("/plan.json") and args[1] in (None, "r"):
+        read.append(str(args[0]))
+sys.addaudithook(note)
+from vjob.shelf.commands.cli import cli
+try:
+    cli.main(sys.argv[1:], prog_name="vjob")
+except SystemExit as error:
+    assert not error.code, error.code
+print(json.dumps(len(read)), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("words", "most"), [([], 0), (["--follow"], 3)])
+def test_a_submit_does_not_read_the_plan_that_it_wrote(
+    words: list[str], most: int, tmp_path: Path
+) -> None:
+    """Followed, it reads it for the number of ranks, for the end, and for what ended it."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(2)\nprint('done')\n")
+    (tmp_path / "conf.yaml").write_text(
+        "name: once\nprogram: {script: train.py}\n"
+        "cluster: {scheduler: local, walltime_min: 2, nodes: [{group: all, count: 1, ranks: 1}]}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, "submit", "conf.yaml", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path / "state")},
+        cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120,
+    )  # fmt: skip
+    assert json.loads(done.stderr.splitlines()[-1]) <= most

@@ -180,7 +180,7 @@ def test_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     ask = stage.ask
     told = "0.1 s a step"
     with monkeypatch.context() as patch:
-        patch.setattr("vjob.jobs.planning.plan_file.describe_promise", lambda run: told)
+        patch.setattr("vjob.jobs.planning.plan_file.describe_promise", lambda plan: told)
         ask("submit, profile", "submit", stage.write("fails", "fails.py"))
     conf = stage.write("swept", "traced.py", "12")
     sweep = ("--sweep", "program.args[0]=12,13", "--sweep-name", "lr")

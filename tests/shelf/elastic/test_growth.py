@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.jobs.confs import MORPH, MORPH_SPLIT, make_conf, make_plan
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.layout import build_stages, encode_stage_map
+from varuna_core.records.logs.slow_ranks import PERSISTENT
 from varuna_core.records.plan import GroupPlan
 from varuna_core.records.training import find_facts
 from vjob.jobs.monitor.model.snapshot import Point, Progress
@@ -22,7 +23,6 @@ from vjob.jobs.schedulers.slurm.nodes import build_sinfo_idle_command, parse_idl
 from vjob.shelf.elastic.autoscale import find_pace, list_peers
 from vjob.shelf.elastic.growth import (
     DEFAULT_PAUSE_S,
-    ENOUGH,
     Pause,
     SlowNode,
     Standing,
@@ -32,6 +32,8 @@ from vjob.shelf.elastic.growth import (
     find_slow_nodes,
     still_pays,
 )
+
+ENOUGH = PERSISTENT.num_steps
 
 CONF = MORPH.replace("a100:4", "a100:1").replace("min_nodes: 2", "min_nodes: 2, max_nodes: 64")
 TRAINING = find_facts(
