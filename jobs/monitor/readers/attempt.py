@@ -242,6 +242,7 @@ class AttemptReader:
         offset = as_number(report.get("clock_offset_s"))
         pids = {p.pid for p in life.processes.values() if p.pid} if life is not None else set()
         group = self.plan.node(index).group.name if ranks and self.plan else ""
+        gpus = files.list_gpus(pids) if files is not None else ()
         return Node(
             name=name,
             index=index if index >= 0 else None,
@@ -253,9 +254,9 @@ class AttemptReader:
             log_at=files.newest if files is not None else None,
             out=files.last_lines("out", count) if files is not None else (),
             err=files.last_lines("err", count) if files is not None else (),
-            gpu=files.last_lines("gpu", max(count, len(ranks))) if files is not None else (),
+            gpu=files.last_lines("gpu", max(count, len(gpus))) if files is not None else (),
             sizes=files.sizes() if files is not None else {},
-            gpus=files.list_gpus(pids) if files is not None else (),
+            gpus=gpus,
             gpus_at=None if samples is None or samples.at is None else samples.at + (offset or 0.0),
             gpus_not_known=samples.not_known if samples is not None else "",
             gpus_lost=samples.lost if samples is not None else (),

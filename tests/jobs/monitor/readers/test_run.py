@@ -101,6 +101,21 @@ def test_a_run_that_lives_and_then_ends_is_read_by_one_reader(vjob: Vjob) -> Non
     assert ended.outcome is not None and ended.stop is not None
 
 
+def test_all_gpus_of_a_node_are_shown_though_its_ranks_are_fewer(vjob: Vjob) -> None:
+    """Of 16 GPUs and two ranks the last two were shown."""
+    run = vjob.submit(fate("2", "exit:9"))
+    vjob.wait_over(run)
+    gpus = [
+        {"index": index, "name": "A100", "temperature": 50.0, "utilization": 90.0,
+         "memory_used_mb": 1.0, "memory_total_mb": 2.0}
+        for index in range(16)
+    ]  # fmt: skip
+    with run.attempt(0).node_log("local0", "gpu.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 1.0, "gpus": gpus}) + "\n")
+    shown = RunReader(run).read().nodes[0].gpu
+    assert [line.partition("]")[0] for line in shown] == [f"[{index}" for index in range(16)]
+
+
 def test_the_rank_that_failed_is_there_with_its_exit_and_its_line(vjob: Vjob) -> None:
     run = vjob.submit(fate("2", "exit:9"))
     vjob.wait_over(run)
