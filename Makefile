@@ -124,6 +124,8 @@ gpu: $(VENV)/.installed-dev
 docs: $(VENV)/.installed
 	$(BIN)/python -c 'from vjob.jobs.conf.document import render_conf_doc; print(render_conf_doc(), end="")' > docs/conf.part
 	mv docs/conf.part docs/conf.md
+	$(BIN)/python -m varuna_core.facts.catalogue.page > docs/conf.part
+	mv docs/conf.part docs/causes.md
 	$(BIN)/python -m vjob init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml
 

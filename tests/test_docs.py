@@ -144,9 +144,9 @@ def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None
     command = ["make", "--old-file=.venv/.installed", "docs", f"BIN={Path(sys.executable).parent}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=True)
-    for name in ("docs/conf.md", "tests/jobs/golden/init.yaml"):
+    for name in ("docs/conf.md", "docs/causes.md", "tests/jobs/golden/init.yaml"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
-    assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == ["conf.md"]
+    assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == ["causes.md", "conf.md"]
 
 
 def test_the_readme_spells_the_files_of_a_split_run_as_the_code_does() -> None:

@@ -437,7 +437,7 @@ class Manager:
         node = end.node or judged.end.node
         end = replace(end, code=NODE_LOST, node=node, at=judged.end.at, evidence=evidence)
         found = conclude(end, judged.outcome.missing_ranks)
-        is_echo = found.outcome.reason == judged.outcome.reason
+        is_echo = judged.end.cause is end.cause
         return found if is_echo else found.with_note(judged.outcome.reason)
 
     def _find_full(self, number: int, outcome: Outcome) -> str:
