@@ -175,12 +175,6 @@ def submit(
     run, record = submitting.submit_prepared(ready, after=before, executor=executor)
     promise = describe_promise(ready.plan) or describe_partition(resolved.conf)
     more = {"plan": promise} if promise else {}
-    if not as_json and like is None:
-        from vjob.shelf.trial.tried import take_hint
-
-        hint = take_hint(resolved, run, record.code)
-        if hint:
-            say(f"vjob: {hint}", err=True)
     print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
 
 

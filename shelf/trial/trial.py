@@ -25,7 +25,6 @@ from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.runs.find import is_over, view_run
-from vjob.jobs.submit.snapshot import Snapshot
 from vjob.jobs.submit.submit import defer_interrupts, prepare, submit
 from vjob.shelf.trial.judgement import find_trouble, tell_start
 from vjob.shelf.trial.outlook import ask_slurm, build_refusal, find_outlook
@@ -33,7 +32,6 @@ from vjob.shelf.trial.place import CheckpointFolder, choose_node, make_checkpoin
 from vjob.shelf.trial.result import Finding, Result, Row
 from vjob.shelf.trial.saving import SavingTrial
 from vjob.shelf.trial.smaller import STEPS, Trial, shrink
-from vjob.shelf.trial.tried import note_try
 from vjob.shelf.trial.watching import Ending, Say, Seen, Watcher, stop
 
 log = logging.getLogger(__name__)
@@ -56,8 +54,6 @@ def run_trial(resolved: Resolved, options: Options, say: Say) -> Result:
     is_kept = False
     try:
         trying.run()
-        if trying.snapshot is not None:
-            note_try(resolved, trying.snapshot, is_healthy=not trying.findings)
         is_kept = bool(trying.findings) or options.keeps
     finally:
         trying.clean_up(keeps=is_kept)
@@ -75,7 +71,6 @@ class _Trying:
         self.findings: list[Finding] = []
         self.rows: list[Row] = []
         self.trial: Trial | None = None
-        self.snapshot: Snapshot | None = None
         self.folder: CheckpointFolder | None = None
         self.going: list[RunFolder] = []
         """Runs that could not be ended."""
@@ -85,7 +80,6 @@ class _Trying:
         options = self.options
         node = choose_node(self.conf, options.queue, is_here=options.is_here)
         whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
-        self.snapshot = whole.snapshot
         asked = ask_slurm(whole)
         if asked.refusal is not None:
             self.findings.append(asked.refusal)
