@@ -255,7 +255,7 @@ def paint_rank(text: str, rank: int | None) -> str:
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_job)
+@job_argument
 @click.option(
     "--every",
     "every_s",
@@ -286,17 +286,10 @@ def paint_rank(text: str, rank: int | None) -> str:
     metavar="VERDICT=ACTION",
     help="Do this when it holds: cancel, requeue or exclude (repeatable). Default: nothing.",
 )
-@click.option(
-    "--openmetrics",
-    "metrics",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write gauges for Prometheus' node exporter there, of JOB or of all your runs.",
-)
 @click.option("--once", is_flag=True, help="Check once, and leave; the same as --for 0.")
 @json_option
 def watch(
-    job: str | None,
+    job: str,
     every_s: float,
     for_min: float | None,
     mail: str | None,
@@ -304,7 +297,6 @@ def watch(
     command: str | None,
     quiet: bool,
     on: tuple[str, ...],
-    metrics: Path | None,
     once: bool,
     as_json: bool,
 ) -> None:
@@ -314,22 +306,13 @@ def watch(
     vjob watch last                           in tmux, with notify of the conf
     vjob watch 4711 --for 9m --every 1m       from cron, every ten minutes
     vjob watch last --on STALLED=requeue --mail me@example.org
-    vjob watch --openmetrics /var/lib/node_exporter/textfile/me.prom
-
-    Without JOB all your runs are in that file, until Ctrl-C.
 
     A notice goes out when a verdict has held for two looks, and again when the job is well. The
     exit code is that of the last verdict, as `vjob status` has it.
     """
-    from vjob.shelf.watch.desk import WatchOptions, export_all, run_watch
+    from vjob.shelf.watch.desk import WatchOptions, run_watch
 
     for_min = 0.0 if once else for_min
-    if job is None:
-        if metrics is None:
-            raise click.UsageError("give a JOB, or --openmetrics FILE for all your runs")
-        if mail or webhook_file or command or quiet or on or as_json:
-            raise click.UsageError("without a JOB there are gauges alone: no notices and no --on")
-        sys.exit(export_all(metrics, every_s=every_s, for_min=for_min))
     options = WatchOptions(
         mail=mail,
         webhook_file=webhook_file,
@@ -339,7 +322,6 @@ def watch(
         every_s=every_s,
         for_min=for_min,
         as_json=as_json,
-        openmetrics=metrics,
     )
     sys.exit(run_watch(job, Path.cwd(), options, say))
 

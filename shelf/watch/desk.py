@@ -27,14 +27,11 @@ from varuna_core.records.logs.tail import clean, clean_name
 from varuna_core.records.record import RunRecord, append_event, read_events, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
-from vjob.jobs.monitor.readers.run_table import RunTable
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.owner import expect_ours, is_ours
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.shelf.watch.gauges import GaugeFile, export_look, export_runs
 from vjob.shelf.watch.notify import Channels, find_channels, read_webhook, send
 from vjob.shelf.watch.watch import FINE, Look, Notice, watch_job
 
@@ -49,8 +46,6 @@ ALLOWED = {
 }
 """UNKNOWN is no reason for anything; what is dead can be submitted again, not requeued."""
 CANCEL_WAIT_S = 60
-EXPORT_BUDGET_S = 10.0
-"""For the logs of runs that are over, of one look."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,22 +129,6 @@ class WatchOptions:
     quiet: bool = False
     on: tuple[str, ...] = ()
     as_json: bool = False
-    openmetrics: Path | None = None
-    """File of gauges, written at each look."""
-
-
-def export_all(file: Path, *, every_s: float, for_min: float | None) -> int:
-    """Write the gauges of all runs, until a signal or until the time is up; the exit code."""
-    desk = Desk(None, None, Channels(), [], find_end(for_min), False)
-    gauges = GaugeFile(file, desk.complain)
-    desk.listen()
-    table = RunTable(warn=False)
-
-    def read() -> tuple[list[RunRow], str]:
-        return table.read(EXPORT_BUDGET_S), table.problem
-
-    export_runs(gauges, read, time.time, lambda: desk.wait(every_s))
-    return 0 if gauges.is_well else 1
 
 
 def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo) -> int:
@@ -176,9 +155,6 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
     desk = Desk(
         run, record, Channels() if options.quiet else channels, actions, end, options.as_json, say
     )
-    if options.openmetrics is not None:
-        name = Path(job).name if record is None else record.name
-        look = export_look(look, GaugeFile(options.openmetrics, desk.complain), name)
     desk.listen()
     if desk.channels.names:
         say(f"notices go to: {', '.join(desk.channels.names)}", err=True)

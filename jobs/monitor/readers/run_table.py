@@ -49,7 +49,7 @@ class RunTable:
         self._over: dict[str, tuple[float, RunRow]] = {}
         """Rows of runs that are over and judged, and the times of their records."""
 
-    def read(self, budget_s: float = BUDGET_S) -> list[RunRow]:
+    def read(self) -> list[RunRow]:
         """The rows, the newest run last."""
         index.check_readable()
         runs = index.list_runs()
@@ -60,7 +60,7 @@ class RunTable:
         self.problem = next((view.problem for view in views.values() if view.problem), "")
         self.asked = min((x.asked for x in views.values() if x.asked is not None), default=None)
         rows: dict[str, RunRow] = {}
-        deadline = time.monotonic() + budget_s
+        deadline = time.monotonic() + BUDGET_S
         for path, view in reversed(views.items()):
             if not is_over(view):
                 rows[path] = self._read_live(path, view, now)

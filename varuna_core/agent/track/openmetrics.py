@@ -22,13 +22,10 @@ READABLE = 0o644
 HELP = {
     "vjob_run_info": "A run of vjob; the value is always 1.",
     "vjob_run_up": "1 while the run runs, 0 before and after.",
-    "vjob_run_state": "State of a run as vjob judges it; the value is always 1.",
     "vjob_attempt": "Number of the attempt, from 0.",
     "vjob_updated_timestamp_seconds": "When these numbers were written.",
     "vjob_step": "The last step that was done.",
     "vjob_steps": "Steps in all.",
-    "vjob_left_seconds": "Seconds until the last step, at the pace of the last ones.",
-    "vjob_submitted_timestamp_seconds": "When the run was submitted.",
     "vjob_loss": "Loss of the last step that was printed.",
     "vjob_step_seconds": "Seconds that a step takes.",
     "vjob_samples_per_second": "Samples a second.",
