@@ -4,7 +4,7 @@
 
     job = vjob.reports.load_job("log/gpt-20260101-120000")
     job.steps.took_s.describe()
-    vjob.reports.timeline(job, 20)
+    vjob.reports.losses(job)
 
 docs/notebook.md has all tables and figures. They come with their first use: importing this
 imports none of those libraries.
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from vjob.reports.export.figures import overview as overview
     from vjob.reports.export.figures import shares as shares
     from vjob.reports.export.figures import stages as stages
-    from vjob.reports.export.figures import timeline as timeline
     from vjob.reports.export.figures import timers as timers
     from vjob.reports.export.figures import training as training
     from vjob.reports.export.tables import JobTables as JobTables
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from vjob.reports.load.sources import SourceError as SourceError
 
 _FIGURES = (
-    "losses", "memory", "overview", "shares", "stages", "timeline", "timers", "training",
+    "losses", "memory", "overview", "shares", "stages", "timers", "training",
 )  # fmt: skip
 _HOMES = {
     **dict.fromkeys(_FIGURES, "vjob.reports.export.figures"),
@@ -45,7 +44,6 @@ __all__ = [
     "overview",
     "shares",
     "stages",
-    "timeline",
     "timers",
     "training",
 ]
