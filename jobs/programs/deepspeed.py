@@ -1,4 +1,4 @@
-"""DeepSpeed from a conf: its ds_config, and the hostfile and includes of its own launcher.
+"""DeepSpeed from a conf: its ds_config, and its arguments.
 
 The user's own file (`program.config`) wins key by key; the conf fills in what it leaves out or
 calls "auto". Its scheduler is not made of `train.schedule`: DeepSpeed prefers the file's to the
@@ -76,29 +76,6 @@ def build_env(nodes: Sequence[NodeGroup]) -> dict[str, str]:
 def build_group_env(group: NodeGroup) -> dict[str, str]:
     """Variables that DeepSpeed's launcher sets beyond torchrun's, as far as a node knows them."""
     return {"LOCAL_SIZE": str(group.num_ranks)}
-
-
-def list_groups(nodes: Sequence[NodeGroup]) -> list[NodeGroup]:
-    """The group of each node, in order."""
-    return [group for group in nodes for _ in range(group.count)]
-
-
-def render_hostfile(nodes: Sequence[NodeGroup], hosts: Sequence[str]) -> str:
-    """A line a node; its slots reach up to the last device that is used."""
-    lines = []
-    for host, group in zip(hosts, list_groups(nodes), strict=True):
-        last = max(group.devices) + 1 if group.devices else 0
-        lines.append(f"{host} slots={max(group.num_gpus, group.num_ranks, last)}\n")
-    return "".join(lines)
-
-
-def spell_include(nodes: Sequence[NodeGroup], hosts: Sequence[str]) -> str:
-    """`host:4,5@other:4,5`: the devices of each node, or as many as it has ranks."""
-    parts = []
-    for host, group in zip(hosts, list_groups(nodes), strict=True):
-        devices = group.devices or range(group.num_ranks)
-        parts.append(f"{host}:{','.join(map(str, devices))}")
-    return "@".join(parts)
 
 
 def find_problems(conf: JobConf) -> Iterator[KeyProblem]:

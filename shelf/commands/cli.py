@@ -128,11 +128,6 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
             "Make, fetch, look at and clear away container images.",
         ),
         _row("data", "data:data", "Make training data from text, and look at it."),
-        _row(
-            "export",
-            "submit:export",
-            "Write CONF as scripts into FOLDER, for machines without Slurm and without vjob.",
-        ),
         _row("completion", "prepare:completion", "Print the completion script of SHELL."),
     ),
     "Keep and share": (

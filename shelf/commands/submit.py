@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.errors import InputError
 from vjob.shelf.commands.arguments import (
     after_any_option,
     after_option,
@@ -407,80 +406,3 @@ def build_words(target: Path, sizes: str | None, tensor: str | None) -> Sequence
     words = ["--profile", str(target)]
     words += ["--sizes", sizes] if sizes else []
     return words + (["--tensor", tensor] if tensor else [])
-
-
-@click.command()
-@conf_argument
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--host", "hosts", multiple=True, help="A machine; once for each node, in order.")
-@click.option("--elastic", help="MIN:MAX nodes, by torchrun's own rendezvous.")
-@click.option(
-    "--restarts",
-    type=click.IntRange(0),
-    help="How often torchrun starts failed ranks again; default: cluster.restarts.",
-)
-@set_option
-@json_option
-def export(
-    conf: Path,
-    folder: Path,
-    hosts: tuple[str, ...],
-    elastic: str | None,
-    restarts: int | None,
-    overrides: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Write CONF as scripts into FOLDER, for machines without Slurm and without vjob.
-
-    \b
-    vjob export conf.yaml byhand                             one machine
-    vjob export conf.yaml byhand --host 10.0.0.1 --host 10.0.0.2
-    vjob export conf.yaml byhand --host 10.0.0.1 --elastic 1:4 --restarts 3
-
-    FOLDER must be seen under the same path on every machine. The container is yours to start: call
-    the scripts inside.
-    """
-    from varuna_core.agent.bundle import write_program
-    from varuna_core.records.files import write_atomic
-    from varuna_core.records.runfolder import RunFolder
-    from vjob.jobs.conf.schema import BUILT_IN
-    from vjob.jobs.planning.resolve_auto import resolve_conf
-    from vjob.jobs.programs.shell_export import Machines, build_scripts
-    from vjob.jobs.programs.start import get_starter, refuse_function
-
-    resolved = resolve_conf(conf, overrides, require_env=False)
-    found = resolved.conf
-    refuse_function(found)
-    machines = Machines(
-        hosts=hosts or ("localhost",),
-        folder=str(folder.resolve()),
-        workdir=found.workdir or str(conf.resolve().parent),
-        elastic=None if elastic is None else _parse_range(elastic),
-        restarts=found.cluster.restarts or 0 if restarts is None else restarts,
-    )
-    read = get_starter(found).read_files(found)
-    files = build_scripts(found, read, machines, resolved.written)
-    written = [folder / name for name in files]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            write_atomic(folder / name, text)
-            # A script may hold secrets of `env`: for its owner alone.
-            os.chmod(folder / name, 0o700 if name.endswith(".sh") else 0o600)
-        if found.program.kind in BUILT_IN:
-            write_program(RunFolder(folder).program)
-            written.append(RunFolder(folder).program)
-    except OSError as error:
-        raise VjobError(f"{folder} cannot be written: {error.strerror}") from None
-    if as_json:
-        print_object({"files": [str(path) for path in written]}, is_line=True)
-        return
-    for path in written:
-        click.echo(path)
-
-
-def _parse_range(text: str) -> tuple[int, int]:
-    low, colon, high = text.partition(":")
-    if not (low.isdecimal() and colon and high.isdecimal()):
-        raise InputError(f"--elastic {text}: give the fewest and the most nodes, as 1:4")
-    return int(low), int(high)

@@ -1,6 +1,6 @@
 """The laptop's side of `vjob --host`: which files go along, and what becomes of the answers.
 
-submit, try, plan, profile, export   with the conf's working tree
+submit, try, plan, profile           with the conf's working tree
 report, compare                      their page comes back, and so does a picture
 all others                           as they are, in this terminal
 """
@@ -32,7 +32,7 @@ from vjob.jobs.programs.code.repository import Git, find_repository
 from vjob.jobs.programs.code.tree import Limits, list_tree
 from vjob.shelf.host.frames import read_frame, write_frame
 
-CARRYING = frozenset({"submit", "try", "plan", "profile", "export"})
+CARRYING = frozenset({"submit", "try", "plan", "profile"})
 PAGED = frozenset({"report", "compare"})
 COMMAND = "VJOB_HOST_COMMAND"
 SSH = "VJOB_SSH"

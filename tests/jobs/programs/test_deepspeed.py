@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.command import Vjob
 from tests.deepspeed_run import CONF, check_runs, find_python
 from tests.jobs.confs import make_conf
-from tests.jobs.programs.exported_scripts import find_free_port, run_scripts
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs import deepspeed
@@ -165,25 +164,3 @@ def test_deepspeed_trains_on_this_machine(tmp_path: Path) -> None:
         CONF.format(python=find_python(), stage=1, scheduler="local", count=1, ranks=2)
     )
     check_runs(vjob, run, 1)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_deepspeeds_own_launcher_starts_what_was_exported_without_ssh(tmp_path: Path) -> None:
-    """Two machines that are both this one: a script for each, as for containers without ssh."""
-    python = Path(find_python())
-    launcher = python.parent / "deepspeed"
-    if not launcher.exists():
-        pytest.skip(f"{launcher} is not there")
-    vjob = Vjob(tmp_path)
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"reduce_bucket_size": 5000}}')
-    conf = CONF.format(python=python, stage=1, scheduler="local", count=2, ranks=1)
-    vjob.write(conf.replace("walltime_min: 5", f"walltime_min: 5\n  port: {find_free_port()}"))
-    hosts = ("--host", "127.0.0.1", "--host", "localhost")
-    written = vjob("export", "conf.yaml", "byhand", *hosts).stdout.split()
-    scripts = [tmp_path / path for path in written if "node-" in path]
-    env = {**vjob.env, "PATH": f"{launcher.parent}:{vjob.env['PATH']}"}
-    said = run_scripts(scripts, env)
-    rows = [json.loads(line) for text in said for line in text.splitlines() if line.startswith("{")]
-    assert sorted(row["rank"] for row in rows) == [0, 1], "\n".join(said)
-    assert all((row["world"], row["batch"], row["stage"]) == (2, 4, 1) for row in rows)

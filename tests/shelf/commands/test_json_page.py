@@ -211,7 +211,6 @@ def test_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("py-spy") is not None:
         ask_stacks(stage)
     ask("cancel", "cancel", "hang", "--now")
-    ask("export", "export", conf, "out")
     group = str(os.getgid())
     name = next(line.split(":")[0] for line in Path("/etc/group").read_text().splitlines()
                 if line.split(":")[2] == group)  # fmt: skip

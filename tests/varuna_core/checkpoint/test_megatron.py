@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tests import ROOT
 from tests.command import PROGRAMS
-from tests.jobs.programs.exported_scripts import find_free_port
+from tests.jobs.programs.free_port import find_free_port
 from tests.varuna_core.checkpoint.test_huggingface import HEADS, SIZES, build, save
 from varuna_core.checkpoint.cli import main
 from varuna_core.checkpoint.foreign.megatron import (

@@ -16,7 +16,7 @@ import pytest
 
 from tests import ROOT
 from tests.command import PROGRAMS, Forked
-from tests.jobs.programs.exported_scripts import find_free_port
+from tests.jobs.programs.free_port import find_free_port
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import load_job
 
