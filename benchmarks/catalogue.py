@@ -230,14 +230,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "1", "--steps", "50", "--long", "5000"),
     ),
     Benchmark(
-        name="trace_hook",
-        module="runtime.trace_hook",
-        title="A timeline of an engine that is not ours",
-        peer="the same training without one",
-        needs=("torch",),
-        quick=("--pairs", "10"),
-    ),
-    Benchmark(
         name="tensor",
         module="runtime.tensor",
         title="Shared layers",
@@ -254,22 +246,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         peer="the plain model's own error",
         needs=("torch", "hypothesis"),
         quick=("--draws", "50", "--seed", "2"),
-    ),
-    Benchmark(
-        name="split",
-        module="runtime.split",
-        title="The splitter",
-        peer="the live layers, called by themselves",
-        needs=("torch",),
-        quick=("--rounds", "3"),
-    ),
-    Benchmark(
-        name="balance",
-        module="runtime.balance",
-        title="The balanced cut",
-        peer="a cut by measured times",
-        needs=("torch",),
-        quick=("--rounds", "1"),
     ),
     Benchmark(
         name="morph",
@@ -302,13 +278,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         peer="the engine, measured",
         needs=("torch",),
         quick=("--quick",),
-    ),
-    Benchmark(
-        name="scale",
-        module="commands.scale",
-        title="Up to 10,240 nodes",
-        peer="none; growth from 64 nodes on",
-        quick=("--most", "1024"),
     ),
     Benchmark(
         name="metadata",

@@ -63,36 +63,3 @@ def draw_bounds(groups: Mapping[str, Sequence[Figure]]) -> str:
         pieces.append(write_text(place(mark), 20, f"{mark:g}", "middle"))
     pieces.append(write_text(8, 20, "measured, as a part of its bound; over 1 is missed"))
     return draw_page(WIDTH, y + 16, pieces)
-
-
-def draw_growth(title: str, unit: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """A line a name over sizes, both axes logarithmic: a slope of 1 is the diagonal grey line."""
-    xs = sorted({x for points in lines.values() for x, _ in points})
-    ys = [y for points in lines.values() for _, y in points if y > 0]
-    low, high = 10 ** math.floor(math.log10(min(ys))), 10 ** math.ceil(math.log10(max(ys)))
-    left, right, top, bottom = 70.0, 620.0, 40.0, 400.0
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = math.log(x / xs[0]) / math.log(xs[-1] / xs[0])
-        up = math.log(min(max(y, low), high) / low) / math.log(high / low)
-        return left + (right - left) * across, bottom - (bottom - top) * up
-
-    pieces = [write_text(8, 20, f"{title}; {unit}; grey: in proportion to the size")]
-    for x in xs:
-        pieces.append(draw_line(place(x, low)[0], top, place(x, low)[0], bottom, "#eee"))
-        pieces.append(write_text(place(x, low)[0], bottom + 18, f"{x:,.0f}", "middle"))
-    mark = low
-    while mark <= high * 1.001:
-        pieces.append(draw_line(left, place(xs[0], mark)[1], right, place(xs[0], mark)[1], "#eee"))
-        pieces.append(write_text(left - 8, place(xs[0], mark)[1] + 4, f"{mark:g}", "end"))
-        mark *= 10
-    for start in (low, low * 10, low * 100):
-        end = min(xs[-1], xs[0] * high / start)
-        pieces.append(draw_line(*place(xs[0], start), *place(end, start * end / xs[0]), "#ddd"))
-    for number, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
-        pieces.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        pieces.append(draw_line(640, 56 + 22 * number, 662, 56 + 22 * number, colour, 3))
-        pieces.append(write_text(668, 60 + 22 * number, name))
-    return draw_page(WIDTH, bottom + 34, pieces)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.catalogue import BENCHMARKS
-from benchmarks.drawing import draw_bounds, draw_growth
+from benchmarks.drawing import draw_bounds
 from benchmarks.figures import Figure, find_figures, read_tables
 from tests import ROOT
 
@@ -41,9 +41,8 @@ def test_each_number_of_the_table_is_in_a_result_file(
     assert ("missed" in measured) != any(one.is_met for one in figures), what
 
 
-NEEDS_AN_ARGUMENT = {"planner/estimates", "suite/covered", "suite/fresh", "suite/durations"}
-"""Other people's measurements, which only their owner can name; an earlier commit; room for roots
-of Debian; a log."""
+NEEDS_AN_ARGUMENT = {"planner/estimates", "suite/fresh", "suite/durations"}
+"""Other people's measurements, which only their owner can name; room for roots of Debian; a log."""
 
 
 def test_every_benchmark_that_writes_a_result_is_run_by_make_bench() -> None:
@@ -117,4 +116,3 @@ def test_plots_say_what_was_missed_and_escape_names() -> None:
     drawn = draw_bounds({"Title": figures})
     assert "a &lt; b" in drawn and drawn.count("<rect") == 3
     assert figures[0].reach(2.0) == 2.0 and figures[1].reach(2.0) == 0.5
-    assert "<polyline" in draw_growth("Growth", "seconds", {"x": [(64, 0.1), (256, 0.4)]})
