@@ -283,7 +283,7 @@ def test_no_decision_is_made_by_the_name_of_a_scheduler() -> None:
     for package in ("jobs", "shelf", "reports"):
         for path in files(package):
             relative = str(path.relative_to(ROOT))
-            if relative.startswith("jobs/schedulers/slurm/") or relative in STILL_SLURM:
+            if relative.startswith("jobs/schedulers/slurm/"):
                 continue
             rooms = [name for name in imports(path) if "schedulers.slurm" in name]
             assert not rooms, f"{path}: {rooms}"
@@ -293,11 +293,3 @@ def test_no_decision_is_made_by_the_name_of_a_scheduler() -> None:
                         one.value for one in ast.walk(node) if isinstance(one, ast.Constant)
                     } & SCHEDULERS
                     assert not words, f"{path}:{node.lineno} compares with {words}"
-
-
-STILL_SLURM = {
-    "jobs/runs/slurm_job.py",
-    "jobs/monitor/readers/slurm_job.py",
-    "jobs/monitor/stacks/plain_job.py",
-}
-"""Readers of jobs that vjob did not submit, which only Slurm has so far."""

@@ -18,6 +18,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import Cluster, NodeGroup
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.schedulers.diagnosis import Diagnosis
+from vjob.jobs.schedulers.foreign_job import ForeignJob
 from vjob.jobs.schedulers.job import NOTHING, After, IdleNode, SchedulerJob, StartEstimate
 
 FLOOR_S = 25.0
@@ -198,6 +199,14 @@ class Scheduler(ABC):
 
     def find_other_machine(self, run: RunFolder, group: str | None) -> str:
         """The machine that has the job of this group; empty where it is this one, or a cluster."""
+        return ""
+
+    def ask_foreign_job(self, word: str) -> ForeignJob | None:
+        """A job that vjob did not submit, by the id that a user typed; None where there is none."""
+        return None
+
+    def find_run_id(self, comment: str) -> str:
+        """The run that a job's comment names; empty where vjob did not submit it."""
         return ""
 
     def list_warnings(self, plan: Plan) -> list[str]:

@@ -200,7 +200,8 @@ def logs(
     that of the line before; where no line of a file has one, these options leave it out.
     """
     from vjob.jobs.monitor.log_lines import print_logs as reading
-    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
+    from vjob.jobs.runs.foreign_job import find_run_or_job
+    from vjob.jobs.schedulers.foreign_job import ForeignJob
 
     num_said = 0
 
@@ -223,7 +224,7 @@ def logs(
         until=until,
         as_json=as_json,
     )
-    if isinstance(run, SlurmJob):
+    if isinstance(run, ForeignJob):
         from vjob.jobs.monitor.log_lines import job_logs
 
         if follow and not errors:
@@ -354,7 +355,8 @@ def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> No
     from vjob.jobs.monitor.stacks.group import render_stacks
     from vjob.jobs.monitor.stacks.plain_job import collect_job_stacks
     from vjob.jobs.runs.find import view_run
-    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
+    from vjob.jobs.runs.foreign_job import find_run_or_job
+    from vjob.jobs.schedulers.foreign_job import ForeignJob
 
     run = find_run_or_job(job, Path.cwd())
     line = StatusLine()
@@ -363,7 +365,7 @@ def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> No
         line.show(f"{done} of {num_nodes} nodes have answered")
 
     try:
-        if isinstance(run, SlurmJob):
+        if isinstance(run, ForeignJob):
             found = collect_job_stacks(run, native=native, whole=full, timeout_s=wait_s, tell=tell)
         else:
             view = view_run(run)
@@ -393,9 +395,10 @@ def shell(job: str, node: str | None, command: tuple[str, ...]) -> None:
     from vjob.jobs.errors import InputError
     from vjob.jobs.monitor.stacks.shell import open_shell
     from vjob.jobs.runs.find import view_run
-    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
+    from vjob.jobs.runs.foreign_job import find_run_or_job
+    from vjob.jobs.schedulers.foreign_job import ForeignJob
 
     run = find_run_or_job(job, Path.cwd())
-    if isinstance(run, SlurmJob):
+    if isinstance(run, ForeignJob):
         raise InputError(f"{job} is no run of vjob: `srun --jobid {job} --overlap --pty bash`")
     sys.exit(open_shell(view_run(run), node, command))

@@ -19,11 +19,12 @@ from vjob.jobs.monitor.log_lines.print_logs import (
     render,
 )
 from vjob.jobs.monitor.log_lines.stream import Log, merge_lines
-from vjob.jobs.runs.slurm_job import SlurmJob, ask_slurm_job
+from vjob.jobs.runs.foreign_job import ask_again
+from vjob.jobs.schedulers.foreign_job import ForeignJob
 from vjob.jobs.schedulers.job import JobState
 
 
-def find_job_logs(job: SlurmJob, wanted: LineFilter, num_lines: int | None = None) -> list[Log]:
+def find_job_logs(job: ForeignJob, wanted: LineFilter, num_lines: int | None = None) -> list[Log]:
     """The files that are asked for; `--node` names a part, such as 12_3, here."""
     if wanted.ranks:
         raise InputError(f"vjob did not submit {job.word}: its output does not say who wrote it")
@@ -35,7 +36,7 @@ def find_job_logs(job: SlurmJob, wanted: LineFilter, num_lines: int | None = Non
     ]
 
 
-def explain_no_logs(job: SlurmJob) -> str:
+def explain_no_logs(job: ForeignJob) -> str:
     """Why there is nothing to print."""
     if all(part.started is None for part in job.parts):
         part = job.parts[0]
@@ -46,7 +47,7 @@ def explain_no_logs(job: SlurmJob) -> str:
     return f"Slurm names no file of job {job.word}'s output: an interactive job, or /dev/null"
 
 
-def print_job_logs(job: SlurmJob, say: Say, wanted: LineFilter, *, num_lines: int | None) -> None:
+def print_job_logs(job: ForeignJob, say: Say, wanted: LineFilter, *, num_lines: int | None) -> None:
     """Every line there is now."""
     logs = find_job_logs(job, wanted, num_lines)
     if not logs:
@@ -57,7 +58,7 @@ def print_job_logs(job: SlurmJob, say: Say, wanted: LineFilter, *, num_lines: in
         say(wanted.render(line))
 
 
-def print_job_errors(job: SlurmJob, say: Say, wanted: LineFilter) -> None:
+def print_job_errors(job: ForeignJob, say: Say, wanted: LineFilter) -> None:
     """The first root error with what stands around it."""
     found = find_first_error(*(find_job_logs(job, wanted) for _ in range(2)))
     if wanted.as_json:
@@ -70,14 +71,14 @@ def print_job_errors(job: SlurmJob, say: Say, wanted: LineFilter) -> None:
         say(text)
 
 
-def follow_job(job: SlurmJob, say: Say, wanted: LineFilter) -> int:
+def follow_job(job: ForeignJob, say: Say, wanted: LineFilter) -> int:
     """Lines as they come, to the job's end; returns 0 where it completed, else 1."""
     logs: dict[tuple[str, bool], Log] = {}
     state, looked = "", -math.inf
     while True:
         if time.monotonic() - looked > LOOK_S:
             try:
-                job = ask_slurm_job(job.word) or job
+                job = ask_again(job) or job
             except UncertainError as error:
                 say(f"-- {error}")
             looked = time.monotonic()

@@ -34,10 +34,11 @@ def open_reader(job: str, here: Path, *, num_lines: int = NUM_LINES) -> Reader:
         if is_bare_folder(path):
             return FolderReader(path.resolve(), num_lines=num_lines)
     from vjob.jobs.monitor.readers.run import RunReader
-    from vjob.jobs.runs.slurm_job import SlurmJob, find_run_or_job
+    from vjob.jobs.runs.foreign_job import find_run_or_job
+    from vjob.jobs.schedulers.foreign_job import ForeignJob
 
     found = find_run_or_job(job, here)
-    if isinstance(found, SlurmJob):
+    if isinstance(found, ForeignJob):
         from vjob.jobs.monitor.readers.slurm_job import SlurmJobReader
 
         return SlurmJobReader(found, num_lines=num_lines)

@@ -34,9 +34,10 @@ from vjob.jobs.monitor.readers.node_files import (
 )
 from vjob.jobs.monitor.readers.scheduler import make_row
 from vjob.jobs.monitor.rules.pace import find_pace_s
-from vjob.jobs.runs.slurm_job import JobPart, SlurmJob, ask_slurm_job
+from vjob.jobs.runs.foreign_job import ask_again
 from vjob.jobs.schedulers import broker
-from vjob.jobs.schedulers.slurm import commands as slurm
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 
 GPU_EVERY_S = 60.0
 """A step beside the job costs the controller a few requests."""
@@ -95,7 +96,7 @@ class SlurmJobReader:
     """Reads snapshots of one job; keeps what it has read."""
 
     def __init__(
-        self, job: SlurmJob, *, num_lines: int, clock: Callable[[], float] = time.time
+        self, job: ForeignJob, *, num_lines: int, clock: Callable[[], float] = time.time
     ) -> None:
         self._job, self._num_lines, self._clock = job, num_lines, clock
         self._is_first = True
@@ -129,7 +130,7 @@ class SlurmJobReader:
             submitted=min((x.submitted for x in parts if x.submitted is not None), default=None),
             walltime_s=parts[0].limit_s,
             scheduler=Scheduler(
-                name="slurm",
+                name=job.scheduler,
                 jobs=rows,
                 age_s=max(0.0, round(now - job.asked, 1)),
                 problem=self._problem,
@@ -164,7 +165,7 @@ class SlurmJobReader:
 
     def _ask(self) -> None:
         try:
-            found = ask_slurm_job(self._job.word)
+            found = ask_again(self._job)
             self._problem = ""
         except UncertainError as error:
             self._problem = str(error)
@@ -243,7 +244,7 @@ class SlurmJobReader:
         return gpus, ""
 
 
-def _keep_files(new: SlurmJob, old: SlurmJob) -> SlurmJob:
+def _keep_files(new: ForeignJob, old: ForeignJob) -> ForeignJob:
     """Accounting forgets where the output of a job is; who saw it before does not."""
     paths = {part.info.id: (part.out, part.err) for part in old.parts}
     parts = []
@@ -259,15 +260,14 @@ def find_state(rows: Collection[JobRow]) -> str:
     return next((word for word in ("RUNNING", "PENDING") if word in words), words[0])
 
 
-def list_notes(job: SlurmJob) -> list[str]:
+def list_notes(job: ForeignJob) -> list[str]:
     """Whose it is where it is not ours, and which files cannot be shown."""
     notes = []
     others = sorted({part.user or "another user" for part in job.parts if not part.is_ours})
     if others:
         notes.append(f"it belongs to {' and '.join(others)}: only what may be read is shown")
-    comment = job.parts[0].info.comment
-    if comment.startswith(slurm.COMMENT_PREFIX):
-        run = comment[len(slurm.COMMENT_PREFIX) :]
+    run = schedulers.get_scheduler(job.scheduler).find_run_id(job.parts[0].info.comment)
+    if run:
         notes.append(f"vjob submitted it as {run}, whose folder was removed or is not known here")
     else:
         notes.append("vjob did not submit it: no plan, no beats, no exit codes of ranks")

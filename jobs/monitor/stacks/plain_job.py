@@ -19,8 +19,8 @@ from vjob.jobs import process
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.collect import PICK_PYTHON, Answers, StackQuery
 from vjob.jobs.monitor.stacks.group import Stacks, group_stacks
-from vjob.jobs.runs.slurm_job import JobPart, SlurmJob
-from vjob.jobs.schedulers.slurm import commands as slurm
+from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 
 LOADER = """
 import base64, sys, tempfile
@@ -35,7 +35,7 @@ dump_job(jobs.split(","), hosts.split(","), native=native == "native", spies=sys
 
 
 def collect_job_stacks(
-    job: SlurmJob,
+    job: ForeignJob,
     *,
     native: bool = False,
     whole: bool = False,
@@ -59,7 +59,10 @@ def collect_job_stacks(
     spy = str(Path(sys.executable).with_name("py-spy"))
     words = [sys.executable, "-c", LOADER, ",".join(ids), ",".join(hosts)]
     words += ["native" if native else "plain", spy]
-    commands = [_build_command(part, ["sh", "-c", PICK_PYTHON, "sh", *words]) for part in running]
+    build = schedulers.get_scheduler(job.scheduler).build_beside
+    commands = [
+        _build_command(build, part, ["sh", "-c", PICK_PYTHON, "sh", *words]) for part in running
+    ]
     answers = Answers([StackQuery(command=x) for x in commands], dict(enumerate(hosts)), tell)
     codes = process.run_together(
         commands,
@@ -78,11 +81,11 @@ def collect_job_stacks(
     )
 
 
-def _build_command(part: JobPart, command: list[str]) -> list[str]:
+def _build_command(build: Callable[..., list[str]], part: JobPart, command: list[str]) -> list[str]:
     """The step of one part; each of its tasks gets all of our standard input."""
     is_component = "+" in part.info.id
     number = len(part.info.nodes)
     component = part.info.component if is_component else None
     leader = part.info.leader if is_component else part.raw_id
-    words = slurm.build_beside_command(leader, [(component, number)], "", command)
+    words = build(leader, [(component, number)], "", command)
     return [word for word in words if word != "--input=/dev/null"]

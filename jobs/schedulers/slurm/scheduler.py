@@ -34,9 +34,11 @@ from vjob.jobs.schedulers.base import (
     Submission,
 )
 from vjob.jobs.schedulers.diagnosis import Diagnosis
+from vjob.jobs.schedulers.foreign_job import ForeignJob
 from vjob.jobs.schedulers.job import OVER, IdleNode, JobState, SchedulerJob, StartEstimate
 from vjob.jobs.schedulers.slurm import commands as slurm
 from vjob.jobs.schedulers.slurm.commands import COMMENT_PREFIX
+from vjob.jobs.schedulers.slurm.foreign_job import ask_slurm_job
 from vjob.jobs.schedulers.slurm.header import render_header
 from vjob.jobs.schedulers.slurm.nodes import (
     build_sinfo_idle_command,
@@ -195,6 +197,13 @@ class SlurmScheduler(Scheduler):
         self, job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
     ) -> list[str]:
         return slurm.build_shell_command(job, host, group, command, tty=tty)
+
+    def ask_foreign_job(self, word: str) -> ForeignJob | None:
+        return ask_slurm_job(word)
+
+    def find_run_id(self, comment: str) -> str:
+        prefix, _, run = comment.partition(COMMENT_PREFIX)
+        return "" if prefix else run
 
     def list_warnings(self, plan: Plan) -> list[str]:
         from vjob.jobs.schedulers.slurm.settings import judge_het_morph, judge_own_kill_wait

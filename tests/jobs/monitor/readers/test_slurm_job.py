@@ -14,9 +14,9 @@ from vjob.jobs.errors import UncertainError
 from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.readers.slurm_job import SeenTimes, build_gpu_command, parse_gpus
-from vjob.jobs.runs.slurm_job import parse_parts
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.broker import Answer
+from vjob.jobs.schedulers.slurm.foreign_job import parse_parts
 
 LINE = (
     "JobId=12 JobName=own UserId={user}({uid}) GroupId=g(0) JobState={state} Reason={reason} "

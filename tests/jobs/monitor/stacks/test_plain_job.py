@@ -15,7 +15,7 @@ from varuna_core.agent.stacks import find_job_processes
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.stacks.group import render_stacks
 from vjob.jobs.monitor.stacks.plain_job import collect_job_stacks
-from vjob.jobs.runs.slurm_job import JobPart, SlurmJob
+from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 NUMBER = f"88{os.getpid()}"
@@ -31,8 +31,8 @@ PART = JobPart(
 CODE = "import time\ndef train():\n    time.sleep(300)\ntrain()"
 
 
-def make_job(part: JobPart) -> SlurmJob:
-    return SlurmJob(word=NUMBER, parts=(part,), asked=0.0)
+def make_job(part: JobPart) -> ForeignJob:
+    return ForeignJob(scheduler="slurm", word=NUMBER, parts=(part,), asked=0.0)
 
 
 def test_a_step_beside_the_job_sees_its_python(
@@ -63,6 +63,6 @@ def test_a_step_beside_the_job_sees_its_python(
 def test_what_does_not_run_or_belongs_to_another_is_not_looked_at() -> None:
     with pytest.raises(InputError, match="belongs to user ann"):
         collect_job_stacks(make_job(replace(PART, user="ann", uid=os.geteuid() + 1)))
-    pends = replace(PART.info, state=JobState.PENDING, word="PENDING")
+    pends = replace(PART.info, state=JobState.PENDING, native_word="PENDING")
     with pytest.raises(InputError, match="does not run now: PENDING"):
         collect_job_stacks(make_job(replace(PART, info=pends)))

@@ -1,27 +1,23 @@
-"""Slurm jobs that vjob did not submit: what Slurm says of them, and where their output goes.
+"""Jobs that vjob did not submit, by Slurm's word.
 
-    JOB ─► scontrol show job (one request, shared by all commands) ─► parts, one a component or
-       └─► sacct, once the controller has forgotten it                 element: state, nodes, files
-
-Slurm's word alone is taken: nothing of such a job is executed, and what its output says decides
-nothing but what is shown. Files are opened as those of a stranger are, regular ones alone.
+JOB ─► scontrol show job (one request, shared by all commands) ─► parts, one a component or
+   └─► sacct, once the controller has forgotten it                 element: state, nodes, files
 """
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.errors import InputError, UncertainError
-from vjob.jobs.runs.find import find_run
+from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
+from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
 from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm import commands as slurm
 
+NAME = "slurm"
 JOB = re.compile(r"(\d{1,10})(?:_(\d{1,10})|\+(\d{1,4}))?")
 """12, 12_3 for an element of an array, 12+1 for a component of a het job."""
 NO_TASK = 4294967294
@@ -31,95 +27,17 @@ _USER = re.compile(r" UserId=(\S+)\((\d+)\) GroupId=")
 _PATTERN = re.compile(r"%(\d{0,2})([%AabjJNnstux])")
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobPart:
-    """One job, one component of a het job, or one element of an array."""
+def ask_slurm_job(word: str) -> ForeignJob | None:
+    """The job by its id; None where it is no id, or Slurm knows no such job.
 
-    info: SchedulerJob
-    raw_id: str
-    """Its own number, which elements and components have beside their common one."""
-    name: str = ""
-    user: str = ""
-    uid: int | None = None
-    """None where Slurm does not say it beyond doubt."""
-    queue: str = ""
-    submitted: float | None = None
-    started: float | None = None
-    ended: float | None = None
-    limit_s: float | None = None
-    work_dir: str = ""
-    out: str = ""
-    err: str = ""
-    """Paths of its output; empty where they are not known. Equal where both go to one file."""
-    num_nodes: int | None = None
-    has_gpus: bool = False
-
-    @property
-    def is_ours(self) -> bool:
-        return self.uid == os.geteuid()
-
-    @property
-    def is_running(self) -> bool:
-        return self.info.state in (JobState.RUNNING, JobState.COMPLETING)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlurmJob:
-    """A job that vjob did not submit."""
-
-    word: str
-    """As the user typed it."""
-    parts: tuple[JobPart, ...]
-    asked: float
-    """When Slurm's answer was good."""
-    notes: tuple[str, ...] = ()
-    """What is not known of it, and why."""
-
-    @property
-    def is_over(self) -> bool:
-        return all(part.info.state in OVER for part in self.parts)
-
-    @property
-    def files(self) -> dict[str, dict[str, str]]:
-        """Paths of output by kind, for each part that has its own, by the part's name."""
-        found: dict[str, dict[str, str]] = {}
-        seen: set[str] = set()
-        for part in self.parts:
-            kinds = {"out": part.out, "err": part.err if part.err != part.out else ""}
-            new = {kind: path for kind, path in kinds.items() if path and path not in seen}
-            if new and part.started is not None:
-                found[part.info.id] = new
-                seen |= set(new.values())
-        return found
-
-
-def find_run_or_job(job: str, here: Path) -> RunFolder | SlurmJob:
-    """The run that JOB names, else the Slurm job of that id; InputError where it is neither."""
-    try:
-        return find_run(job, here)
-    except InputError:
-        found = find_slurm_job(job)
-        if found is None:
-            raise
-        return found
-
-
-def find_slurm_job(word: str) -> SlurmJob | None:
-    """The job by its id; None where it is no id, or Slurm knows no such job, or is not there."""
+    Raises UncertainError where the controller does not answer.
+    """
     if JOB.fullmatch(word) is None:
         return None
-    try:
-        return ask_slurm_job(word)
-    except UncertainError:
-        return None
-
-
-def ask_slurm_job(word: str) -> SlurmJob | None:
-    """As `find_slurm_job`; raises UncertainError where the controller does not answer."""
     answer = broker.ask(slurm.build_show_job_command(word), floor_s=FLOOR_S)
     parts = sorted(parse_parts(answer.text), key=_find_place)
     if parts:
-        return SlurmJob(word=word, parts=tuple(parts), asked=answer.known)
+        return ForeignJob(scheduler=NAME, word=word, parts=tuple(parts), asked=answer.known)
     try:
         answer = broker.ask(build_sacct_command(word), floor_s=SELDOM_S)
     except UncertainError:
@@ -131,7 +49,9 @@ def ask_slurm_job(word: str) -> SlurmJob | None:
     guessed = [guess_output(part) for part in parts]
     if any(part.out for part in guessed):
         note += ", the files shown have sbatch's usual names"
-    return SlurmJob(word=word, parts=tuple(guessed), asked=answer.known, notes=(note,))
+    return ForeignJob(
+        scheduler=NAME, word=word, parts=tuple(guessed), asked=answer.known, notes=(note,)
+    )
 
 
 def _find_place(part: JobPart) -> tuple[int, int]:

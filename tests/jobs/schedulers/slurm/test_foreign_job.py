@@ -12,19 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vjob.jobs.errors import InputError, UncertainError
-from vjob.jobs.runs import slurm_job
-from vjob.jobs.runs.slurm_job import (
-    JobPart,
-    SlurmJob,
+from vjob.jobs.runs.foreign_job import find_foreign_job, find_run_or_job
+from vjob.jobs.schedulers.broker import Answer
+from vjob.jobs.schedulers.foreign_job import ForeignJob, JobPart
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
+from vjob.jobs.schedulers.slurm import foreign_job
+from vjob.jobs.schedulers.slurm.foreign_job import (
     expand_pattern,
-    find_run_or_job,
-    find_slurm_job,
     guess_output,
     parse_parts,
     parse_sacct_parts,
 )
-from vjob.jobs.schedulers.broker import Answer
-from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 SHOWN = (
     "JobId=31 ArrayJobId=29 ArrayTaskId=2 JobName=my steps UserId=ann(1000) GroupId=ann(1000) "
@@ -93,12 +91,14 @@ def test_components_share_one_file_and_it_is_read_once() -> None:
         replace(PART, info=replace(PART.info, id=f"40+{n}"), out="/x/40.out", err="/x/40.out")
         for n in range(2)
     )
-    job = SlurmJob(word="40", parts=parts, asked=0.0)
+    job = ForeignJob(scheduler="slurm", word="40", parts=parts, asked=0.0)
     assert job.files == {"40+0": {"out": "/x/40.out"}}
 
 
 def test_what_pends_has_no_files_yet() -> None:
-    job = SlurmJob(word="1", parts=(replace(PART, started=None, out="/x/1.out"),), asked=0.0)
+    job = ForeignJob(
+        scheduler="slurm", word="1", parts=(replace(PART, started=None, out="/x/1.out"),), asked=0.0
+    )
     assert job.files == {} and not job.is_over
 
 
@@ -122,10 +122,10 @@ def test_a_word_that_is_no_id_asks_nobody(tmp_path: Path, monkeypatch: pytest.Mo
         asked.append(command[0])
         raise UncertainError("away")
 
-    monkeypatch.setattr(slurm_job.broker, "ask", ask)
+    monkeypatch.setattr(foreign_job.broker, "ask", ask)
     for word in ("name", "-1", "12;id", "L1", "12_", "12+x"):
-        assert find_slurm_job(word) is None
+        assert find_foreign_job(word) is None
     assert asked == []
-    assert find_slurm_job("12") is None and asked == ["scontrol"]
+    assert find_foreign_job("12") is None and asked == ["scontrol"]
     with pytest.raises(InputError):
         find_run_or_job("name", tmp_path)
