@@ -72,7 +72,7 @@ class RankParts:
 
     replica: int
     samples: range
-    """Of the global batch, this replica's."""
+    """Samples of the global batch that are this replica's."""
 
     names: InputNames
     splitter: BatchSplitter
@@ -86,7 +86,7 @@ class RankParts:
     masters: Masters
     gradients: Gradients
     exchange: WeightExchange | None
-    """Of weights between their owners, with ZeRO."""
+    """Exchange of weights between their owners, with ZeRO."""
 
     engine: Engine
     updates: Updates
@@ -319,7 +319,7 @@ def build_engine(
 
 
 def find_times(stage_map: StageMap, settings: VarunaSettings) -> ActionTimes | None:
-    """What measures actions for a schedule that follows them; None where it stays as it is: it was
+    """Times of actions for a schedule that follows them; None where it stays as it is: it was
     named, or the user wants a run to give the same bits again."""
     stays = settings.schedule != AUTO or not settings.opportunistic or stage_map.depth == 1
     if stays or torch.are_deterministic_algorithms_enabled():

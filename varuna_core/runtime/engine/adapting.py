@@ -37,16 +37,16 @@ WINDOW = 4
 """Steps that are measured before the ranks agree. A change is followed within two windows."""
 
 Message = tuple[bool, int, int]
-"""Whether it is an activation (or a gradient), the stage that it is for, its micro-batch."""
+"""A message: True for an activation, False for a gradient; the stage that gets it; its number."""
 
 
 class ActionTimes:
-    """What one rank's actions took in the last steps, and when messages left and came."""
+    """Times of one rank's actions in the last steps, and of messages that left and came."""
 
     def __init__(self, stage_map: StageMap, clock: DeviceClock | None = None) -> None:
         self.num_stages, self.clock = stage_map.num_stages, clock
         self.counts = not stage_map.tensor_rank
-        """Of ranks that share layers the first one's are taken."""
+        """True on the first of the ranks that share layers, whose times are taken."""
 
         self.num_microbatches = 0
         self._times: dict[tuple[Kind, int], list[tuple[float, float]]] = {}

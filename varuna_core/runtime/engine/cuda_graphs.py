@@ -43,10 +43,10 @@ IDLE_STEPS = 100
 """After so many without a shape of batches its recordings are dropped."""
 
 NUM_SHAPES = 4
-"""Of batches that a stage is recorded for: each holds the activations of what is under way."""
+"""Shapes of batches that a stage is recorded for: each holds the activations under way."""
 
 Got = tuple[bool, ...]
-"""Which of a stage's outputs get a gradient."""
+"""A flag for each output of a stage, True where it gets a gradient."""
 
 Add = Callable[[Sequence[tuple[nn.Parameter, Tensor]], Tensor], None]
 """Adds gradients of parameters to their sums, times a factor."""
@@ -156,7 +156,7 @@ class Recording:
         self._received = None if received is None else [t.detach().clone() for t in received]
         self._parameters = [p for p in _once(stage.parameters().values()) if p.requires_grad]
         self.trained: tuple[nn.Parameter, ...] = ()
-        """Those that get a gradient."""
+        """Parameters that get a gradient."""
 
         self._starts: list[Tensor] = []
         self._read = list_attributes(stage.module)
@@ -346,7 +346,7 @@ class CudaGraphs:
         self._addresses = addresses
 
     def find_key(self, stage: Stage, micro: MicroBatch, received: Crossing | None) -> Any:
-        """What recordings of this micro-batch have in common; None where it can have none."""
+        """The key of all recordings for this micro-batch; None where there can be none."""
         if stage.index in self._left or not torch.is_grad_enabled():
             return None
         structure = None if received is None else received.structure
@@ -362,7 +362,7 @@ class CudaGraphs:
         return key
 
     def learn(self, key: Any, gradients: Iterable[Tensor | None]) -> None:
-        """Which outputs got a gradient in a backward that was not recorded."""
+        """Note which outputs got a gradient in a backward that was not recorded."""
         if key is not None:
             self._seen[key] = find_got(gradients)
 
@@ -406,7 +406,7 @@ class CudaGraphs:
         starts: Sequence[Tensor],
         gradients: Sequence[Tensor | None],
     ) -> list[Tensor | None]:
-        """As `Recording.backward`; another micro-batch may have the recording then."""
+        """Run `Recording.backward`; another micro-batch may have the recording then."""
         made = recording.backward(starts, gradients, self._find_factor())
         if key in self._free:
             self._free[key].append(recording)

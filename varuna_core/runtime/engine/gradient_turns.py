@@ -1,4 +1,4 @@
-"""Who hears of the gradients that an action makes: autograd's hooks, or nobody.
+"""The actions that make gradients, and who hears of them: autograd's hooks, or nobody.
 
 ```
 stage 0      B0          B1          B2

@@ -44,7 +44,7 @@ class Copies(Protocol):
 
 
 class Place(Protocol):
-    """Where graphs are copied."""
+    """Memory or files that graphs are copied to."""
 
     def copy_out(self, memories: Sequence[Tensor]) -> Copies:
         """Begin to copy these bytes of the device, which stay as they are meanwhile."""
@@ -191,21 +191,21 @@ class SavedTensor:
 
 @dataclass(kw_only=True)
 class SavedGraph:
-    """What autograd saves in one forward."""
+    """Tensors that autograd saves in one forward."""
 
     device: torch.device
     staying: Collection[int]
     """Storages that are in memory anyway, by their `_cdata`."""
 
     _saved: list[weakref.ref[SavedTensor]] = field(default_factory=list)
-    """Those that autograd still has."""
+    """The tensors that autograd still has."""
 
     _storages: dict[int, Storage] = field(default_factory=dict)
     _copies: Copies | None = None
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Of the forward within."""
+        """Save what the forward within gives to autograd."""
         with torch.autograd.graph.saved_tensors_hooks(self._save, SavedTensor.find):
             yield
 
@@ -270,7 +270,7 @@ class SavedGraph:
         return rebuild
 
     def _take_parts(self, tensor: Any) -> Rebuild | None:
-        """Of a tensor made of others, such as a DTensor."""
+        """Take a tensor made of others, such as a DTensor."""
         names, context = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
         found = {n: self._take(part) for n, part in parts.items() if isinstance(part, Tensor)}

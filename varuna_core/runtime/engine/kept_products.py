@@ -56,27 +56,27 @@ class Kept:
 
 
 class KeptProducts:
-    """Those of one micro-batch on one stage."""
+    """Products of one micro-batch on one stage."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        """All that were made, in order."""
+        """All products that the first forward made, in order."""
 
         self.results: dict[int, Kept] = {}
-        """Those that are kept, by their place among the calls."""
+        """The results that are kept, by their place among the calls."""
 
         self.again: list[Call] = []
-        """All that were made in the second forward."""
+        """All products that the second forward made."""
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """For the forward of an `f`."""
+        """Keep products of the forward within, an `f`."""
         with _Keep(self):
             yield
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """For the same forward of its `R`; afterwards see `is_alike`."""
+        """Serve kept products to the same forward within, its `R`; afterwards see `is_alike`."""
         with _Serve(self):
             yield
         self.results.clear()

@@ -48,7 +48,7 @@ def connect_stage(index: int, links: Links) -> StageChannels:
 
 
 class Mailbox:
-    """What comes to the stages of one rank in a step, and what leaves them."""
+    """Messages that come to the stages of one rank in a step, and that leave them."""
 
     def __init__(self, stages: Sequence[Stage], links: Links, now: Callable[[], float]) -> None:
         """`now` gives the time at which a message that was taken is there."""
@@ -72,14 +72,14 @@ class Mailbox:
         return run_ahead(actions, ahead, self._has_come, self._wait_for_either)
 
     def take_activation(self, stage: Stage, number: int) -> Crossing | None:
-        """What crosses the cut before the stage; None for the first one."""
+        """Take what crosses the cut before the stage; None for the first one."""
         if stage.is_first:
             return None
         channel = self._channels[stage.index].activations_in
         return self._take(channel, (True, stage.index, number))
 
     def take_gradients(self, stage: Stage, number: int) -> Sequence[Tensor | None]:
-        """The gradients of what the stage has sent."""
+        """Take the gradients of what the stage has sent."""
         channel = self._channels[stage.index].gradients_in
         return self._take(channel, (False, stage.index, number)).tensors
 

@@ -335,7 +335,7 @@ class Passes:
         return SavedGraph(device=self.device, staying=self._staying[stage.index] | entering.keys())
 
     def find_place(self) -> Place:
-        """Where graphs of this rank are copied."""
+        """The place that graphs of this rank are copied to."""
         if self._place is None:
             self._place = find_place(self.device)
         return self._place

@@ -36,7 +36,7 @@ class StepPlan:
     """Messages of a channel that may be sent and not yet taken."""
 
     ahead: tuple[int, ...]
-    """Of each rank: forwards that it may run before their turn."""
+    """Forwards that each rank may run before their turn."""
 
 
 def count_stages(schedule: str, stages_per_rank: int) -> int:

@@ -37,7 +37,7 @@ LARGE = 2**16
 
 
 WideSum = tuple[Tensor, float]
-"""Where gradients in half precision add up, and what they are multiplied by."""
+"""A sum of gradients in half precision, and the factor that they are multiplied by."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -204,7 +204,7 @@ class _Linear(torch.autograd.Function):
 
 
 class Use(Enum):
-    """What the running backward does with a weight's gradient."""
+    """Uses that the running backward has for a weight's gradient."""
 
     ADDED = "added to the weight's `grad`"
     RETURNED = "returned by `torch.autograd.grad`"
