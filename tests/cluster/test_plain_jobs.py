@@ -83,10 +83,13 @@ def test_jobs_of_plain_sbatch_are_known_by_their_ids(vjob: Vjob, slurm: Slurm) -
     assert [row["id"] for row in found["scheduler"]["jobs"]] == [f"{het}+0", f"{het}+1"]
     assert found["verdict"]["health"] == "HEALTHY" and "no step" in found["verdict"]["reason"]
 
-    for job, word in ((never, "PartitionNodeLimit"), (held, "JobHeldUser")):
+    for job, word, next_step in (
+        (never, "PartitionNodeLimit", "scancel"),
+        (held, "JobHeldUser", "scontrol release"),
+    ):
         found = vjob.status(job)["verdict"]
         assert (found["health"], found["exit_code"]) == ("PENDING", 12)
-        assert word in found["reason"] and "scancel" in found["advice"]
+        assert word in found["reason"] and next_step in found["advice"]
         assert "cluster." not in found["reason"] + found["advice"]
     assert "has printed nothing yet" in vjob("logs", never).stdout
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from varuna_core.facts.cause import End
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Context, Remedy, Target, context_of
@@ -218,12 +219,22 @@ def conclude(
     rank: int | None = None,
     phase: str = "",
     never_starts: bool = False,
+    end: End | None = None,
 ) -> Verdict:
     """A verdict without words; `lines` of logs show it, `evidence` is what else does."""
     proof = (*map(make_evidence, lines), *evidence)
+    if end is not None:
+        proof = (*proof, *end.evidence)
     return Verdict(
         health=health,
-        main=Finding(rule, values=values or {}, evidence=proof, remedies=tuple(remedies)),
+        main=Finding(
+            rule,
+            cause=end.cause if end is not None else None,
+            values=values or {},
+            evidence=proof,
+            remedies=tuple(remedies),
+        ),
+        end=end,
         details=tuple(details),
         evidence=tuple(lines),
         node=node,

@@ -262,15 +262,16 @@ def _by_lost_node(snapshot: Snapshot) -> Cause | None:
         node = outcome.culprit_node or ""
     node = node or (str(stop["node"]) if by_stop else "") or _find_silent_node(snapshot)
     word = f" (the scheduler calls it {lost[node]})" if lost.get(node) else ""
-    what = f"node {node} was lost{word}" if node else "a node was lost"
-    detail = outcome.reason if outcome is not None and by_rank else ""
+    what = f"node {node} was lost" if node else "a node was lost"
+    if outcome is not None and by_rank and outcome.reason:
+        what = outcome.reason  # it names the node and says that it was lost
     rank = outcome.culprit_rank if outcome is not None and by_rank else None
     decided = decide_end(snapshot)
     cause = decided.cause if decided.cause in OF_NODE else EndCause.NODE_FAIL
     end = replace(decided, cause=cause, node=node, rank=rank)
     return Cause(
         end=end,
-        reason=join([what, detail], ": "),
+        reason=f"{what}{word}",
         line=line,
         node=node,
         rank=rank,
@@ -403,6 +404,7 @@ def done(snapshot: Snapshot) -> Verdict | None:
         {**steps, "how": how or NotKnown("no record and no outcome tells how")},
         details=(Finding("stopped early"),) if is_short(snapshot) else (),
         remedies=show(snapshot, Target.REPORT),
+        end=snapshot.end or snapshot.attempt_end,
     )
 
 
@@ -433,6 +435,7 @@ def dead(snapshot: Snapshot) -> Verdict | None:
         remedies=(*remedies, *show(snapshot, Target.ERRORS, Target.REPORT)),
         node=cause.node,
         rank=cause.rank,
+        end=cause.end,
     )
 
 

@@ -100,7 +100,7 @@ def list_keys(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 def _list_type(kind: Any, path: str) -> Iterator[tuple[str, str]]:
     mark = ""
-    if isinstance(kind, types.UnionType):
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         (kind,) = [one for one in typing.get_args(kind) if one is not type(None)]
         mark = "?"
     origin, inner = typing.get_origin(kind), typing.get_args(kind)

@@ -203,6 +203,8 @@ def test_a_lost_node_is_a_cause() -> None:
     verdict = judge(over(healthy(), "NODE_FAIL", outcome=make_outcome(113, why, 12, "n003")))
     assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n003", 12)
     assert "cluster.exclude" in verdict.advice
+    assert verdict.reason == why, "it said that node n003 was lost: n003 was lost"
+    assert verdict.end is not None and verdict.main.cause is verdict.end.cause
 
 
 def test_a_batch_script_that_never_ran_says_why() -> None:
