@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from varuna_core.facts.known import Evidence, NotKnown, Value
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.node_names import expand_nodes, fold_names
 
 
@@ -21,3 +25,14 @@ from vjob.jobs.schedulers.node_names import expand_nodes, fold_names
 )
 def test_a_list_of_nodes_folds_as_it_was(text: str) -> None:
     assert fold_names(expand_nodes(text)) == text
+
+
+def test_a_limit_that_an_admin_changed_shows() -> None:
+    """Status took it from our own script, and went on with 2 minutes where Slurm had 10."""
+    job = SchedulerJob(
+        id="7", state=JobState.RUNNING, native_word="RUNNING", start=1000.0, asked=1061.0,
+        left=Value(538.0, (Evidence("squeue"),)),
+    )  # fmt: skip
+    assert job.limit == Value(600.0, (Evidence("squeue"),))
+    assert isinstance(replace(job, left=NotKnown("UNLIMITED")).limit, NotKnown)
+    assert isinstance(replace(job, state=JobState.PENDING).limit, NotKnown)
