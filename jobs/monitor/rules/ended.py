@@ -94,8 +94,8 @@ class Cause:
 
     @property
     def is_cancel(self) -> bool:
-        """True where somebody ended it, and nothing else did before."""
-        return self.end.cause is EndCause.CANCELLED
+        """True where somebody ended it before anything else did, or it was not even to start."""
+        return self.end.cause in (EndCause.CANCELLED, EndCause.DEPENDENCY_FAILED)
 
 
 def infer_cause(snapshot: Snapshot) -> Cause:
