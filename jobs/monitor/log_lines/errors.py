@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 
-from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
+from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope, Stream
 from varuna_core.facts.catalogue.patterns import MOST_CHARS
 from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED
 from varuna_core.facts.catalogue.tables import compile_pattern
@@ -125,9 +125,22 @@ def classify_line(text: str) -> str | None:
 
 
 def is_proof(line: Line, proof: Proof) -> bool:
-    """True if a line proves so much."""
+    """True if a line proves so much; one that cannot be the cause proves no more than a warning.
+
+    An exception on standard output is such a line: the program caught it and printed it.
+    """
     row = find_row(line.kind)
-    return row is not None and row.proof is proof
+    if row is None:
+        return False
+    is_printed = row.stream is Stream.STDERR and line.stream == "stdout"
+    weighed = Proof.WARNING if line.doubt or is_printed else row.proof
+    return weighed is proof
+
+
+def is_warning(name: str) -> bool:
+    """True for a `Line.kind` that is a warning by itself, and no error that proves nothing here."""
+    row = find_row(name)
+    return row is not None and row.proof is Proof.WARNING
 
 
 def is_end(name: str) -> bool:

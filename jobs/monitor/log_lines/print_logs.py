@@ -9,7 +9,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +68,16 @@ def find_first_error(logs: Sequence[Log], again: Sequence[Log]) -> FirstError | 
     """The root error; None where no line is one. `again` are the same logs, not read yet."""
     lines = [line for log in logs for line in _scan(log)]
     root = first_root(lines)
+    remedy = find_remedy(root)
+    if root is None:  # lines that a program printed of errors that it caught: shown, not explained
+        root = first_root([replace(line, stream="") for line in lines])
     if root is None:
         return None
     place = next(log for log in again if (log.path.name, log.label) == (root.file, root.node))
     others = merge_same(line for line in lines if is_proof(line, Proof.CAUSE))
     return FirstError(
         line=root,
-        remedy=find_remedy(root),
+        remedy=remedy,
         context=tuple(_read_context(place.read(final=True), root)),
         others=tuple(line for line in others if line.text != root.text)[:MOST_OTHERS],
     )
@@ -83,6 +86,7 @@ def find_first_error(logs: Sequence[Log], again: Sequence[Log]) -> FirstError | 
 def _scan(log: Log) -> Iterator[Line]:
     """Lines of known kinds."""
     counts: dict[str, int] = {}
+    stream = _name_stream(log.path)
     for order, line in enumerate(log.read(final=True)):
         kind = classify_line(line.text)
         if kind is None:
@@ -97,7 +101,14 @@ def _scan(log: Log) -> Iterator[Line]:
                 kind=kind,
                 at=line.at,
                 order=order,
+                stream=stream,
             )
+
+
+def _name_stream(path: Path) -> str:
+    """The stream of a node's log; empty where no agent kept the two apart."""
+    streams = {".out": "stdout", ".err": "stderr"}
+    return streams.get(path.suffix, "") if path.with_suffix(".times").exists() else ""
 
 
 def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:

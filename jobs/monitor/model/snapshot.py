@@ -141,6 +141,12 @@ class Line:
     """Offset in its file: orders lines of the same file."""
     written_by: float | None = None
     """It stood there by then: the last change of its file, which may be much later."""
+    stream: str = ""
+    """`stdout` or `stderr`, where the agent kept them apart."""
+    last_at: float | None = None
+    """When it was written for the last time, by the clock of its node's agent."""
+    doubt: str = ""
+    """Why it cannot be what ended the job: a name of `rules.doubts.Doubt`."""
 
 
 ORDINARY = ("sw_power_cap",)

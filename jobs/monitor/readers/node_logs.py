@@ -128,6 +128,8 @@ class LogFile:
         self._is_err = name.endswith(".err")
         self._steps = StepReader(pattern)
         self._marks: LineTimes | None = None
+        self._written: LineTimes | None = None
+        """The times of the lines that one look reads."""
         """Times of writing, as of this look."""
         self._unread: list[_Placed] = []
         """Lines with older points, of the first look: most logs' are never asked for."""
@@ -175,6 +177,7 @@ class LogFile:
             lines = data.split(b"\n")[:-1]
         self._shown.extend(take_last(lines, self._shown.maxlen or 1))
         sifted = self._classifier.sift(data, lines)
+        self._written = None
         for at, kind in sifted.known:
             self._add_known(lines, at, kind, start)
         self._note_fatal(lines, sifted.known, start)
@@ -289,14 +292,24 @@ class LogFile:
     def _add_known(self, lines: list[bytes], at: int, kind: str, start: int) -> None:
         key = (kind, lines[at].translate(None, DIGITS))
         seen = self._keys.get(key)
+        order = start + sum(map(len, lines[:at])) + at
         if seen is not None:
-            self.known[seen] = replace(self.known[seen], num_same=self.known[seen].num_same + 1)
+            last_at = self._find_written(order) or self.known[seen].last_at
+            num_same = self.known[seen].num_same + 1
+            self.known[seen] = replace(self.known[seen], num_same=num_same, last_at=last_at)
             self.writers[seen].add(split_tag(show(lines[at][:20]))[0])
         elif len(self.known) < NUM_KNOWN:
             self._keys[key] = len(self.known)
-            order = start + sum(map(len, lines[:at])) + at
             self.known.append(self._line(show(lines[at]), order, kind))
             self.writers.append({self.known[-1].rank})
+
+    def _find_written(self, order: int) -> float | None:
+        """When the line at this place was written; None where no agent kept the times."""
+        if self._times is None:
+            return None
+        if self._written is None:
+            self._written = self._times.read()[self._is_err]
+        return self._written.find(order)
 
     def _note_fatal(self, lines: list[bytes], known: list[tuple[int, str]], start: int) -> None:
         at, kind = next(((x, name) for x, name in reversed(known) if is_end(name)), (0, ""))
@@ -310,6 +323,7 @@ class LogFile:
         at = parse_time(plain, time.gmtime(mtime).tm_year)
         if at is not None and not mtime - _DAYS_30 < at < mtime + _LATE_S:
             at = None
+        written = self._find_written(order) if kind else None
         return Line(
             text=plain,
             node=self._node,
@@ -319,6 +333,8 @@ class LogFile:
             at=at,
             order=order,
             written_by=mtime,
+            stream="" if written is None else ("stderr" if self._is_err else "stdout"),
+            last_at=written,
         )
 
 

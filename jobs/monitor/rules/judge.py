@@ -17,6 +17,7 @@ from dataclasses import replace
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.rules import ended, failing, speed, stalled, waiting
 from vjob.jobs.monitor.rules.base import Rule, context_of_job, name_job
+from vjob.jobs.monitor.rules.doubts import weigh_lines
 from vjob.jobs.monitor.rules.pace import FLOOR_S
 from vjob.jobs.monitor.rules.remarks import list_remarks
 from vjob.jobs.monitor.rules.words import put_into_words
@@ -73,6 +74,7 @@ def judge(
     `history` are earlier snapshots of it, oldest first: with some, a passing slowness is a remark.
     `floor_s` is the shortest silence that may be called a stall; the job's steps make it longer.
     """
+    snapshot = weigh_lines(snapshot)
     spoken = _list_verdicts(snapshot, floor_s)
     first = spoken[0]
     others = spoken[1:]

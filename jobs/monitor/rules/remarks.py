@@ -8,7 +8,7 @@ from dataclasses import replace
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
-from vjob.jobs.monitor.log_lines.errors import first_root, is_proof, merge_same
+from vjob.jobs.monitor.log_lines.errors import first_root, is_proof, is_warning, merge_same
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
@@ -69,9 +69,11 @@ def errors_that_passed(snapshot: Snapshot) -> Iterator[Finding]:
 def warnings(snapshot: Snapshot) -> Iterator[Finding]:
     for line in merge_same(x for x in snapshot.errors if is_proof(x, Proof.WARNING)):
         if line.kind not in ("overflow", "nccl warning", "logged error"):
-            meaning, remedies = remedies_of_line(line)
             found = _of_line("warning", line)
-            yield replace(found, values={**found.values, **meaning}, remedies=remedies)
+            if is_warning(line.kind):
+                meaning, remedies = remedies_of_line(line)
+                found = replace(found, values={**found.values, **meaning}, remedies=remedies)
+            yield found
 
 
 def _of_line(rule: str, line: Line) -> Finding:

@@ -1,0 +1,82 @@
+"""Reasons why a known line of a log cannot be what ended the job.
+
+A program may catch an exception and print it, a rank may complain of another's failure, and what
+stands in a log from an hour ago ended nothing. Such a line is shown, but it is no cause, and nobody
+is given its remedy (docs/facts.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+
+from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
+from varuna_core.records.exits import RankExit
+from vjob.jobs.monitor.log_lines.errors import find_row
+from vjob.jobs.monitor.model.snapshot import Line, Snapshot
+from vjob.jobs.monitor.rules.base import find_failed
+
+CLOCKS_S = 5.0
+"""How far the clocks of two nodes may differ."""
+
+
+class Doubt(str, Enum):
+    """Why a line is no cause."""
+
+    OTHER_RANK = "other-rank"
+    """Its rank did not fail, or failed after the one that failed first."""
+    OLD = "old"
+    """It was written too long before the end."""
+    WENT_ON = "went-on"
+    """Steps were done after it."""
+
+
+def weigh_lines(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with a doubt in each line that cannot be what ended the job."""
+    lines = tuple(_weigh(line, snapshot) for line in snapshot.errors)
+    fatal = snapshot.fatal
+    if fatal is not None and _weigh(fatal, snapshot).doubt:
+        fatal = None
+    return replace(snapshot, errors=lines, fatal=fatal)
+
+
+def _weigh(line: Line, snapshot: Snapshot) -> Line:
+    row = find_row(line.kind)
+    if row is None or row.scope is not Scope.RANK or row.proof not in (Proof.CAUSE, Proof.FALLOUT):
+        return line
+    exits = {rank.rank: rank.exit for rank in snapshot.ranks if rank.exit is not None}
+    doubt = _find_doubt(line, row, exits, snapshot)
+    return line if doubt is None else replace(line, doubt=doubt.value)
+
+
+def _find_doubt(
+    line: Line, row: KnownLine, exits: Mapping[int, RankExit], snapshot: Snapshot
+) -> Doubt | None:
+    own = exits.get(line.rank) if line.rank is not None else None
+    first = find_failed(snapshot)
+    if own is not None and row.first_failed_only and not _failed_first(own, first):
+        return Doubt.OTHER_RANK
+    if line.last_at is None:
+        return None
+    if own is not None and own.ended - line.last_at > row.within_s:
+        return Doubt.OLD
+    return Doubt.WENT_ON if _went_on(line.last_at, snapshot) else None
+
+
+def _failed_first(own: RankExit, first: RankExit | None) -> bool:
+    """True for a rank that failed by itself, and not after the one that failed first."""
+    if own.stopped or own.code == 0:
+        return False
+    if first is None or own.rank == first.rank:
+        return True
+    return own.ended <= first.ended + (0.0 if own.node == first.node else CLOCKS_S)
+
+
+def _went_on(at: float, snapshot: Snapshot) -> bool:
+    """True where a step was done after that time that can only have begun after it."""
+    points = snapshot.progress.points if snapshot.progress is not None else ()
+    last = points[-1] if points else None
+    if last is None or last.at is None:
+        return False
+    return last.at > at + 1.0 + 2.0 * (last.step_s or 0.0)
