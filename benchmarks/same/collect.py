@@ -151,12 +151,11 @@ def collect_runs(vjob: Command, folder: Path, cases: Sequence[Case]) -> dict[str
         if "/" not in case.name:
             found[f"status/{case.name}/said"] = vjob("status", str(run), folder=folder)
             record.write_text(kept)
-            for words in (("--json",), ("--text",)):
-                said = vjob("report", str(run), *words, "-o", str(folder / "page.html"),
-                            folder=folder)  # fmt: skip
-                found[f"report/{case.name}/{words[0][2:]}"] = (
-                    read_value(said) if words == ("--json",) else said
-                )
+            page = str(folder / "page.html")
+            said = vjob("report", str(run), "--text", "-o", page, folder=folder)
+            found[f"report/{case.name}/text"] = said
+            shown = vjob("report", str(run), "--json", folder=folder)
+            found[f"report/{case.name}/json"] = read_value(shown)
     return found
 
 
