@@ -1,1 +1,1 @@
-"""Container runtimes behind one small interface. Imports nothing of ours; runs nothing itself."""
+"""Container runtimes behind one small interface. Imports the plan's record; runs nothing itself."""

@@ -8,18 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from varuna_core.records.plan import ENTER, ContainerPlan
 from vjob.containers.podman import TRY, render_mount
 from vjob.containers.reference import BadReference, parse_reference
-from vjob.containers.runtime import (
-    ENTER,
-    Argv,
-    Commands,
-    ImageKind,
-    Mount,
-    Request,
-    Runtime,
-    Unsuitable,
-)
+from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Runtime, Unsuitable
 from vjob.containers.store import Store
 
 LIBRARIES = "/.singularity.d/libs"
@@ -33,10 +25,10 @@ class Apptainer(Runtime):
     probe = ("apptainer", "version")
     kinds = frozenset(ImageKind)
 
-    def plan(self, request: Request) -> Commands:
+    def plan(self, request: Request) -> ContainerPlan:
         options = ("apptainer", "--silent", "exec", *build_options(request))
         if request.kind is ImageKind.SIF:
-            return Commands(
+            return ContainerPlan(
                 runtime=self.name,
                 image=request.image,
                 workdir=request.workdir,
@@ -53,7 +45,7 @@ class Apptainer(Runtime):
         libraries = (Mount(source="/", target=LIBRARIES),) if request.gpus else ()
         prepare = store.build_prepare("apptainer" if is_stored else "unsquashfs", *libraries)
         start = (*options, store.root)
-        return Commands(
+        return ContainerPlan(
             runtime=self.name,
             image=request.image,
             workdir=request.workdir,

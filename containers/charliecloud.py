@@ -6,7 +6,8 @@ is unpacked and not mounted: mounted, ch-run stays as its parent and a SIGUSR1 k
 
 from __future__ import annotations
 
-from vjob.containers.runtime import ENTER, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
+from varuna_core.records.plan import ENTER, ContainerPlan
+from vjob.containers.runtime import ImageKind, Mount, Request, Runtime, Unsuitable
 from vjob.containers.store import Store
 
 
@@ -17,7 +18,7 @@ class Charliecloud(Runtime):
     probe = ("ch-run", "--version")
     kinds = frozenset({ImageKind.SQUASHFS, ImageKind.FOLDER, ImageKind.ARCHIVE})
 
-    def plan(self, request: Request) -> Commands:
+    def plan(self, request: Request) -> ContainerPlan:
         store = Store(request)
         start = ["ch-run", f"--unset-env=!({ENTER})", "--private-tmp"]
         if request.writable:
@@ -30,7 +31,7 @@ class Charliecloud(Runtime):
         if request.gpus:  # it has no flag for them: the driver's libraries go into the copy
             script = 'command -v nvidia-smi >/dev/null || exit 0; exec ch-fromhost --nvidia "$1"'
             prepare.append(("sh", "-c", script, "gpus", store.root))
-        return Commands(
+        return ContainerPlan(
             runtime=self.name,
             image=request.image,
             workdir=request.workdir,

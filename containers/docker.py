@@ -6,8 +6,9 @@ cluster's promises it keeps one less: ranks have your group, without the others 
 
 from __future__ import annotations
 
+from varuna_core.records.plan import ContainerPlan
 from vjob.containers.podman import SHARED, build_pull, plan_stored, render_mount, render_reference
-from vjob.containers.runtime import Argv, Commands, ImageKind, Request, Runtime, Unsuitable
+from vjob.containers.runtime import Argv, ImageKind, Request, Runtime, Unsuitable
 
 _TOOL = ("docker", "--log-level=error")
 
@@ -22,7 +23,7 @@ class Docker(Runtime):
     """Its containers are the daemon's children: a scheduler's limits and its accounting miss them,
     so nobody gets it unasked."""
 
-    def plan(self, request: Request) -> Commands:
+    def plan(self, request: Request) -> ContainerPlan:
         image = render_reference(request.image, self.name)
         pull = build_pull(_TOOL, ("image", "inspect", "--format="), image, request)
         return plan_stored(self.name, _TOOL, build_options(request), image, pull, request)

@@ -9,16 +9,8 @@ from __future__ import annotations
 
 import re
 
-from vjob.containers.runtime import (
-    ENTER,
-    STAY,
-    Argv,
-    Commands,
-    ImageKind,
-    Request,
-    Runtime,
-    Unsuitable,
-)
+from varuna_core.records.plan import ENTER, ContainerPlan
+from vjob.containers.runtime import STAY, Argv, ImageKind, Request, Runtime, Unsuitable
 from vjob.containers.store import Store
 
 # rc replaces the image's entrypoint, which may be anything; without one, a program whose name has a
@@ -42,7 +34,7 @@ class Enroot(Runtime):
     probe = ("enroot", "version")
     kinds = frozenset({ImageKind.SQUASHFS, ImageKind.FOLDER, ImageKind.ARCHIVE})
 
-    def plan(self, request: Request) -> Commands:
+    def plan(self, request: Request) -> ContainerPlan:
         if re.search(r"\s", request.scratch):
             raise Unsuitable(f"enroot bears no spaces in container.scratch {request.scratch!r}")
         store = Store(request)
@@ -52,7 +44,7 @@ class Enroot(Runtime):
         hold += ["--root"] if request.remap_root else []
         for name in defaults:
             hold += ["--env", name]
-        return Commands(
+        return ContainerPlan(
             runtime=self.name,
             image=request.image,
             workdir=request.workdir,

@@ -7,17 +7,9 @@ agent finds the ranks by their environment and signals them itself.
 
 from __future__ import annotations
 
+from varuna_core.records.plan import ENTER, ContainerPlan
 from vjob.containers.reference import BadReference, parse_reference
-from vjob.containers.runtime import (
-    ENTER,
-    Argv,
-    Commands,
-    ImageKind,
-    Mount,
-    Request,
-    Runtime,
-    Unsuitable,
-)
+from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Runtime, Unsuitable
 from vjob.containers.store import Store, read_shell
 
 LABEL = "vjob=%{folder} %{node}"
@@ -59,19 +51,19 @@ class Podman(Runtime):
         {ImageKind.SQUASHFS, ImageKind.FOLDER, ImageKind.ARCHIVE, ImageKind.REFERENCE}
     )
 
-    def plan(self, request: Request) -> Commands:
+    def plan(self, request: Request) -> ContainerPlan:
         if request.kind is ImageKind.REFERENCE:
             return self._plan_stored(request)
         return self._plan_tree(request)
 
-    def _plan_tree(self, request: Request) -> Commands:
+    def _plan_tree(self, request: Request) -> ContainerPlan:
         """A tree of our store. podman's notes about it lie beside: its usual place is the home
         folder, which nodes share and which podman cannot share."""
         store = Store(request)
         tool = (*_TOOL, f"--root={store.base}/podman", "--storage-driver=vfs")
         words = (*tool, "run", *build_options(request), "--rootfs")
         start = ("bash", "-c", _ENTER, "enter", store.root, str(len(words)), *words)
-        return Commands(
+        return ContainerPlan(
             runtime=self.name,
             image=request.image,
             workdir=request.workdir,
@@ -84,7 +76,7 @@ class Podman(Runtime):
             clean=(build_end(tool), *store.build_clean()),
         )
 
-    def _plan_stored(self, request: Request) -> Commands:
+    def _plan_stored(self, request: Request) -> ContainerPlan:
         """An image that podman pulled, or somebody before us, to where the site keeps those."""
         image = render_reference(request.image, self.name)
         pull = build_pull(_TOOL, ("image", "exists"), image, request)
@@ -114,11 +106,11 @@ _HOLDERS = {"dockerd": "docker", "podman": "podman"}
 
 def plan_stored(
     runtime: str, tool: Argv, options: Argv, image: str, pull: Argv, request: Request
-) -> Commands:
+) -> ContainerPlan:
     """The commands for an image in a store of the tool's own."""
     start = (*tool, "run", *options, "--pull=never", "--entrypoint=", image)
     end = build_end(tool)
-    return Commands(
+    return ContainerPlan(
         runtime=runtime,
         image=request.image,
         workdir=request.workdir,

@@ -7,9 +7,10 @@ Read in pyxis 0.24.0, and tried with it.
 
 from __future__ import annotations
 
+from varuna_core.records.plan import ContainerPlan
 from vjob.containers.enroot import GPU_VARIABLES
 from vjob.containers.reference import BadReference, parse_reference
-from vjob.containers.runtime import Argv, Commands, ImageKind, Mount, Request, Runtime, Unsuitable
+from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Runtime, Unsuitable
 from vjob.containers.store import Store
 
 INSIDE = "/.vjob-inside"
@@ -36,9 +37,9 @@ class Pyxis(Runtime):
     is_automatic = False
     """What srun is told cannot wait until a node has been looked at."""
 
-    def plan(self, request: Request) -> Commands:
+    def plan(self, request: Request) -> ContainerPlan:
         defaults = GPU_VARIABLES if request.gpus else {}
-        return Commands(
+        return ContainerPlan(
             runtime=self.name,
             image=request.image,
             workdir=request.workdir,

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "jobs": {"jobs", "templates", "containers", "reports", "varuna_core"},
     "reports": {"reports", "templates", "varuna_core"},
     "varuna_core": {"varuna_core"},
-    "containers": {"containers"},
+    "containers": {"containers", "varuna_core"},
     "templates": set(),
 }
 COMPOSITION_ROOTS = {"varuna_core/launch/__main__.py": {"shelf"}}
@@ -75,6 +75,12 @@ def test_imports_run_one_way(package: str) -> None:
         ours = {name_folder(name) for name in imports(path)} & set(OURS)
         above = COMPOSITION_ROOTS.get(str(path.relative_to(ROOT)), set())
         assert ours <= MAY_IMPORT[package] | above, path
+
+
+def test_containers_import_the_record_that_they_make_and_nothing_else_of_ours() -> None:
+    for path in files("containers"):
+        ours = {name for name in imports(path) if name_folder(name) == "varuna_core"}
+        assert ours <= {"varuna_core.records.plan"}, path
 
 
 def test_nobody_imports_a_composition_root() -> None:

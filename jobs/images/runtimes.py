@@ -14,7 +14,7 @@ GROUP = "vjob.container_runtimes"
 def list_runtimes() -> Mapping[str, type[Runtime]]:
     """Every class by name, those of `auto` in the order in which a node tries them.
 
-    `containers` imports nothing of ours, so its table cannot ask for plug-ins itself.
+    `containers` imports the plan's record alone, so its table cannot ask for plug-ins itself.
     """
     found = dict(RUNTIMES)
     for name in list_plugins(GROUP):

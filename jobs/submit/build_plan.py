@@ -334,7 +334,7 @@ def build_containers(conf: JobConf, here: PlanContext, workdir: str) -> tuple[Co
             f"container.runtime {container.runtime}: srun starts the container, and this run does "
             "not go through Slurm; use another runtime, such as enroot, or scheduler: slurm"
         )
-    return tuple(ContainerPlan(**asdict(item)) for item in commands)
+    return tuple(commands)
 
 
 def build_request(conf: JobConf, here: PlanContext, image: str, workdir: str) -> Request:

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.remedy import Context, render_all
+from varuna_core.records.plan import ContainerPlan
 from vjob.containers.registry import RUNTIMES
-from vjob.containers.runtime import Commands, ImageKind, Mount, Request, Runtime
+from vjob.containers.runtime import ImageKind, Mount, Request, Runtime
 from vjob.jobs.conf.schema import Container
 from vjob.jobs.images.store import remove_tree
 from vjob.jobs.known_lines import load_catalogue
@@ -370,7 +371,7 @@ def build_request(folder: Path, mounts: tuple[Mount, ...]) -> Request:
     )
 
 
-def build_environment(commands: Commands, environ: Mapping[str, str]) -> dict[str, str]:
+def build_environment(commands: ContainerPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """The agent's environment; Slurm's and Python's variables are for jobs."""
     base = {
         name: value

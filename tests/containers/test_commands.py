@@ -16,7 +16,7 @@ from tests import ROOT
 from tests.varuna_core.agent.local_run import Stage, make_group, make_plan
 from varuna_core.records.plan import ContainerPlan
 from vjob.containers.registry import RUNTIMES
-from vjob.containers.runtime import Argv, Commands, ImageKind, Mount, Request, Unsuitable
+from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Unsuitable
 from vjob.containers.store import read_shell
 
 GOLDEN = ROOT / "tests/containers/golden"
@@ -72,7 +72,7 @@ CASES = {
 }
 
 
-def make_commands(runtime: str) -> Iterator[tuple[str, Commands | Unsuitable]]:
+def make_commands(runtime: str) -> Iterator[tuple[str, ContainerPlan | Unsuitable]]:
     """Of each case that the runtime takes, or why it does not."""
     adapter = RUNTIMES[runtime]()
     for name, request in CASES.items():
@@ -83,11 +83,11 @@ def make_commands(runtime: str) -> Iterator[tuple[str, Commands | Unsuitable]]:
                 yield name, problem
 
 
-def render(found: Commands | Unsuitable) -> list[str]:
+def render(found: ContainerPlan | Unsuitable) -> list[str]:
     """A word a line as a shell would want it, our own shell files by their names."""
     if isinstance(found, Unsuitable):
         return [f"refused: {found}"]
-    defaults = {field.name: field.default for field in fields(Commands)}
+    defaults = {field.name: field.default for field in fields(ContainerPlan)}
     lines = []
     for name, value in asdict(found).items():
         if name in ("runtime", "image", "workdir") or value == defaults[name] or not value:
@@ -144,7 +144,7 @@ def test_the_golden_folder_holds_nothing_else() -> None:
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_the_plan_has_a_field_for_all_that_an_adapter_says(runtime: str) -> None:
     for _, found in make_commands(runtime):
-        if isinstance(found, Commands):
+        if isinstance(found, ContainerPlan):
             ContainerPlan(**asdict(found))
 
 

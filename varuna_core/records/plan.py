@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple
@@ -18,6 +18,10 @@ from varuna_core.records.runfolder import RunFolder, shared_copy
 from varuna_core.records.training import TrainingFacts, find_facts, read_training
 
 PLAN_FORMAT = 1
+
+
+ENTER = "VJOB_ENTER"
+"""The one variable that a container runtime passes in: the agent's code that sets all others."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,10 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """Commands to run ranks in a container, made by `containers` and run by the agent.
+    """Commands to run ranks in a container, made by a `Runtime` of `containers`, run by the agent.
 
-    `containers.runtime.Commands` has the same fields: that package imports nothing of ours.
+    The agent fills in `%{rank}`, `%{node}`, `%{attempt}`, `%{folder}` (the run's), `%{user}`
+    (uid:gid) and `%{holder}` (the pid of what `hold` started) in words.
     """
 
     runtime: str
@@ -80,21 +85,21 @@ class ContainerPlan:
     """Commands run in order, once a node, before the ranks start."""
     start: tuple[str, ...]
     """What stands before each rank's command; empty where the agent itself runs inside."""
-    enter_as: str
+    enter_as: str = ENTER
     """Name under which the runtime's process gets the variable that enters as VJOB_ENTER."""
-    reads_image: bool
+    reads_image: bool = False
     """Whether the image's own variables lie in files of its root, for us to read."""
-    wraps: bool
+    wraps: bool = False
     """Whether the runtime's process stays in between, and the rank is another one."""
-    env: dict[str, str]
+    env: dict[str, str] = field(default_factory=dict)
     """Environment of the runtime itself (its folders), for every command here."""
-    defaults: dict[str, str]
+    defaults: dict[str, str] = field(default_factory=dict)
     """Variables that enter unless the conf sets them."""
-    lease: str | None
+    lease: str | None = None
     """A file on which the agent holds a shared lock while ranks run."""
-    clean: tuple[tuple[str, ...], ...]
+    clean: tuple[tuple[str, ...], ...] = ()
     """Commands run after the ranks ended, whatever became of them."""
-    step: tuple[str, ...]
+    step: tuple[str, ...] = ()
     """Options of srun where that starts the container."""
     hold: tuple[str, ...] = ()
     """A command that starts the node's one container, which `start` enters; empty where each rank
