@@ -32,6 +32,8 @@ esac""",
 RUN_S = 60
 """Since the job of the stand-ins started, as `RunTime` says."""
 PYTHON = re.compile(r"(PYTHONPATH=\S+ )?\S*(?:PYTHON|python)\S* (-m vjob|\S*/vjob/__main__\.py)")
+LIVE = {"SAME_CLOCK": ""}
+"""With the clock running: pandas does not load over a datetime that is not Python's own."""
 OF_THE_MOMENT = {
     "age_s", "pid", "pid_start", "took_s", "seconds", "cpu_percent", "memory_used_mb", "search_s",
     "memory_total_mb",
@@ -152,9 +154,9 @@ def collect_runs(vjob: Command, folder: Path, cases: Sequence[Case]) -> dict[str
             found[f"status/{case.name}/said"] = vjob("status", str(run), folder=folder)
             record.write_text(kept)
             page = str(folder / "page.html")
-            said = vjob("report", str(run), "--text", "-o", page, folder=folder)
+            said = vjob("report", str(run), "--text", "-o", page, folder=folder, env=LIVE)
             found[f"report/{case.name}/text"] = said
-            shown = vjob("report", str(run), "--json", folder=folder)
+            shown = vjob("report", str(run), "--json", folder=folder, env=LIVE)
             found[f"report/{case.name}/json"] = read_value(shown)
     return found
 

@@ -8,7 +8,7 @@ import os
 import time
 from typing import Any
 
-if "SAME_CLOCK" in os.environ:
+if os.environ.get("SAME_CLOCK"):
     NOW = float(os.environ["SAME_CLOCK"])
     _localtime, _gmtime, _strftime = time.localtime, time.gmtime, time.strftime
     _stat, _statvfs = os.stat, os.statvfs
