@@ -107,6 +107,8 @@ class SlurmScheduler(Scheduler):
             command = slurm.build_sbatch_command(str(script), folder, test_only=True)
             result = process.run(command, env=clean_environment(os.environ))
         said = (result.err + result.out).strip()
+        if result.code != 0 and is_uncertain(said):
+            raise UncertainError(f"sbatch --test-only had no answer: {said[-300:]}")
         if result.code != 0:
             raise refuse(said)
         return slurm.parse_estimate(said)
@@ -281,9 +283,14 @@ UNCERTAIN = ("timed out", "zero bytes were transmitted", "unexpected message")
 """What sbatch says where the controller may have made the job and only its answer was lost."""
 
 
+def is_uncertain(text: str) -> bool:
+    """True for what sbatch says where nobody knows whether the controller heard it."""
+    return any(words in text.lower() for words in UNCERTAIN)
+
+
 def explain_failure(text: str) -> VjobError:
     """The error for what a failed sbatch said."""
-    if any(words in text.lower() for words in UNCERTAIN):
+    if is_uncertain(text):
         return UncertainError(
             f"sbatch had no answer, and the job may exist all the same: {text.strip()[-300:]}\n"
             "  `vjob list` adopts it if so, and calls the run refused if not"

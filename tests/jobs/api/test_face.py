@@ -78,7 +78,7 @@ def test_the_examples_of_the_docstrings_are_true(folder: Path) -> None:
     finder = doctest.DocTestFinder(recurse=False)
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.IGNORE_EXCEPTION_DETAIL)
     for name in ("load", "plan", "submit", "job", "runs", "compare"):
-        (example,) = finder.find(getattr(face, name), name, globs={"vjob": vjob})
+        (example,) = finder.find(getattr(vjob, name), name, globs={"vjob": vjob})
         assert example.examples, name
         assert runner.run(example).failed == 0, name
 
