@@ -72,9 +72,10 @@ try:
 except ImportError:
     pass
 scheduler = slurm.SlurmScheduler()
+ask_left = getattr(scheduler, "ask_time_left", None) or scheduler.find_left_s
 for _ in range(looks):
     view = find.view_run(run, warn=False, **words)
-    scheduler.find_left_s(view.record.jobs[0].id)
+    ask_left(view.record.jobs[0].id)
     scheduler.find_idle(["gpu2"])
     late += look_s
 """

@@ -149,7 +149,7 @@ def run_mistakes(session: Session) -> None:
     session.run("status last --once", "lower count", code=12)
     session.run("cancel last", "cancelled")
     session.run("submit other.yaml", "sinfo -o", code=1)
-    session.run("submit conf.yaml", "scheduler: local", code=1, without=NO_CLUSTER, shows=(
+    session.run("submit conf.yaml", "scheduler to local", code=1, without=NO_CLUSTER, shows=(
         "`vjob submit conf.yaml` without a cluster"))  # fmt: skip
     session.run("status nope", "`vjob list` shows them", code=2)
     session.run("submit gpus.yaml --follow", "torch .* finds no GPU: ", code=None)

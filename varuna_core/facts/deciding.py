@@ -63,8 +63,16 @@ def choose_end(attempt: Optional[End], job: Optional[End]) -> End:
     return replace(
         job,
         code=attempt.code if job.code is None else job.code,
-        node=job.node or (attempt.node if attempt.cause is EndCause.AGENT_DIED else ""),
+        node=job.node or (attempt.node if _may_name_node(attempt) else ""),
         at=job.at or attempt.at,
         started=True,
         evidence=job.evidence + attempt.evidence,
     )
+
+
+def _may_name_node(attempt: End) -> bool:
+    """True where the attempt's node may be the one that was lost.
+
+    Its agent left no exits, or a rank there died of SIGKILL, which a dying node sends first.
+    """
+    return attempt.cause is EndCause.AGENT_DIED or attempt.signal == "SIGKILL"

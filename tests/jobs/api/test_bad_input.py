@@ -299,7 +299,7 @@ def test_a_python_of_the_nodes_without_what_a_function_needs_is_named(
         job.result()
     said = str(caught.value)
     assert f"No module named '{hides}'; a function needs submitit and cloudpickle in the" in said
-    assert "set program.python" in said and said.count("No module named") == 1
+    assert "change program.python" in said and said.count("No module named") == 1
     assert "Traceback" not in said.replace("as the Traceback", "") and len(said.splitlines()) == 2
 
 
@@ -319,7 +319,7 @@ def test_a_module_that_the_function_imports_is_named_with_its_traceback(
     executor.update_parameters(vjob_set={**LOCAL, "program.python": python})
     said = str(executor.submit(functions.meet_by_torch).exception())
     assert "in meet_by_torch\n" in said and "No module named 'torch'" in said
-    assert "or set program.python" in said
+    assert "or change program.python" in said
 
 
 def test_another_version_of_python_is_refused_before_it_unpickles(

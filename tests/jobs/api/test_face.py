@@ -18,7 +18,6 @@ from submitit.core.core import PicklingExecutor
 import vjob
 from tests import ROOT
 from tests.jobs.submit.test_submit import FakeSlurm
-from vjob.jobs.api import face
 from vjob.jobs.api.confs import read_source, simplify, spell_override
 from vjob.jobs.api.watcher import VjobInfoWatcher
 from vjob.jobs.runs import find as runs

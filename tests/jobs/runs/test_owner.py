@@ -109,7 +109,7 @@ NAMES_RUN = {
 }
 """What is typed of each command that takes a run or a folder of runs."""
 NAMES_NONE = {
-    "list", "init", "schema", "doctor", "completion", "try", "profile", "export", "data prepare",
+    "list", "init", "schema", "doctor", "completion", "try", "profile", "data prepare",
     "data inspect", "data sample", "container import", "container build", "container list",
     "container inspect", "container doctor", "container clean", "there",
 }  # fmt: skip

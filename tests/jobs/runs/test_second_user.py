@@ -165,8 +165,8 @@ def story(colleague: Colleague) -> Iterator[Story]:
             for words in (("status", name), ("status", name, "--json", "--all"), ("list", "--json"),
                           ("logs", name), ("logs", name, "--errors"), ("watch", name, "--for", "0"),
                           ("report", name, "--text"), ("report", name), ("compare", name, name),
-                          ("compare", name, name, "--json"), ("export", "conf.yaml", "exported"),
-                          ("cancel", name), ("prune", "--days", "0"), ("report", name, "--json"),
+                          ("compare", name, name, "--json"), ("cancel", name),
+                          ("prune", "--days", "0"), ("report", name, "--json"),
                           ("share", name, "--group", "users")):  # fmt: skip
                 ask(*words)
             end.write_text("")

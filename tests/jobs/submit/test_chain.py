@@ -110,7 +110,7 @@ def test_a_supervisor_that_was_killed_is_no_good_end(vjob: Vjob) -> None:
     state = read_json(first.path / "local.json")
     ranks = [int(path.name) for path in Path("/proc").glob("[0-9]*") if is_of(path, first)]
     os.kill(state["pid"], 9)
-    assert "did not end well (NODE_FAIL)" in vjob.wait_over(run)["message"]
+    assert "did not end well (FAILED)" in vjob.wait_over(run)["message"]
     for pid in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)

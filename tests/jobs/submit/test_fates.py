@@ -67,6 +67,7 @@ WITH: Mapping[str, Sequence[str]] = {
 """What else a conf must write for a key to act at all."""
 VALUES: Mapping[str, str] = {
     "model": "gpt2-small",
+    "track.plugins": "{mine: {address: here}}",
     "train.optimizer.betas": "[0.5, 0.5]",
     "train.optimizer.lr": "0.5",
     "train.micro_batch_size": "2",

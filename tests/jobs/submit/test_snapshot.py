@@ -377,11 +377,3 @@ def test_all_attempts_of_a_run_have_the_same_copy(vjob: Vjob) -> None:
     vjob.wait_over(run, may_fail=True)
     assert "RAN 1 old" in read_out(run, attempt=1)
     assert (vjob.folder / "src/train.py").read_text() == "raise SystemExit(9)"
-
-
-def test_an_export_is_of_the_users_own_files(vjob: Vjob) -> None:
-    write(vjob, "copy")
-    vjob("export", "conf.yaml", "byhand")
-    texts = [path.read_text() for path in (vjob.folder / "byhand").iterdir() if path.is_file()]
-    assert any(f"{vjob.folder}/src/train.py" in text for text in texts)
-    assert not any("/code/" in text for text in texts)

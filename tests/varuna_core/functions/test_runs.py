@@ -279,7 +279,7 @@ def test_a_python_without_submitit_says_what_to_install(runs: Functions, missing
     )
     message = runs.wait(run)["message"]
     assert f"ModuleNotFoundError: No module named '{missing}'" in message
-    assert "set program.python" in message
+    assert "change program.python" in message
     results = [rank for rank in range(4) if run.result_pickle(rank).exists()]
     kind, text = read_result(run, results[0])
     assert kind == "error" and "needs submitit and cloudpickle in the Python of its ranks" in text
@@ -304,7 +304,7 @@ def test_a_resolved_conf_names_a_function_and_does_not_hold_it(runs: Functions) 
     run = runs.submit(functions.describe_rank)
     runs.wait(run)
     conf = str(run.resolved)
-    for words in (["submit", conf], ["submit", conf, "--dry-run"], ["export", conf, "byhand"]):
+    for words in (["submit", conf], ["submit", conf, "--dry-run"]):
         said = runs.vjob(*words, code=2).stderr
         assert "a function is submitted from Python: docs/python.md" in said
     with pytest.raises(InputError, match="from Python"):

@@ -36,10 +36,11 @@ import pytest
 
 from tests.varuna_core.agent.local_run import TIMING, make_group, make_plan
 from tests.varuna_core.programs.trainings import GPT
+from varuna_core.facts.cause import End, EndCause
 from varuna_core.morph import attempt as attempts
 from varuna_core.morph import cli, headless, links, manager, node_daemon, orders
 from varuna_core.records import morphing
-from varuna_core.records.exits import Outcome
+from varuna_core.records.exits import Judgement, Outcome
 from varuna_core.records.plan import MorphPlan
 from varuna_core.records.runfolder import AttemptFolder, MorphFolder, RunFolder
 from varuna_core.records.training import find_facts
@@ -687,7 +688,10 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
         "write_atomic": lambda path, text, **_: WORLD[-1].write(path, text),
         "write_plan": lambda path, plan: WORLD[-1].write(path, plan.num_nodes),
         "write_outcome": lambda attempt, value: WORLD[-1].write(attempt.outcome, value.code),
-        "write_stop": lambda attempt, *_: WORLD[-1].write_first(attempt.stop, 1),
+        "write_judgement": lambda attempt, value: WORLD[-1].write(
+            attempt.outcome, value.outcome.code
+        ),
+        "write_stop": lambda attempt, *_, **__: WORLD[-1].write_first(attempt.stop, 1),
         "write_signal": lambda attempt, *_: WORLD[-1].write(attempt.signal, 1),
         "read_stop": lambda attempt: None,
         "read_signal": lambda attempt: None,
@@ -702,7 +706,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]
         "read_training": lambda path: GPT,
         "append_line": lambda *_: None,
         "append_event": lambda *_, **__: None,
-        "judge": lambda scene: Outcome(1, "it ended", None, None, None, [], 0.0),
+        "judge": lambda scene: Judgement(
+            End(EndCause.RANK_EXIT, code=1), Outcome(1, "it ended", None, None, None, [], 0.0)
+        ),
         "Cost": NoCost,
         "Signals": QuietSignals,
         "time": clock,

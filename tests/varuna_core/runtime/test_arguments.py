@@ -14,6 +14,7 @@ import torch
 
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
+from varuna_core.facts.partition import Partition
 from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.training import VARIABLES
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments
@@ -73,12 +74,12 @@ def test_what_is_left_out_is_the_confs() -> None:
     )
     assert conf.choose_layout(FROM_CONF, FROM_CONF, 4) == ("0,1;2,3;", 1)
     assert conf.choose_sizes(FROM_CONF, FROM_CONF, STAGES) == (8, 2)
-    assert conf.choose_partition(FROM_CONF) == "1-3"
+    assert conf.choose_partition(FROM_CONF) == Partition.parse("1-3")
     assert conf.choose_precision(FROM_CONF, FROM_CONF).name == "bf16"
     assert conf.choose_recompute(FROM_CONF, CPU, 0) == "full"
     assert conf.choose_offload(FROM_CONF) == "optimizer"
     assert conf.count_stages(FROM_CONF, "interleaved", None, 2) == 2
-    assert conf.count_stages(FROM_CONF, "interleaved", "1-1-1-1-1-1", 2) == 3
+    assert conf.count_stages(FROM_CONF, "interleaved", Partition.parse("1-1-1-1-1-1"), 2) == 3
     shared = of(VJOB_TENSOR="2", VJOB_STAGE_MAP="0;1;")
     assert shared.choose_layout(FROM_CONF, FROM_CONF, 4) == ("0;1;", 2)
 
@@ -89,7 +90,7 @@ def test_what_is_said_wins_with_a_warning(caplog: pytest.LogCaptureFixture) -> N
         assert conf.choose_precision(False, FROM_CONF).name == "fp32", "explicit too"
         assert conf.choose_precision(FROM_CONF, "bf16").name == "bf16"
         assert conf.choose("seed", 4, "train.seed", int, 1) == 4
-        assert conf.choose_partition("2-2") == "2-2"
+        assert conf.choose_partition("2-2") == Partition.parse("2-2")
         assert conf.choose_partition(None) is None
         assert conf.choose_offload("optimizer") == "optimizer"
     assert [record.getMessage() for record in caplog.records] == [
@@ -103,7 +104,7 @@ def test_what_is_said_wins_with_a_warning(caplog: pytest.LogCaptureFixture) -> N
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert conf.choose_precision(True, FROM_CONF).name == "fp16"
-        assert conf.choose_partition([1, 3]) == [1, 3]
+        assert conf.choose_partition([1, 3]) == Partition((1, 3))
         assert conf.choose_offload(None) is None
         assert of(VJOB_SEED="3", RANK="1").choose("seed", 4, "train.seed", int, 1) == 4
     assert not caplog.records, "the same, or said by the first rank"
@@ -211,14 +212,15 @@ def test_costs_are_those_of_the_planned_partition_where_it_is_in_use() -> None:
     costs = Costs(forward=(1.0, 3.0), input_grad=(1.0, 3.0), weight_grad=(1.0, 3.0))
     told = {"VJOB_COSTS": json.dumps(costs.as_json())}
     conf = of(VJOB_PARTITION="3-1", **told)
-    assert conf.choose_costs(FROM_CONF, "3-1", 2) == costs
-    assert conf.choose_costs(FROM_CONF, [3, 1], 2) == costs
-    assert conf.choose_costs(FROM_CONF, "2-2", 2) is None, "the script cuts otherwise"
+    assert conf.choose_costs(FROM_CONF, Partition.parse("3-1"), 2) == costs
+    assert conf.choose_costs(FROM_CONF, Partition.parse("2-2"), 2) is None, (
+        "the script cuts otherwise"
+    )
     assert conf.choose_costs(FROM_CONF, None, 2) is None
-    assert conf.choose_costs(FROM_CONF, "3-1", 4) is None, "several stages a rank"
-    assert conf.choose_costs(None, "3-1", 2) is None
-    assert of(VJOB_PARTITION="3-1").choose_costs(FROM_CONF, "3-1", 2) is None
-    assert of(**told).choose_costs(FROM_CONF, "3-1", 2) is None
+    assert conf.choose_costs(FROM_CONF, Partition.parse("3-1"), 4) is None, "several stages a rank"
+    assert conf.choose_costs(None, Partition.parse("3-1"), 2) is None
+    assert of(VJOB_PARTITION="3-1").choose_costs(FROM_CONF, Partition.parse("3-1"), 2) is None
+    assert of(**told).choose_costs(FROM_CONF, Partition.parse("3-1"), 2) is None
 
 
 def test_one_rank_alone_needs_no_map_but_shares_no_layers() -> None:

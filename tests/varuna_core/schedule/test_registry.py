@@ -13,6 +13,7 @@ from tests.ranks.start import collect, start_ranks
 from tests.ranks.train_rank import Case, write_cases
 from tests.varuna_core.planner.profiles import make_profile
 from tests.varuna_core.schedule.toy_rank import TOYS
+from varuna_core.facts.partition import Partition
 from varuna_core.morph.layout import SEVERAL_STAGES
 from varuna_core.planner.model.cluster import Cluster, NodeKind
 from varuna_core.planner.model.training import TrainingModel
@@ -101,8 +102,8 @@ def test_a_new_schedule_trains_as_others_do(tmp_path: Path) -> None:
 
 
 def test_how_many_stages_a_rank_has() -> None:
-    assert count_stages_per_rank(AUTO, "1-1-1-1", 2) == 1
+    assert count_stages_per_rank(AUTO, Partition.parse("1-1-1-1"), 2) == 1
     assert count_stages_per_rank("1f1b", None, 4) == 1
-    assert count_stages_per_rank("zbv", "1-1-1-1", 2) == 2
+    assert count_stages_per_rank("zbv", Partition.parse("1-1-1-1"), 2) == 2
     assert count_stages_per_rank("interleaved", None, 2) == 2
-    assert count_stages_per_rank("interleaved", "1-1-1-1-1-1", 2) == 3
+    assert count_stages_per_rank("interleaved", Partition.parse("1-1-1-1-1-1"), 2) == 3
