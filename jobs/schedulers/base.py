@@ -33,7 +33,7 @@ NO_CHANGES: Mapping[str, float] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptRequest:
-    """What the header of a batch script is to ask for."""
+    """Resources and limits that the header of a batch script asks for."""
 
     run: str
     """The run's id; it must be found again by `find_orphans`."""
@@ -72,7 +72,7 @@ class Submission:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a scheduler can do. Code asks for these; it never compares names of schedulers."""
+    """Features of a scheduler. Code asks for these; it never compares names of schedulers."""
 
     arrays: bool = False
     """One job with an element for each of several runs that are alike."""
@@ -115,7 +115,7 @@ class Scheduler(ABC):
         """The run whose jobs it is asked about; None for all jobs of the user."""
 
     def find_obstacle(self) -> str:
-        """Why no job can be submitted from this machine, with the remedy; empty where it can."""
+        """Return the reason why this machine cannot submit jobs, with the remedy; else empty."""
         return ""
 
     def render_header(self, asked: ScriptRequest) -> list[list[str]]:
@@ -194,7 +194,7 @@ class Scheduler(ABC):
         raise NotImplementedError
 
     def can_wait_for(self, other: Scheduler) -> bool:
-        """Whether a job here may depend on one of `other`."""
+        """Return True if a job here may depend on a job of `other`."""
         return self.can.dependencies and self.name == other.name
 
     def find_other_machine(self, run: RunFolder, group: str | None) -> str:
@@ -231,7 +231,7 @@ class Scheduler(ABC):
         raise InputError(f"{self.title} lists no nodes: write cluster.nodes into the conf")
 
     def suggest_nodes(self) -> tuple[list[NodeGroup], str]:
-        """What a first conf may ask for, the most frequent kind first, and a note about it."""
+        """Suggest node groups for a first conf, the most frequent kind first, with a note."""
         return [], ""
 
     def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:

@@ -92,7 +92,7 @@ def submit_array(
 
 
 def find_obstacle(ready: Prepared) -> str:
-    """Why these runs cannot be one array; empty where they can."""
+    """Return the reason why these runs cannot be one array; empty where they can."""
     scheduler = schedulers.get_scheduler(ready.plan.scheduler)
     if not scheduler.can.arrays:
         return f"{scheduler.title} has no job arrays"

@@ -178,7 +178,7 @@ def render_array(
 
 
 def build_limits(conf: JobConf, scheduler: str) -> JobLimits:
-    """What a job of this conf is asked to keep to."""
+    """Build the limits that a job of this conf is submitted with."""
     cluster, can = conf.cluster, schedulers.get_scheduler(scheduler).can
     return JobLimits(
         walltime_s=60.0 * cluster.walltime_min if can.time_limit else None,

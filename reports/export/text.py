@@ -91,7 +91,7 @@ def show_headline(found: Headline) -> dict[str, Any]:
 
 
 def show_finding(found: Finding) -> dict[str, Any]:
-    """Its rule and values before the words that are made of them."""
+    """Show a finding: its rule and values, then the sentence that is made of them."""
     values = {name: _to_plain(value) for name, value in found.values.items()}
     evidence = [asdict(Evidence(found.evidence, Sure.MEASURED))]
     return {**asdict(found), "values": values, "evidence": evidence}

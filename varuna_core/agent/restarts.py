@@ -387,7 +387,7 @@ REQUEUE_WORD = "requeue"
 
 
 class Way(Enum):
-    """What a batch script that ends does next; the values are what it reads.
+    """Next action of a batch script that ends; the script reads the values.
 
     Its job goes back into the queue where a function has checkpointed and asks for it, and where
     Slurm preempts it with a grace (GraceTime): of that Slurm tells the steps, and takes a script

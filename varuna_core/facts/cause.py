@@ -16,7 +16,7 @@ END_VERSION = 1
 
 
 class Actor(str, Enum):
-    """Who ended it."""
+    """Parties that can end a run, an attempt or a rank."""
 
     USER = "user"
     VJOB = "vjob"
@@ -30,7 +30,7 @@ class Actor(str, Enum):
 
 
 class EndCause(str, Enum):
-    """Why it ended. The values stand in files and in JSON documents."""
+    """Causes of an end. The values stand in files and in JSON documents."""
 
     # It ended well, or never ran.
     COMPLETED = "completed"

@@ -132,7 +132,7 @@ def _read_job(
     *,
     is_started: bool,
 ) -> Optional[End]:
-    """What the scheduler said of the job, as far as the record kept it."""
+    """Read the scheduler's last word on the job, as far as the record kept it."""
     cause = WORDS.get(str(record.get("verdict")))
     said = next((BEGINNINGS[x] for x in BEGINNINGS if message.startswith(x)), None)
     if cause is EndCause.NODE_FAIL and record.get("scheduler") in SUPERVISED:

@@ -77,7 +77,7 @@ class Partition:
         return "-".join(map(str, self.counts))
 
     def find_problem(self, num_segments: int) -> Optional[Problem]:
-        """Why it cannot be of a model with so many segments; None where it can.
+        """Return how the partition does not fit a model of so many segments; None where it fits.
 
         sum: the numbers add up to neither all segments nor the blocks between cuts. ends: they
         count all segments, but the first or the last stage lacks the one that only it can hold.

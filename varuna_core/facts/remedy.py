@@ -16,7 +16,7 @@ from typing import Callable, Dict, FrozenSet, Iterable, List, Mapping, Optional,
 
 
 class Context(str, Enum):
-    """What a job was started with, which decides the words of a remedy."""
+    """Ways to start a job; each has its own words for a remedy."""
 
     CONF = "conf"
     """A conf on Slurm or on another scheduler."""
@@ -31,7 +31,7 @@ class Context(str, Enum):
 
 
 class Action(str, Enum):
-    """What is to be done."""
+    """Things that a user can do."""
 
     SET = "set"
     LOWER = "lower"

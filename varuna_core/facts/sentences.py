@@ -154,7 +154,7 @@ def _batch_killed(end: End) -> str:
 
 
 def _agent_died(end: End) -> str:
-    """A node whose ranks left nothing, or the words of who saw its agent end."""
+    """Describe an agent that ended before its ranks: by its node, or by the witness's own words."""
     lost = next((one for one in end.evidence if one.expected is not None), None)
     if end.rank is None or lost is None:
         return _quote(end)

@@ -85,7 +85,7 @@ def format_commit(code: Optional[CodeRecord]) -> str:
 
 @dataclass(frozen=True)
 class JobLimits:
-    """What the jobs of a run were asked to keep to."""
+    """Limits that the jobs of a run were submitted with."""
 
     walltime_s: Optional[float] = None
     """None where there is no time limit."""

@@ -86,7 +86,7 @@ def find_row(name: str) -> KnownLine | None:
 
 
 def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
-    """What a line means and what to do about it; both empty where nothing is known."""
+    """Return the meaning of a line and its remedies; both are empty where nothing is known."""
     row = find_row(line.kind) if line is not None else None
     if line is None or row is None:
         return "", ()
@@ -99,7 +99,7 @@ def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
 
 
 def find_remedy(line: Line | None, context: Context = Context.CONF, job: str = "") -> str:
-    """The same in words."""
+    """Return the meaning of a line and its remedies as one text in the words of a context."""
     return explain(*explain_parts(line), context, job)
 
 

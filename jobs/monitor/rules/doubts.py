@@ -22,7 +22,7 @@ CLOCKS_S = 5.0
 
 
 class Doubt(str, Enum):
-    """Why a line is no cause."""
+    """Reasons why a line is not the cause of an end."""
 
     OTHER_RANK = "other-rank"
     """Its rank did not fail, or failed after the one that failed first."""

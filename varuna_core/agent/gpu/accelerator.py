@@ -163,7 +163,7 @@ def choose_accelerator() -> Accelerator:
 
 
 def list_variables() -> List[str]:
-    """The variables of all vendors that say which devices a process may use."""
+    """List the environment variables of all vendors that limit a process to some devices."""
     return list(dict.fromkeys(one.visible_variable for one in list_accelerators()))
 
 

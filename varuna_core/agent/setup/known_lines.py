@@ -27,7 +27,7 @@ def write_known_lines(run: RunFolder, rows: Iterable[KnownLine]) -> None:
 
 
 def read_known_lines(run: RunFolder, plan: Plan) -> Rows:
-    """The rows of a run, in order."""
+    """Read the rows of known_lines.json of a run, in order."""
     value = read_json(run.known_lines)
     if isinstance(value, dict) and isinstance(value.get("rows"), list):
         return parse_rows(value["rows"])

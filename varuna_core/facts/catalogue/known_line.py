@@ -15,7 +15,7 @@ from varuna_core.facts.remedy import Context, Remedy, explain
 
 
 class Scope(str, Enum):
-    """Who writes such a line."""
+    """Writers of known lines."""
 
     RANK = "rank"
     NODE = "node"
@@ -32,7 +32,7 @@ class Scope(str, Enum):
 
 
 class Stream(str, Enum):
-    """Where such a line counts."""
+    """Streams on which a known line counts."""
 
     STDERR = "stderr"
     STDOUT = "stdout"
@@ -40,7 +40,7 @@ class Stream(str, Enum):
 
 
 class Proof(str, Enum):
-    """What such a line proves."""
+    """Strength of a known line as evidence."""
 
     CAUSE = "cause"
     """It may be why the rank ended."""
@@ -53,7 +53,7 @@ class Proof(str, Enum):
 
 
 class Fate(str, Enum):
-    """What becomes of a job that waits for a reason."""
+    """Future of a job that waits for one of its scheduler's reasons."""
 
     PASSES = "passes"
     """Time, other jobs or an admin end it; the job then starts as it is."""

@@ -44,7 +44,7 @@ Item = Tuple[Any, Any]
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be used; the message says why."""
+    """Raised for a pattern that could take too long on a hostile line; the message says why."""
 
 
 def check_pattern(pattern: str) -> None:

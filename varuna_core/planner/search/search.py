@@ -96,7 +96,7 @@ class Proof:
 
 
 class Stop(str, Enum):
-    """Why schedules were left out of a search, or not all of their plans were tried."""
+    """Reasons to leave schedules out of a search, or to try only some of their plans."""
 
     UNPROMISING = "unpromising"
     """The estimate of every plan that is left is above the best plan's time."""
@@ -117,7 +117,7 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What a search covered, by schedule. Only what is proved has a bound."""
+    """Coverage of a search, by schedule. Only what is proved has a bound."""
 
     proved: tuple[str, ...]
     """Every plan with one stage a rank was ruled out or timed."""
