@@ -1,7 +1,8 @@
 """The catalogue of known lines with the rows of plug-ins: `load_catalogue`.
 
 A plug-in of the group `vjob.known_lines` names an object with `API = 1` and `ROWS`, a sequence of
-`KnownLine`. Its rows come after ours of the same scope, unless they name the row to precede.
+`KnownLine`. Its rows come after ours of the same scope that explain something, unless they name the
+row to precede.
 """
 
 from __future__ import annotations

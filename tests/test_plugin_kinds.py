@@ -34,16 +34,16 @@ def install(folder: Path, group: str) -> None:
 
 @pytest.fixture
 def vjob(tmp_path: Path) -> Vjob:
-    def run(group: str, *words: str, code: int = 0) -> str:
+    def run(group: str, *words: str, code: int | None = 0, path: str = "") -> str:
         if not (tmp_path / group).exists():
             install(tmp_path / group, group)
         env = build_environment(tmp_path, tmp_path / group)
-        env["PATH"] = os.environ["PATH"]
+        env["PATH"] = path + os.environ["PATH"]
         done = subprocess.run(
             [sys.executable, ROOT / "vjob/__main__.py", *words],
             env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200,
         )  # fmt: skip
-        assert done.returncode == code, done.stdout + done.stderr
+        assert code in (None, done.returncode), done.stdout + done.stderr
         return done.stdout + done.stderr
 
     return run
@@ -76,6 +76,26 @@ def test_a_finding_stands_in_the_report(vjob: Vjob, logs: Path, tmp_path: Path) 
     )
     said = vjob("vjob.findings", "report", str(logs), "--text")
     assert "plug-in toy of vjob.findings is left out: ValueError: broken" in said
+
+
+def test_a_known_line_is_explained(vjob: Vjob, tmp_path: Path) -> None:
+    write_conf(tmp_path, "")
+    (tmp_path / "train.py").write_text("raise SystemExit('ToyError: spring 3')\n")
+    vjob("vjob.known_lines", "submit", "conf.yaml", "--follow", code=1)
+    said = " ".join(vjob("vjob.known_lines", "status", "last", "--once", code=None).split())
+    assert "a spring of the toy broke" in said
+    assert "install a new spring" in said
+
+
+def test_a_known_refusal_is_explained_at_submit(vjob: Vjob, tmp_path: Path) -> None:
+    write_conf(tmp_path, "")
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\necho 'sbatch: error: no toys' >&2; exit 1\n")
+    sbatch.chmod(0o700)
+    words = ("submit", "conf.yaml", "--set", "cluster.scheduler=slurm")
+    said = vjob("vjob.known_lines", *words, code=1, path=f"{sbatch.parent}{os.pathsep}")
+    assert "all toys are taken" in said
 
 
 def test_an_export(vjob: Vjob, logs: Path, tmp_path: Path) -> None:

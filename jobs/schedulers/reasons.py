@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from functools import cache
 
 from varuna_core.facts.catalogue.known_line import Fate, KnownLine, Scope
-from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Context
+from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 
 NO_OUTPUT = 53
@@ -22,7 +22,7 @@ NO_OUTPUT = 53
 @cache
 def find_reason(reason: str) -> KnownLine | None:
     """The row of a reason as squeue or scontrol writes it; None for one that is not known."""
-    return BUILT_IN.match(Scope.PENDING, reason)
+    return load_catalogue().match(Scope.PENDING, reason)
 
 
 def is_permanent(info: SchedulerJob) -> bool:

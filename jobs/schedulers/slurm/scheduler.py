@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
-from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.known import Known, NotKnown, Value
 from varuna_core.records.machine import KEPT, clean_environment
 from varuna_core.records.plan import Plan
@@ -23,6 +22,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.errors import RefusedError, UncertainError, VjobError
+from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import (
     FLOOR_S,
@@ -307,7 +307,7 @@ def refuse(text: str) -> RefusedError:
 
 def find_refusal(text: str) -> KnownLine | None:
     """The row of what sbatch wrote as it refused a job; None for one that is not known."""
-    return BUILT_IN.match(Scope.SUBMIT, text)
+    return load_catalogue().match(Scope.SUBMIT, text)
 
 
 def _find_late(queue: Sequence[str], floor_s: float, after: Mapping[str, float]) -> list[str]:

@@ -97,7 +97,8 @@ class KnownLine:
     fate: Optional[Fate] = None
     """Set for the scheduler's reasons."""
     before: str = ""
-    """The row of ours that a plug-in's row comes before; else it comes after all."""
+    """The row of ours that a plug-in's row comes before; else it comes after all that
+    explain something."""
 
     def explain(self, context: Context, job: str = "") -> str:
         """The meaning and the remedies in the words of a context."""

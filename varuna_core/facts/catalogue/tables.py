@@ -34,8 +34,13 @@ class CatalogueError(ValueError):
     """Rows that cannot stand in one table; the message says why."""
 
 
+GENERAL_FROM = "python exception"
+"""The first of the last rows, which fit any error and explain none."""
+
+
 def merge_rows(ours: Rows, theirs: Iterable[KnownLine]) -> Rows:
-    """Rows of one scope with those of plug-ins: after ours, unless they name the row to precede.
+    """Rows of one scope with those of plug-ins: before ours that say only that something failed,
+    unless they name the row to precede.
 
     Raises CatalogueError for a name that is there already or a `before` that is not, PatternError
     for a pattern that may take long.
@@ -48,7 +53,9 @@ def merge_rows(ours: Rows, theirs: Iterable[KnownLine]) -> Rows:
         check_pattern(row.pattern)
         if row.before and row.before not in names:
             raise CatalogueError(f"{row.name!r} is to come before {row.before!r}, which is no row")
-        merged.insert(names.index(row.before) if row.before else len(merged), row)
+        general = GENERAL_FROM if GENERAL_FROM in names else ""
+        before = row.before or general
+        merged.insert(names.index(before) if before else len(merged), row)
     return tuple(merged)
 
 
