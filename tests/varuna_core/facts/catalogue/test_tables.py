@@ -54,9 +54,11 @@ def test_texts_are_clauses() -> None:
             assert len(row.meaning) < 130 and "." not in row.meaning[-1:], row.name
 
 
-def test_rows_of_a_plug_in_come_last_or_before_the_row_that_they_name() -> None:
-    rank = BUILT_IN.rows(Scope.RANK)
-    assert merge_rows(rank, [SITE])[-1] == SITE
+def test_rows_of_a_plug_in_precede_general_rows_or_the_row_that_they_name() -> None:
+    rank, ssh = BUILT_IN.rows(Scope.RANK), BUILT_IN.rows(Scope.SSH)
+    names = [row.name for row in merge_rows(rank, [SITE])]
+    assert names.index("site disk") == names.index("python exception") - 1
+    assert merge_rows(ssh, [SITE])[-1] == SITE
     before = replace(SITE, before="disk full")
     names = [row.name for row in merge_rows(rank, [before])]
     assert names.index("site disk") == names.index("disk full") - 1
