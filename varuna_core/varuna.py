@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from varuna_core.facts.partition import Partition
 from varuna_core.records.layout import parse_stage_map
-from varuna_core.records.logs.trace import TraceWriter, find_trace_file
+from varuna_core.records.logs.trace import ActionTrace, TraceWriter, find_trace_file
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.batch.named_inputs import Inputs
@@ -41,7 +41,6 @@ from varuna_core.runtime.comm.devices import may_share, take_device
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.comm.links import join_ranks
 from varuna_core.runtime.engine.adapting import Adapting
-from varuna_core.runtime.engine.engine import Trace
 from varuna_core.runtime.engine.graph_memory import agree_on_memory, find_limit
 from varuna_core.runtime.engine.microbatch import (
     GetBatch,
@@ -86,7 +85,7 @@ class Varuna(KeptInMemory):
         tensor_plan: Mapping[str, Any] | None = None,
         precision: str | FromConf | None = FROM_CONF,
         recompute: Recompute | FromConf = FROM_CONF,
-        trace: Trace | FromConf | None = FROM_CONF,
+        trace: ActionTrace | FromConf | None = FROM_CONF,
         seed: int | FromConf = FROM_CONF,
         state_dict: Mapping[str, Tensor] | None = None,
         memory_limit: float | None = None,

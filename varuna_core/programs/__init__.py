@@ -3,5 +3,5 @@
 `pretrain.main` is their entry, `training.Trainer` one rank's training. Imports Varuna
 and its runtime, the profiler, the data and the records.
 
-layers <- gpt, bert <- transformers_names        place <- batches, lines <- training <- pretrain
+layers <- gpt, bert <- building <- training, profiling <- pretrain        place <- batches, lines
 """

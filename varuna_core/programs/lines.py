@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -39,7 +39,9 @@ from varuna_core.records.logs.training_log import (
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import Training
-from varuna_core.varuna import Varuna
+
+if TYPE_CHECKING:
+    from varuna_core.varuna import Varuna
 
 LOSS = "lm loss"
 MB = 1024 * 1024

@@ -13,10 +13,10 @@ from torch import nn
 from varuna_core.profiling.profile_file import copy_file
 from varuna_core.profiling.profiler import Profiler
 from varuna_core.programs.batches import TRAIN, Batch, MadeUp
+from varuna_core.programs.building import build_model, choose_apex, make_optimizer, plan_layers
 from varuna_core.programs.float8 import FP8, find_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.place import Place, ProgramError
-from varuna_core.programs.training import build_model, choose_apex, make_optimizer, plan_layers
 from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.training import Training, name_shapes
 from varuna_core.runtime.optim.optimizers import use_apex_norms

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from varuna_core.facts.partition import Partition
-from varuna_core.runtime.engine.engine import Trace
+from varuna_core.records.logs.trace import ActionTrace
 from varuna_core.runtime.optim.precision import Precision
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
@@ -71,7 +71,7 @@ class VarunaSettings:
     hang_timeout_s: float | None
     """How long a rank waits for another one; None: for ever."""
 
-    trace: Trace | None
+    trace: ActionTrace | None
 
     def __post_init__(self) -> None:
         check_memory_limit(self.recompute, self.memory_limit, self.device)

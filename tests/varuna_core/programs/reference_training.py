@@ -7,8 +7,8 @@ from torch import nn
 
 from tests.varuna_core.programs.trainings import shape
 from varuna_core.programs.batches import TRAIN, VALID, open_source
+from varuna_core.programs.building import LearningRate, build_model
 from varuna_core.programs.gpt import Gpt
-from varuna_core.programs.training import LearningRate, build_model
 from varuna_core.records.training import Training
 from varuna_core.runtime.split.weights import Weights
 

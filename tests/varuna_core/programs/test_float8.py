@@ -12,9 +12,9 @@ import torch
 from tests.ranks.start import collect, start_ranks
 from tests.varuna_core.programs.program_rank import Case, read_results, train, write_cases
 from tests.varuna_core.programs.trainings import GPT
+from varuna_core.programs.building import build_model, plan_layers
 from varuna_core.programs.float8 import use_float8
 from varuna_core.programs.place import ProgramError
-from varuna_core.programs.training import build_model, plan_layers
 
 HALF = replace(GPT, hidden=32, precision="bf16", schedule="zero_bubble")
 FLOAT8 = replace(HALF, precision="fp8")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.programs.training import LearningRate
+from varuna_core.programs.building import LearningRate
 
 rates = st.builds(
     lambda kind, lr, share, warmup, more: LearningRate(

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.varuna_core.programs.trainings import BERT, GPT, shape
+from varuna_core.checkpoint.foreign.transformers_names import rename_bert, rename_gpt
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.bert import Bert
+from varuna_core.programs.building import build_model
 from varuna_core.programs.gpt import Gpt
 from varuna_core.programs.layers import Dense, compile_blocks
-from varuna_core.programs.training import build_model
-from varuna_core.programs.transformers_names import rename_bert, rename_gpt
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.split import split_model
 from vjob.jobs.conf.schema import MODELS

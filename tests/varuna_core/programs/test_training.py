@@ -21,8 +21,8 @@ from tests.varuna_core.programs.reference_training import train_plainly
 from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
+from varuna_core.programs.building import build_model, choose_apex, choose_recompute, plan_layers
 from varuna_core.programs.place import ProgramError
-from varuna_core.programs.training import build_model, choose_apex, choose_recompute, plan_layers
 from varuna_core.records.logs.training_log import (
     parse_evaluation,
     parse_saved,
@@ -208,7 +208,7 @@ def test_apex_is_refused_or_given_up_where_it_is_missing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent's preflight has looked; under torchrun nobody has."""
-    where = "varuna_core.programs.training.why_no_apex"
+    where = "varuna_core.programs.building.why_no_apex"
     auto, gpu = replace(GPT, apex="auto"), torch.device("cuda")
     monkeypatch.setattr(where, lambda: "NVIDIA's apex is not installed")
     with pytest.raises(ProgramError, match="apex is true: NVIDIA's apex is not installed; set it"):

@@ -2,6 +2,6 @@
 
 `weight_files.open_weights` reads a folder lazily for `Varuna(state_dict=...)`; `huggingface`,
 `megatron` and `varuna` make our checkpoints of theirs, and all but the last the other way.
-`pickles` and `distcp` read what others pickled, and nothing of it runs. Imports `checkpoint.store`
-and `format`.
+`transformers_names` renames weights in memory. `pickles` and `distcp` read what others pickled, and
+nothing of it runs. Imports `checkpoint.store` and `format`.
 """

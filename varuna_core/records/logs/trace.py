@@ -68,6 +68,9 @@ DETAIL = "detail"
 """The same, within a span that has its time already: it joins no sum."""
 CONTINUED = "goes on"
 """`what` of the further pieces of an action that others interrupted."""
+ActionTrace = Callable[[str, float, float, float], None]
+"""Called after an action: its spelling, then when it began, had its message, and ended (seconds
+of `time.perf_counter`)."""
 
 SHARED = "node-"
 """Beginning of the name of a file that several ranks write."""

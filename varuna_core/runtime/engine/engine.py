@@ -37,6 +37,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from varuna_core.records.logs.trace import ActionTrace
 from varuna_core.runtime.comm.devices import wake_autograd
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.engine.adapting import ActionTimes
@@ -49,10 +50,6 @@ from varuna_core.runtime.engine.passes import Gradients, Pairs, Pass, Passes, Tu
 from varuna_core.runtime.split.random_streams import build_seeder
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
-
-Trace = Callable[[str, float, float, float], None]
-"""Called after an action: its spelling, then when it began, had its message, and ended (seconds
-of `time.perf_counter`)."""
 
 Keep = Callable[[int, Any], None]
 """Called with the number of a micro-batch and what the model has returned for it, once each."""
@@ -70,7 +67,7 @@ class Engine:
         turns: GradientTurns,
         *,
         seed: int,
-        trace: Trace | None = None,
+        trace: ActionTrace | None = None,
         times: ActionTimes | None = None,
     ) -> None:
         self.links, self.passes, self.loss, self.turns = links, passes, loss, turns

@@ -1,0 +1,154 @@
+"""The parts of a built-in program that stand before any rank: model, optimizer, learning rate.
+
+The learning rate counts steps that were taken: those that an overflow of fp16 skips do not move it,
+so that a run that goes on from a checkpoint goes on along the same curve.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from varuna_core.facts.partition import Partition
+from varuna_core.programs.bert import Bert
+from varuna_core.programs.float8 import FP8
+from varuna_core.programs.gpt import Gpt
+from varuna_core.programs.place import ProgramError
+from varuna_core.records.training import Training
+from varuna_core.runtime.optim.optimizers import build_optimizer, why_no_apex
+from varuna_core.runtime.settings import why_no_auto
+from varuna_core.schedule.recompute import Recompute
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningRate:
+    """`min_lr` is reached with step `decay_steps` and kept after it."""
+
+    kind: str
+    lr: float
+    min_lr: float
+    warmup_steps: int
+    decay_steps: int
+
+    def at(self, taken: int) -> float:
+        """For the step that comes after `taken` steps; the first one has a rate above zero."""
+        step = taken + 1
+        if step <= self.warmup_steps:
+            return self.lr * step / self.warmup_steps
+        if self.kind == "constant":
+            return self.lr
+        if step >= self.decay_steps:
+            return self.min_lr
+        done = (step - self.warmup_steps) / (self.decay_steps - self.warmup_steps)
+        left = (1 + math.cos(math.pi * done)) / 2 if self.kind == "cosine" else 1 - done
+        return self.min_lr + (self.lr - self.min_lr) * left
+
+
+MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert": Bert}
+
+
+def build_model(training: Training) -> nn.Module:
+    """Without memory: each stage makes the values of its own parameters."""
+    with torch.device("meta"):
+        return MODELS[training.program](
+            layers=training.layers,
+            hidden=training.hidden,
+            heads=training.heads,
+            sequence=training.sequence,
+            vocab=training.vocab,
+            dropout=training.dropout,
+        )
+
+
+def read_partition(training: Training) -> Partition | None:
+    """The partition of a training; None where the runtime balances."""
+    return None if training.partition is None else Partition.parse(training.partition)
+
+
+def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:
+    """What the runtime is asked for, and of `auto` a line that says what becomes of it."""
+    if training.recompute != "auto":
+        return cast(Recompute, training.recompute), ""
+    obstacle = why_no_auto(device, training.zero)
+    if obstacle:
+        return "none", f"recompute auto: none, {obstacle}"
+    return "auto", (
+        "recompute auto: the first step of this start recomputes everything, and measures; then "
+        "what does not fit"
+    )
+
+
+def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
+    """The plan by which ranks share layers, if they do; refused where sizes do not allow it."""
+    shared = training.tensor
+    if shared == 1:
+        return None
+    if training.heads % shared:
+        raise ProgramError(f"{training.heads} heads are not shared evenly by tensor {shared}")
+    if training.optimizer == "lamb":
+        raise ProgramError(
+            "lamb looks at whole weights, which tensor parallelism shares: use adamw"
+        )
+    if training.precision == FP8:
+        raise ProgramError(
+            "train.precision fp8 and tensor parallelism do not go together: use bf16"
+        )
+    if training.compile:
+        raise ProgramError("train.compile and tensor parallelism do not go together: leave one")
+    if isinstance(model, Gpt):
+        if training.sequence_parallel and training.sequence % shared:
+            raise ProgramError(
+                f"sequences of {training.sequence} are not shared evenly by tensor {shared}"
+            )
+        return model.tensor_parallel_plan(training.sequence_parallel)
+    if training.sequence_parallel:
+        raise ProgramError("sequence_parallel is for pretrain_gpt: BERT's parts need whole samples")
+    assert isinstance(model, Bert)
+    return model.tensor_parallel_plan()
+
+
+def build_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; biases and the weights of norms do not."""
+    held = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in held if p.dim() > 1], "weight_decay": weight_decay},
+        {"params": [p for p in held if p.dim() <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def choose_apex(training: Training, device: torch.device) -> tuple[bool, str]:
+    """True for NVIDIA's kernels; and of `auto` a line that says what became of it.
+
+    ProgramError where they are asked for and missing: without vjob's agent nobody looked.
+    """
+    if not training.apex:
+        return False, ""
+    missing = why_no_apex()
+    if training.apex != "auto":
+        if missing:
+            raise ProgramError(f"train.optimizer.apex is true: {missing}; set it to auto or false")
+        return True, ""
+    if not missing and device.type != "cuda":
+        missing = "its kernels run on GPUs"
+    if not missing and training.offload:
+        missing = "its kernels run on GPUs, and train.optimizer.offload steps on the CPU"
+    if missing:
+        return False, f"apex auto: torch's own kernels are used: {missing}"
+    return True, "apex auto: NVIDIA's optimizer and layer norms are used"
+
+
+def make_optimizer(model: nn.Module, training: Training, *, apex: bool) -> Any:
+    options: dict[str, Any] = {"lr": training.lr}
+    if training.optimizer == "sgd":
+        options["momentum"] = training.betas[0]
+    else:
+        options["betas"] = training.betas
+    if not training.fused and not apex and training.optimizer != "lamb":
+        options["fused"] = False
+    groups = build_groups(model, training.weight_decay)
+    return build_optimizer(training.optimizer, groups, apex=apex, **options)
