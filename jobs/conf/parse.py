@@ -32,6 +32,7 @@ from vjob.jobs.conf.schema import (
     Program,
     ProgramKind,
 )
+from vjob.jobs.conf.slurm_words import answer_word
 from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, join_key
 from vjob.jobs.errors import Problem
 
@@ -40,6 +41,7 @@ FAILED: Final = object()
 _BOOLS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]{0,17})")
 _FLOAT = re.compile(r"[-+]?([0-9][0-9_]*(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,4})?")
+_INDEX = re.compile(r"\[\d+\]")
 _ORDER = {bool: 1, int: 2, float: 3, Partition: 4, str: 4}
 _WORDS = {
     bool: "true or false",
@@ -61,24 +63,19 @@ PROGRAM_ALLOWED = (
     "{megatron: checkout} or {deepspeed: train.py, config: ds.json}"
 )
 FUNCTION_REFUSED = "a function is submitted from Python: docs/python.md"
-# What people write who think of Slurm, torchrun or the old shell conf.
+# What people write who think of other programs; Slurm's words have a table of their own.
 OTHER_WORDS: Mapping[str, str] = {
-    "partition": "queue",
-    "time": "walltime_min",
-    "walltime": "walltime_min",
-    "gres": "gpus",
-    "mem": "memory_gb",
-    "memory": "memory_gb",
-    "cpus_per_task": "cpus",
-    "ntasks_per_node": "ranks",
-    "nproc_per_node": "ranks",
-    "nodes": "count",
-    "num_nodes": "count",
-    "name": "group",
-    "iterations": "steps",
-    "train_iters": "steps",
-    "batch_size": "global_batch_size",
-    "master_port": "port",
+    "walltime": "cluster.walltime_min",
+    "time_limit": "cluster.walltime_min",
+    "memory": "cluster.nodes[].memory_gb",
+    "nproc_per_node": "cluster.nodes[].ranks",
+    "num_nodes": "cluster.nodes[].count",
+    "nnodes": "cluster.nodes[].count",
+    "name": "cluster.nodes[].group",
+    "iterations": "train.steps",
+    "train_iters": "train.steps",
+    "batch_size": "train.global_batch_size",
+    "master_port": "cluster.port",
 }
 
 
@@ -196,8 +193,28 @@ def suggest(word: str, words: Iterable[str], *, what: str = "keys") -> str:
     import difflib  # only on the way to an error
 
     known = list(words)
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f'did you mean "{close[0]}"?' if close else f"valid {what}: {', '.join(known)}"
+
+
+def suggest_close(parent: str, name: str, names: Iterable[str]) -> str:
+    """`suggest` among the keys of one section, then all keys of this name.
+
+    Those of another section are named, not proposed: one name may have several meanings.
+    """
+    import difflib  # only on the way to an error
+
+    known = list(names)
+    other = OTHER_WORDS.get(name.lower().replace("-", "_"), "")
+    if other and (not parent or _INDEX.sub("[]", parent) == other.rpartition(".")[0]):
+        return f'did you mean "{other if not parent else other.rpartition(".")[2]}"?'
+    if not difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+        same = [f'"{key}"' for key in list_conf_keys() if key.rpartition(".")[2] == name]
+        if same and not parent:
+            return f"did you mean {' or '.join(same)}?"
+        if same:
+            return f"no key of {parent}; there is {' and '.join(same)}"
+    return suggest(name, known)
 
 
 def kind_of(node: Node) -> str:
@@ -358,7 +375,7 @@ class ConfReader:
                     continue
                 values[name] = self.read_value(entry.node, hints[name], join_key(key, name))
             else:
-                message = "unknown key; " + self.suggest_key(name, hints)
+                message = "unknown key; " + self.suggest_key(key, name, entry.node, hints)
                 self.note(entry.where, join_key(key, name), entry.node, message)
         for field in fields(cls):
             required = field.default is MISSING and field.default_factory is MISSING
@@ -371,15 +388,14 @@ class ConfReader:
                 values[field.name] = FAILED
         return FAILED if FAILED in values.values() else cls(**values)
 
-    def suggest_key(self, name: str, hints: Mapping[str, Any]) -> str:
-        """The key that may have been meant: one by another word, one elsewhere, one close to it."""
-        other = OTHER_WORDS.get(name.lower().replace("-", "_"))
-        if other in hints:
-            return f'did you mean "{other}"?'
-        elsewhere = [key for key in list_conf_keys() if key.rpartition(".")[2] == name]
-        if elsewhere:
-            return "did you mean " + " or ".join(f'"{key}"' for key in elsewhere) + "?"
-        return suggest(name, hints)
+    def suggest_key(self, parent: str, name: str, node: Node, hints: Mapping[str, Any]) -> str:
+        """The key that may have been meant: Slurm's word for one, one close to it, or elsewhere."""
+        text = node.text if isinstance(node, Scalar) else None
+        is_shown = show(join_key(parent, name), node) == text
+        answer = answer_word(parent, name, text if is_shown else None)
+        if answer and (isinstance(node, Scalar) or f"cluster.{name}" not in list_conf_keys()):
+            return answer
+        return suggest_close(parent, name, hints)
 
     def read_list(self, nodes: tuple[Node, ...], hint: Any, key: str, node: Node) -> Any:
         args = get_args(hint)

@@ -16,6 +16,7 @@ from vjob.jobs.conf.layout import get_replicas, require_number
 from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
 from vjob.jobs.conf.redact import is_secret
 from vjob.jobs.conf.schema import SCRIPT, JobConf
+from vjob.jobs.conf.slurm_words import WORDS
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem
 
@@ -104,14 +105,20 @@ def suggest_reference(key: str) -> str:
     """What may have been meant by a reference to no key."""
     if _VARIABLE.fullmatch(key):
         return _explain_shell(key)
-    last = key.rpartition(".")[2]
+    parent, _, last = key.rpartition(".")
+    word = WORDS.get(last.replace("_", "-"))
+    other = OTHER_WORDS.get(last, "") if word is None else word.key
     same = [known for known in list_conf_keys() if known.rpartition(".")[2] == last]
-    if not same:
-        word = OTHER_WORDS.get(last, "")
-        same = [known for known in list_conf_keys() if known.rpartition(".")[2] == word]
-    if same and "." not in key:
-        return "did you mean " + " or ".join(f"${{{known}}}" for known in same) + f"? {LITERAL}"
-    said = suggest(key, list_conf_keys())
+    if other and (not parent or parent.startswith("cluster")):
+        same = [other] if parent else [*same, other]
+    inside = [known for known in list_conf_keys() if known.rpartition(".")[0] == parent]
+    if same and (same == [other] or not (parent and inside)):
+        shown = " or ".join(f"${{{known.replace('[]', '[0]')}}}" for known in dict.fromkeys(same))
+        return f"did you mean {shown}? {LITERAL}"
+    pool = {known.rpartition(".")[2]: known for known in (parent and inside) or list_conf_keys()}
+    said = suggest(last, pool)
+    for name in pool if said.startswith("did") else ():
+        said = said.replace(f'"{name}"', f'"{pool[name]}"')
     return (said if said.startswith("did") else "docs/conf.md lists them") + f"; {LITERAL}"
 
 

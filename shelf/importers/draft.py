@@ -8,9 +8,10 @@ from typing import Any
 
 from vjob.jobs.conf.document import render_value
 from vjob.jobs.conf.redact import redact_string
+from vjob.jobs.conf.slurm_words import to_number
 from vjob.shelf.importers.launchers import Lines
 from vjob.shelf.importers.shell import Assignment, Command, ShellConf
-from vjob.shelf.importers.values import to_flag, to_number
+from vjob.shelf.importers.values import to_flag
 
 HEAD = """\
 # Translated from {name}. `vjob submit --dry-run` shows what it makes.

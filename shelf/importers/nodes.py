@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from varuna_core.agent.gpu.accelerator import list_variables
-from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.redact import redact_string
+from vjob.jobs.conf.slurm_words import WORDS, explain_option, to_number
 from vjob.shelf.importers.draft import Draft, spell
 from vjob.shelf.importers.launchers import Launch
 from vjob.shelf.importers.shell import JobBlock
@@ -21,7 +21,6 @@ from vjob.shelf.importers.values import (
     SRUN_REASONS,
     TOP_OPTIONS,
     to_devices,
-    to_number,
 )
 
 NODES = "cluster.nodes"
@@ -241,7 +240,7 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
             elif name in ("ntasks", "ntasks-per-node"):
                 draft.record(said, f"{NODES}[].ranks")
             else:
-                reason = SRUN_REASONS.get(name, OWN_SBATCH.get(name, "vjob starts the steps"))
+                reason = SRUN_REASONS.get(name) or explain_option(name) or "vjob starts the steps"
                 draft.note(f"{said} is left out: {reason}")
     return blocks
 
@@ -271,8 +270,8 @@ def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
                 draft.record(said, f"{NODES}[].{key}")
             else:
                 draft.put(key, value, said)
-        elif name in OWN_SBATCH:
-            draft.note(f"line {line}: --{name} is left out: {OWN_SBATCH[name]}")
+        elif name in WORDS:
+            draft.note(f"line {line}: --{name} is left out: {explain_option(name)}")
         elif find_text_problem(text) or not text.isprintable():
             draft.note(f"line {line}: --{name} is left out: its value is not printable")
         else:

@@ -13,11 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from vjob.jobs.conf.redact import is_secret_name, redact_string
+from vjob.jobs.conf.slurm_words import to_number
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Launch, group_arguments
 from vjob.shelf.importers.megatron_options import DEEPSPEED_KEYS, KEYS, OURS
 from vjob.shelf.importers.shell import Word, parse_shell_conf
-from vjob.shelf.importers.values import to_any_number, to_decimal, to_number
+from vjob.shelf.importers.values import to_any_number, to_decimal
 
 MODELS: Mapping[str, str] = {"small": "gpt2-small", "xl": "gpt2-xl"}
 SHAPE: Mapping[str, str] = {

@@ -21,6 +21,7 @@ from vjob.jobs.conf.loading.check import list_own_env
 from vjob.jobs.conf.loading.check_cluster import EPHEMERAL
 from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.redact import is_secret, redact_string
+from vjob.jobs.conf.slurm_words import to_name, to_number
 from vjob.jobs.errors import InputError
 from vjob.shelf.importers.container import build_container
 from vjob.shelf.importers.draft import Draft, render_page, spell
@@ -31,8 +32,6 @@ from vjob.shelf.importers.program import build_old_program, build_program
 from vjob.shelf.importers.shell import ShellConf, parse_shell_conf
 from vjob.shelf.importers.values import (
     to_flag,
-    to_name,
-    to_number,
     to_partition,
     to_zero,
 )

@@ -6,70 +6,18 @@ import re
 from collections.abc import Iterator, Mapping
 
 from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup
+from vjob.jobs.conf.slurm_words import WORDS, answer_word, explain_option, spell, to_gpus
 from vjob.jobs.errors import KeyProblem
 
 # Linux hands these out to outgoing connections (net.ipv4.ip_local_port_range).
 EPHEMERAL = (32768, 60999)
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _GPUS = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*:)?[1-9][0-9]{0,3}")
+_TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:,@^=-]{1,128}")
 _WORD = re.compile(r"[^\s,\x00-\x1f\x7f]+")
 _QUEUES = re.compile(r"[^\s\x00-\x1f\x7f]+")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
-# sbatch options that we set ourselves, and what to write instead.
-_NO_KEY = "vjob sets it itself"
-OWN_SBATCH: Mapping[str, str] = {
-    "job-name": "use name",
-    "output": "use log_folder",
-    "error": "use log_folder",
-    "input": _NO_KEY,
-    "open-mode": _NO_KEY,
-    "nodes": "use count of the group in cluster.nodes",
-    "ntasks": "use ranks of the group in cluster.nodes",
-    "ntasks-per-node": "use ranks of the group in cluster.nodes",
-    "tasks-per-node": "use ranks of the group in cluster.nodes",
-    "ntasks-per-gpu": "use ranks of the group in cluster.nodes",
-    "partition": "use queue of the group in cluster.nodes",
-    "gres": "use gpus of the group in cluster.nodes",
-    "gpus": "use gpus of the group in cluster.nodes",
-    "gpus-per-node": "use gpus of the group in cluster.nodes",
-    "gpus-per-task": "use gpus of the group in cluster.nodes",
-    "cpus-per-task": "use cpus of the group in cluster.nodes",
-    "mem": "use memory_gb of the group in cluster.nodes",
-    "mem-per-cpu": "use memory_gb of the group in cluster.nodes",
-    "mem-per-gpu": "use memory_gb of the group in cluster.nodes",
-    "time": "use cluster.walltime_min",
-    "account": "use cluster.account",
-    "qos": "use cluster.qos",
-    "exclude": "use cluster.exclude",
-    "requeue": "use cluster.requeue",
-    "no-requeue": "use cluster.requeue",
-    "comment": "vjob finds its jobs by it",
-    "signal": "use cluster.signal_before_end_s",
-    "export": "use env and pass_env",
-    "export-file": "use env and pass_env",
-    "get-user-env": "use env and pass_env",
-    "chdir": "use workdir",
-    "container": "use container.image",
-    "container-image": "use container.image",
-    "container-mounts": "use container.mounts",
-    "container-workdir": "use container.workdir",
-    "array": "a run is one job; submit it several times",
-    "hetjob": "use several groups in cluster.nodes",
-    "het-group": "use several groups in cluster.nodes",
-    "no-kill": "a run without all its nodes cannot go on",
-    "cluster": "submit on that cluster's own login node",
-    "clusters": "submit on that cluster's own login node",
-    "wrap": _NO_KEY,
-    "parsable": _NO_KEY,
-    "wait": "use vjob submit --follow",
-    "test-only": "use vjob submit --test-only",
-    "quiet": _NO_KEY,
-    "verbose": _NO_KEY,
-    "help": _NO_KEY,
-    "usage": _NO_KEY,
-    "version": _NO_KEY,
-}
 
 
 def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
@@ -96,8 +44,10 @@ def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
 
 def _check_gpus(group: NodeGroup, key: str) -> Iterator[KeyProblem]:
     gpus, devices = group.gpus, group.devices
-    if isinstance(gpus, str) and not _GPUS.fullmatch(gpus):
-        yield f"{key}.gpus", gpus, "must be a type and a number such as a100:4, a number, or null"
+    if isinstance(gpus, str) and (not _GPUS.fullmatch(gpus) or gpus.startswith("gpu:")):
+        message = "must be a type and a number such as a100:4, a number, or null"
+        meant = to_gpus(gpus) or (f"{gpus}:1" if _TYPE.fullmatch(gpus) else None)
+        yield f"{key}.gpus", gpus, message + (f"; write `gpus: {spell(meant)}`" if meant else "")
         return
     if isinstance(gpus, int) and not 0 <= gpus < 10_000:
         yield f"{key}.gpus", gpus, "must be at least 0"
@@ -194,15 +144,16 @@ def _check_sbatch(parent: str, options: Mapping[str, object]) -> Iterator[KeyPro
             bare = name.strip().lstrip("-").lower().replace("_", "-")
             hint = f', such as "{bare}"' if _OPTION.fullmatch(bare) else ""
             yield key, value, f"must be an option's long name without dashes before it{hint}"
-        elif name in OWN_SBATCH:
-            yield key, value, f"cannot be given here: {OWN_SBATCH[name]}"
-        elif whole := next((own for own in OWN_SBATCH if own.startswith(name)), ""):
+        elif name in WORDS:
+            text = None if value is None else spell(value)
+            yield key, value, f"cannot be given here: {answer_word(parent, name, text)}"
+        elif whole := next((own for own in WORDS if own.startswith(name)), ""):
             # sbatch takes any beginning of an option that fits no other one.
             yield (
                 key,
                 value,
                 f"sbatch may read it as {whole}, which cannot be given here: "
-                f"{OWN_SBATCH[whole]}; write the whole name of another option",
+                f"{explain_option(whole)}; write the whole name of another option",
             )
         elif value is None:
             yield key, value, "must have a value; true for an option that takes none"

@@ -9,7 +9,6 @@ import pytest
 
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.check import check_conf, find_line
-from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.parse import (
     describe,
@@ -19,6 +18,7 @@ from vjob.jobs.conf.parse import (
     get_members,
 )
 from vjob.jobs.conf.schema import JobConf, NodeGroup, Optimizer, Program, Train
+from vjob.jobs.conf.slurm_words import WORDS
 from vjob.jobs.errors import ConfError
 
 BASE = Path("/conf")
@@ -96,7 +96,7 @@ def test_gpus_are_a_type_and_a_number(gpus: str) -> None:
         ("devices: [4, 5], ranks: 4", "ranks", "must be 2, one for each of devices"),
         ("interface: 'a b'", "interface", "must be auto or an interface"),
         ("queue: 'a b'", "queue", "no spaces"),
-        ("sbatch: {time: 3}", "sbatch.time", "use cluster.walltime_min"),
+        ("sbatch: {time: 3}", "sbatch.time", "write `walltime_min: 3` in cluster"),
         ("env: {1x: 3}", "env.1x", "a variable's name"),
     ],
 )
@@ -315,12 +315,12 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
     required = """job-name output error nodes ntasks ntasks-per-node partition gres cpus-per-task
         mem time comment requeue no-requeue signal export exclude account qos array wrap chdir
         open-mode parsable hetjob"""
-    assert set(required.split()) <= set(OWN_SBATCH)
+    assert set(required.split()) <= set(WORDS)
     options = "{partition: a, --nice: 3, reservation: 'a\\nb', exclusive: , x: [], constraint: ib}"
     text = "cluster:\n  sbatch: " + options.replace("[]", "true").replace("'", '"') + "\n"
     assert find_problems(text) == [
-        "c:4: cluster.sbatch.partition = a: cannot be given here: use queue of the group in "
-        "cluster.nodes",
+        "c:4: cluster.sbatch.partition = a: cannot be given here: write `queue: a` in a "
+        "group of cluster.nodes",
         "c:4: cluster.sbatch.--nice = 3: must be an option's long name without dashes before it, "
         'such as "nice"',
         "c:4: cluster.sbatch.reservation = 'a\\nb': must be a single value on one line",

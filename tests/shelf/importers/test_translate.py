@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
 from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
 from vjob.jobs.conf.schema import MODELS, Data, JobConf
+from vjob.jobs.conf.slurm_words import WORDS, to_gigabytes, to_minutes, to_node_list
 from vjob.shelf.importers.shell import parse_shell_conf
 from vjob.shelf.importers.translate import translate_shell_conf
-from vjob.shelf.importers.values import to_gigabytes, to_minutes, to_node_list
 
 LEGACY = ROOT / "tests/jobs/legacy"
 
@@ -186,7 +185,7 @@ def test_a_secret_is_neither_kept_nor_told() -> None:
 
 
 NAMES = [*parse_shell_conf((LEGACY / "mixed.sh").read_text("utf-8")).variables, "FOO", "RANK"]
-OPTIONS = [*OWN_SBATCH, "constraint", "exclusive"]
+OPTIONS = [*WORDS, "constraint", "exclusive"]
 VALUES = (
     st.sampled_from(["true", "false", "1", "8", "0", "xl", "gpu:a10:4", "gpu:2", "6787", "1-2", ""])
     | st.text(max_size=8)
