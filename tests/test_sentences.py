@@ -26,7 +26,6 @@ STILL = {
     "shelf/compare.py:_explain",
     "shelf/launcher/follow.py:_finish",
     "shelf/screen/key_screen.py:_unsay",
-    "shelf/trial/judgement.py:_quote",
     "varuna_core/agent/gpu/sampler.py:_read_gpus",
     "varuna_core/morph/manager.py:_find_full",
 }

@@ -94,7 +94,7 @@ def try_(
     from vjob.jobs.planning.resolve_auto import resolve_conf
     from vjob.jobs.programs.start import refuse_function
     from vjob.shelf.trial.result import render
-    from vjob.shelf.trial.trial import Options, run_trial
+    from vjob.shelf.trial.run import Options, run_trial
 
     if queue is not None and here:
         raise InputError("give --queue or --here, one of them")

@@ -1,6 +1,6 @@
 """`vjob try`: two steps of the user's own program on one node, before the whole run is submitted.
 
-`trial.run_trial` makes the conf small (`smaller.shrink`), submits it as any run, watches it
-(`watching.Watcher`), judges what was seen (`judgement.find_trouble`), asks what the whole run will
-take (`outlook.find_outlook`) and returns a `result.Result`.
+`run.run_trial` makes the conf small (`smaller.shrink`), submits it as any run, watches it
+(`watch.watch`), judges it by one table (`judgement.TABLE`) and returns a `result.Result`, whose
+rows are made in `rows` and `saving`.
 """

@@ -1,123 +1,114 @@
-"""What was seen of a try, judged: what would stop the whole run, and a row that says how it began.
+"""Judgement of a try: one table of what would stop the whole run, with typed causes. Pure.
 
-Causes and remedies are those of `vjob status` (jobs/monitor/rules). Pure.
+What `vjob status` has a rule for is judged by it (jobs/monitor/rules); the table adds what a try
+alone can know. Sentences are rendered last, from the rule and its values.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, REFUSED_BY_VJOB
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.remedy import Action, Context, Remedy, Target, render_all
 from varuna_core.records.formatting import format_duration, join_numbers
 from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.plan import read_attempt_plan
-from vjob.jobs.monitor.model.snapshot import Health, Verdict
-from vjob.shelf.trial.result import MEASURED, Finding, Row, unknown
-from vjob.shelf.trial.smaller import STEPS, Trial
-from vjob.shelf.trial.watching import LIBRARIES, Ending, Seen
+from vjob.jobs.monitor.model.snapshot import Health
+from vjob.jobs.monitor.rules.words import is_command, render_advice
+from vjob.shelf.trial.result import Trouble
+from vjob.shelf.trial.smaller import STEPS
+from vjob.shelf.trial.watch import LIBRARIES, Ending, Seen
 
 NUM_EVIDENCE = 3
 NUM_LINES = 200
-"""Of a rank's standard error, looked through for the place of an error."""
-USELESS = ("vjob report", "vjob cancel")
-"""Advice for a run that goes on, or went on for long."""
-OURS = re.compile(r"stopping the attempt: |^attempt \d+: code |^vjob agent: ")
-"""Lines of the agent that repeat the reason."""
+"""Lines of a rank's standard error that are searched for the place of an error."""
 PLACE = re.compile(r'(?:\[rank\d+\]:)?\s+File "([^"]+)", line (\d+)(?:, in (.+))?$')
-"""Of a traceback; torch puts the rank before its lines."""
-REMEDIES = (
-    (r"exited \d+$", "it said nothing of why: see the last lines of `vjob logs`"),
-    (
-        r"KeyError: '[A-Z][A-Z0-9_]+'",
-        "where that is a variable of the environment: name it in pass_env, so that it passes from "
-        "this shell, or set it in env",
-    ),
-    (
-        r"program: .*not there, or not executable",
-        "set program.python to an interpreter that the node has, or leave it out",
-    ),
+"""A line of a traceback; torch puts the rank before it."""
+ECHOES = (ATTEMPT_ENDED, REFUSED_BY_VJOB)
+"""Known lines that repeat how the attempt ended."""
+ON_GOING = (Action.CANCEL, Action.WAIT)
+"""Remedies for a run that goes on: a try is over."""
+SENTENCES: Mapping[str, str] = {
+    "not a number": "the loss is {loss} in step {step}",
+    "hang": "no step in {limit}, and ranks wait: {places}{gone}",
+    "no end": "its {steps} steps were done and it did not end within {limit} after them",
+    "folder": "train.checkpoint.folder {folder} cannot be written: {why}",
+    "not saved": "it ended well and no checkpoint is in {folder}",
+    "not loaded": "{seen}",
+    "no room": "{count} of {size} need {whole}, and {folder} has {free} free",
+}
+"""Sentence of each finding of a try, by its rule."""
+FIRST_BATCH = Remedy(
+    Action.INSPECT,
+    detail="look at the first batch and the initial weights: a too high rate, a zero in a division "
+    "or a mask of all -inf are the usual causes",
 )
-"""What removes a cause that the rules have no row for, as it is for tries."""
-NOT_A_NUMBER = (
-    "look at the first batch and the initial weights: a too high rate, a zero in a division or a "
-    "mask of all -inf are the usual causes"
+MEETING = Remedy(
+    Action.INSPECT,
+    detail="see that all ranks read RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the "
+    "environment and make the same calls: they wait for one that never comes",
 )
-HANG = (
-    "ranks wait for one that never comes: see that all of them read RANK, WORLD_SIZE, MASTER_ADDR "
-    "and MASTER_PORT from the environment and make the same calls"
-)
+LONGER = Remedy(Action.INSPECT, detail="--limit gives it longer")
 
 
-def find_trouble(seen: Seen, limit_s: float) -> list[Finding]:
-    """What would stop the whole run; empty for a healthy try."""
-    verdict, snapshot = seen.verdict, seen.snapshot
-    what = "steps" if seen.steps else "starts"
-    lost = _find_not_a_number(seen)
-    if lost is not None:
-        return [lost]
-    if seen.ending is Ending.NEVER:
-        return [_quote("submit", seen)]
-    if seen.ending is Ending.OVER:
-        return [] if verdict.health is Health.DONE else [_quote(what, seen)]
-    if verdict.health is Health.FAILING:
-        return [_quote(what, seen)]
-    if seen.ending is Ending.STEPS:
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """A row of the table: what a try may look like, and the finding if it does."""
+
+    when: Callable[[Seen], bool]
+    what: str | None = None
+    """The part of the try that failed; None for `steps`, or `starts` before the first step."""
+    find: Callable[[Seen], Finding | None]
+    """None where it is well; `quote` for the finding of the verdict."""
+
+
+def find_trouble(seen: Seen) -> list[Trouble]:
+    """What would stop the whole run, by the first row that applies; empty for a healthy try."""
+    row = next((row for row in TABLE if row.when(seen)), None)
+    found = row.find(seen) if row is not None else None
+    if row is None or found is None:
         return []
-    limit = format_duration(limit_s)
-    if seen.hang:
-        return [
-            Finding(
-                what="starts",
-                cause=f"no step in {limit}, and ranks wait: {seen.hang}{_list_gone(seen)}",
-                remedy=HANG,
-                evidence=tuple(line.text for line in snapshot.errors[:NUM_EVIDENCE]),
-            )
-        ]
-    if verdict.health is Health.STALLED:
+    what = row.what or ("steps" if seen.steps else "starts")
+    if found is seen.verdict.main:
         return [_quote(what, seen)]
-    if seen.steps and len(seen.steps) >= STEPS:
-        cause = f"its {STEPS} steps were done and it did not end within {limit} after them"
-        return [Finding(what=what, cause=cause, remedy="--limit gives it longer")]
-    return []
+    return [make_trouble(what, found, evidence=[x.text for x in seen.snapshot.errors])]
 
 
-def _list_gone(seen: Seen) -> str:
-    """The ranks that have ended, for which others may wait."""
-    gone = [rank.rank for rank in seen.snapshot.ranks if rank.exit is not None]
-    if not gone:
-        return ""
-    many = len(gone) > 1
-    ended = f"{'ranks' if many else 'rank'} {join_numbers(gone)} {'have' if many else 'has'} ended"
-    return f"; {ended}"
-
-
-def _quote(what: str, seen: Seen) -> Finding:
-    """The verdict's own words; of its advice what helps, else what to read."""
-    verdict = seen.verdict
-    parts = [part.removeprefix("vjob agent: ") for part in verdict.reason.split("; ")]
-    reason = "; ".join(dict.fromkeys(parts))
-    known = next((text for pattern, text in REMEDIES if re.search(pattern, reason)), "")
-    advice = [part.strip() for part in verdict.advice.split("; ")]
-    advice = [part for part in advice if part and not part.startswith(USELESS)]
-    mending = [part for part in advice if not part.startswith("vjob ")]
-    return Finding(
+def make_trouble(what: str, found: Finding, *, evidence: Sequence[str] = ()) -> Trouble:
+    """The finding of a try in words."""
+    return Trouble(
         what=what,
-        cause=reason,
-        remedy=known or "; ".join(mending or advice),
-        evidence=(*_find_place(seen), *_list_lines(verdict, reason))[:NUM_EVIDENCE],
+        rule=found.rule,
+        end=found.cause,
+        cause=SENTENCES[found.rule].format(**found.values),
+        remedy=render_all(found.remedies, Context.CONF, ""),
+        evidence=tuple(evidence[:NUM_EVIDENCE]),
     )
 
 
-def _list_lines(verdict: Verdict, reason: str) -> list[str]:
-    """Lines that say more than the reason does."""
-    lines = [clean_line(line.text) for line in verdict.evidence]
-    return [line for line in lines if line[:60] not in reason and not OURS.search(line)]
-
-
-def clean_line(text: str) -> str:
-    """Without the tag of its rank."""
-    return re.sub(r"^(\d+: |\[rank\d+\]:)", "", text).strip()
+def _quote(what: str, seen: Seen) -> Trouble:
+    """The verdict's finding; of its remedies those that mend, else those that tell more."""
+    verdict = seen.verdict
+    remedies = [one for one in verdict.main.remedies if one.action not in ON_GOING]
+    remedies = [one for one in remedies if one.target is not Target.REPORT]
+    mending = [one for one in remedies if not is_command(one)]
+    chosen = replace(verdict.main, remedies=tuple(mending or remedies))
+    # The sentence rests on the first one.
+    lines = [line.text for line in verdict.evidence[1:] if line.kind not in ECHOES]
+    return Trouble(
+        what=what,
+        rule=verdict.rule,
+        end=verdict.main.cause,
+        cause=verdict.reason,
+        remedy=render_advice(chosen, verdict.context, verdict.job),
+        evidence=tuple((_find_place(seen) or lines)[:NUM_EVIDENCE]),
+    )
 
 
 def _find_place(seen: Seen) -> list[str]:
@@ -127,49 +118,66 @@ def _find_place(seen: Seen) -> list[str]:
         return []
     plan = read_attempt_plan(seen.run, attempts[-1].number)
     lines = find_output(attempts[-1], plan, rank, "err").last_lines(NUM_LINES)
-    found: list[str] = []
-    for number, line in enumerate(lines):
+    place = ""
+    for line, code in zip(lines, [*lines[1:], ""], strict=True):
         match = PLACE.match(line)
         if match is not None and not any(part in match[1] for part in LIBRARIES):
-            code = lines[number + 1 : number + 2]
-            is_code = bool(code) and not PLACE.match(code[0])
             within = f", in {match[3]}" if match[3] else ""
             place = f"{match[1].rpartition('/')[2]}:{match[2]}{within}"
-            found = [f"{place}: {clean_line(code[0])}" if is_code else place]
-    return found
+            if code and not PLACE.match(code):
+                place += ": " + re.sub(r"^(\d+: |\[rank\d+\]:)", "", code).strip()
+    return [place] if place else []
 
 
-def _find_not_a_number(seen: Seen) -> Finding | None:
-    """A loss that is not a number in one of the first steps."""
+def _find_lost_loss(seen: Seen) -> Mapping[str, Any] | None:
+    """The first step whose loss is not a number."""
     progress = seen.snapshot.progress
     for point in progress.points if progress is not None else ():
         if point.nan or (point.loss is not None and not math.isfinite(point.loss)):
-            said = "nan" if point.loss is None or math.isnan(point.loss) else str(point.loss)
-            return Finding(
-                what="steps", cause=f"the loss is {said} in step {point.step}", remedy=NOT_A_NUMBER
-            )
+            loss = "nan" if point.loss is None or math.isnan(point.loss) else point.loss
+            return {"loss": loss, "step": point.step}
     return None
 
 
-def tell_start(seen: Seen, trial: Trial, findings: Sequence[Finding], limit_s: float) -> Row:
-    """Whether it starts."""
-    name = "starts"
-    where = ", ".join(node.name for node in seen.snapshot.nodes) or "no node"
-    took = format_duration(seen.took_s or 0.0)
-    ranks = sum(group.num_ranks for group in trial.conf.cluster.nodes)
-    values = {"starts": True, "steps": len(seen.steps), "seconds": seen.took_s, "ranks": ranks}
-    if any(finding.what in ("starts", "submit") for finding in findings):
-        return Row(name=name, text="no", certainty=MEASURED, values={**values, "starts": False})
-    on = f"{ranks} rank{'s' if ranks > 1 else ''} on {where}"
-    if seen.steps:
-        num, last = len(seen.steps), seen.steps[-1]
-        # A program that prints a line every 5 steps did more of them than its lines.
-        count = f"{num} steps" if num > 1 and last - seen.steps[0] < num else f"step {last}"
-        return Row(name=name, text=f"yes: {count} in {took}, {on}", certainty=MEASURED,
-                   values=values)  # fmt: skip
-    if seen.ending is Ending.OVER:
-        text = f"yes: it ended well after {took} and printed no step, {on}"
-        return Row(name=name, text=text, certainty=MEASURED, values=values)
-    at = f"; {seen.at}" if seen.at else ""
-    why = f"it runs, no step was seen in {format_duration(limit_s)}{at}; try a longer --limit"
-    return unknown(name, why, **values)
+def _tell_loss(seen: Seen) -> Finding:
+    values = _find_lost_loss(seen) or {}
+    return Finding("not a number", EndCause.NOT_A_NUMBER, values, remedies=(FIRST_BATCH,))
+
+
+def _tell_hang(seen: Seen) -> Finding:
+    gone = [rank.rank for rank in seen.snapshot.ranks if rank.exit is not None]
+    ended = f"; ended {'is rank' if len(gone) == 1 else 'are ranks'} {join_numbers(gone)}"
+    values = {
+        "limit": format_duration(seen.limit_s),
+        "places": seen.hang,
+        "gone": ended if gone else "",
+    }
+    return Finding("hang", EndCause.HANG, values, remedies=(MEETING,))
+
+
+def _tell_no_end(seen: Seen) -> Finding:
+    values = {"steps": STEPS, "limit": format_duration(seen.limit_s)}
+    return Finding("no end", values=values, remedies=(LONGER,))
+
+
+def _is_well(seen: Seen) -> None:
+    return None
+
+
+def quote(seen: Seen) -> Finding:
+    """The finding of the verdict."""
+    return seen.verdict.main
+
+
+TABLE = (
+    Judgement(when=lambda seen: _find_lost_loss(seen) is not None, what="steps", find=_tell_loss),
+    Judgement(when=lambda seen: seen.ending is Ending.NEVER, what="submit", find=quote),
+    Judgement(when=lambda seen: seen.verdict.health is Health.DONE, find=_is_well),
+    Judgement(when=lambda seen: seen.ending is Ending.OVER, find=quote),
+    Judgement(when=lambda seen: seen.verdict.health is Health.FAILING, find=quote),
+    Judgement(when=lambda seen: seen.ending is Ending.STEPS, find=_is_well),
+    Judgement(when=lambda seen: bool(seen.hang), what="starts", find=_tell_hang),
+    Judgement(when=lambda seen: seen.verdict.health is Health.STALLED, find=quote),
+    Judgement(when=lambda seen: len(seen.steps) >= STEPS, find=_tell_no_end),
+)
+"""The first row that applies counts; a try that none applies to is well, as far as is known."""

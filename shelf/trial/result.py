@@ -6,25 +6,29 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.logs.tail import clean
 
 WIDTH = 80
 LABEL = 11
-UNKNOWN = "not known"
 MEASURED = "measured"
 FORMAT = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Trouble:
     """One thing that would stop the whole run."""
 
     what: str
-    """starts, steps, checkpoint, memory or submit."""
+    """starts, steps, checkpoint or submit."""
     cause: str
+    """A sentence."""
     remedy: str = ""
     evidence: tuple[str, ...] = ()
     """Lines of its logs."""
+    rule: str = ""
+    """Name of the rule of `vjob status`, or of the table of tries, that found it."""
+    end: EndCause | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +38,7 @@ class Row:
     name: str
     text: str
     certainty: str
-    """measured, `estimated, -75 to +80 %`, or `not known: ...`, where the text is empty."""
+    """`measured`, `measured on one node`, or `not known: ...`, where the text is empty."""
     values: dict[str, Any]
     """The same for programs, units in the names."""
 
@@ -45,7 +49,7 @@ class Result:
 
     conf: str
     rows: tuple[Row, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[Trouble, ...]
     differs: tuple[str, ...]
     """How what was tried differs from the whole run."""
     took_s: float
@@ -57,42 +61,32 @@ class Result:
         return not self.findings
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "conf": self.conf,
-            "healthy": self.is_healthy,
-            "findings": [asdict(finding) for finding in self.findings],
-            "rows": [asdict(row) for row in self.rows],
-            "differs": list(self.differs),
-            "took_s": round(self.took_s, 1),
-            "files": self.files,
-        }
+        values = {**asdict(self), "took_s": round(self.took_s, 1)}
+        return {"format": FORMAT, "healthy": self.is_healthy, **values}
 
 
 def render(result: Result, width: int = WIDTH) -> str:
     """What was found first, then the table, then how the try differs from the whole run."""
     lines: list[str] = []
     for finding in result.findings:
-        lines += _wrap("FOUND", clean(finding.cause), width)
-        lines += _wrap("", f"-> {clean(finding.remedy)}", width) if finding.remedy else []
-        for text in finding.evidence:
-            lines += [f"{'':{LABEL}}| {clean(text)}"[:width]]
+        lines += _wrap("FOUND", finding.cause, width)
+        lines += _wrap("", f"-> {finding.remedy}", width) if finding.remedy else []
+        lines += [f"{'':{LABEL}}| {clean(text)}"[:width] for text in finding.evidence]
     starts = not any(finding.what in ("starts", "submit") for finding in result.findings)
     for row in result.rows:
-        if not row.text and not starts:
-            continue  # what it might take, nobody asks of what does not start
-        text = f"{row.text} ({row.certainty})" if row.text else row.certainty
-        lines += _wrap(row.name, clean(text), width)
-    if result.differs:
-        lines += _wrap("differs", "; ".join(result.differs), width)
-    if result.files:
-        lines += [f"{'files':{LABEL}}{result.files}"]
+        if row.text or starts:  # what it might take, nobody asks of what does not start
+            text = f"{row.text} ({row.certainty})" if row.text else row.certainty
+            lines += _wrap(row.name, text, width)
+    lines += _wrap("differs", "; ".join(result.differs), width)
+    lines += [f"{'files':{LABEL}}{result.files}"] if result.files else []
     return "\n".join(lines)
 
 
 def _wrap(label: str, text: str, width: int) -> list[str]:
+    if not text:
+        return []
     return textwrap.wrap(
-        text,
+        clean(text),
         width=width,
         initial_indent=f"{label:{LABEL}}",
         subsequent_indent=" " * LABEL,
@@ -103,5 +97,4 @@ def _wrap(label: str, text: str, width: int) -> list[str]:
 
 def unknown(name: str, why: str, **values: Any) -> Row:
     """A row without an answer; `values` are what is known all the same."""
-    first = why.strip().splitlines()[0] if why.strip() else "nothing is known about it"
-    return Row(name=name, text="", certainty=f"{UNKNOWN}: {first}", values=values)
+    return Row(name=name, text="", certainty=f"not known: {why}", values=values)

@@ -14,6 +14,7 @@ from typing import Any
 
 from varuna_core.facts.catalogue.ends import HANG_REMEDIES, REMEDIES, list_remedies
 from varuna_core.facts.catalogue.known_line import Proof
+from varuna_core.facts.catalogue.rank_output import REFUSED_BY_VJOB
 from varuna_core.facts.cause import BY_SCHEDULER, OF_NODE, Actor, End, EndCause
 from varuna_core.facts.deciding import choose_end
 from varuna_core.facts.finding import Finding
@@ -332,8 +333,9 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
         return None
     outcome = snapshot.outcome
     said = outcome.reason if outcome is not None else ""
-    # What srun printed as it ended the others explains nothing.
-    reason = join([format_root(root), said], "; ") if is_proof(root, Proof.CAUSE) else said
+    # What srun printed as it ended the others explains nothing; an agent's line stands in `said`.
+    is_told = said and (root.kind == REFUSED_BY_VJOB or not is_proof(root, Proof.CAUSE))
+    reason = said if is_told else join([format_root(root), said], "; ")
     reason = reason or format_root(root)
     return Cause(end=decide_end(snapshot), reason=reason, line=root, node=root.node, rank=root.rank)
 

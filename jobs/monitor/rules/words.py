@@ -52,8 +52,8 @@ def render_advice(finding: Finding, context: Context, job: str) -> str:
     """The meaning of the line that it rests on, what to do, and commands that tell more."""
     parts = []
     meaning = str(finding.values.get("meaning", ""))
-    for is_command, remedies in groupby(finding.remedies, _is_command):
-        if is_command:
+    for stands_alone, remedies in groupby(finding.remedies, is_command):
+        if stands_alone:
             parts += [meaning, *(_spell(one, context, job) for one in remedies)]
         else:
             parts.append(join([meaning, render_all(remedies, context, job)], ": "))
@@ -61,7 +61,7 @@ def render_advice(finding: Finding, context: Context, job: str) -> str:
     return join([*parts, meaning], "; ")
 
 
-def _is_command(remedy: Remedy) -> bool:
+def is_command(remedy: Remedy) -> bool:
     """True for a command that stands for itself, ready to be copied."""
     is_bare = not (remedy.detail or remedy.when or remedy.value)
     if remedy.action is Action.CANCEL:

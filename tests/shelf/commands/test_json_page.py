@@ -44,7 +44,7 @@ from vjob.jobs.monitor.stacks.group import RankStack, Stacks
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.reports.analysis import findings as reported
 from vjob.shelf.commands.cli import cli
-from vjob.shelf.trial.result import Finding, Result, Row
+from vjob.shelf.trial.result import Result, Row, Trouble
 
 PAGE = read_page()
 TYPED = {
@@ -188,7 +188,7 @@ def test_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     dry = ("submit", conf, "--dry-run", "--after-any", "fails")
     ask("submit --dry-run, profile --dry-run", *dry)
     ask("submit --sweep --dry-run", *dry, *sweep[:2])
-    found = Finding(what="starts", cause="no file", remedy="write it", evidence=("no such file",))
+    found = Trouble(what="starts", cause="no file", remedy="write it", evidence=("no such file",))
     row = Row(name="starts", text="", certainty="not known", values={"starts": False})
     tried = Result(conf=conf, rows=(row,), findings=(found,), differs=("one node",), took_s=1.0)
     stage.printed["try"] = read_values(json.dumps(tried.as_json()))

@@ -47,7 +47,6 @@ def test_an_example_is_not_blamed(tmp_path: Path, name: str) -> None:
     blamed = [item for item in found["findings"] if not item["cause"].endswith(" free")]
     assert blamed == [] and rows["starts"]["text"].startswith("yes")
     if name in BUILT_IN and name != "gpt2-xl-mixed":  # which saves nothing
-        assert name == "tiny-gpt" or "fits" in rows["memory"]["text"]
         assert rows["checkpoint"]["values"]["loaded"] is True
 
 

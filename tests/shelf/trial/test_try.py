@@ -111,7 +111,7 @@ def test_a_built_in_program_saves_and_loads_a_checkpoint(vjob: Vjob) -> None:
     assert rows["checkpoint"]["values"]["loaded"] is True
     assert rows["step"]["certainty"].startswith("measured")
     assert rows["duration"]["values"]["steps"] == 5000
-    assert rows["memory"]["values"]["mb"].keys() == {"stage 0", "stage 1"}
+    assert rows["memory"]["certainty"] == "not known: no GPU was sampled"
     assert not (vjob.folder / "checkpoints").exists()
 
 

@@ -32,6 +32,8 @@ from varuna_core.facts.remedy import Action, Remedy, Target
 
 ATTEMPT_ENDED = "attempt ended"
 """Name of the lines that say how an attempt ended, with an error or a bare exit code."""
+REFUSED_BY_VJOB = "refused by vjob"
+"""Name of the lines by which an agent ends an attempt: its outcome has the same words."""
 
 cause = partial(make_row, Scope.RANK, Proof.CAUSE, stream=Stream.STDERR)
 fallout = partial(make_row, Scope.RANK, Proof.FALLOUT, stream=Stream.STDERR)
@@ -498,7 +500,7 @@ PYTHON = (
         fatal=True,
     ),
     cause(
-        "refused by vjob",
+        REFUSED_BY_VJOB,
         r"^vjob agent: (?!the attempt was (?:asked|told) to stop)|^launch: cannot go on",
         "the message says what to change",
         fatal=True,
@@ -520,6 +522,19 @@ PYTHON = (
         "a data worker died, most often because memory ran out",
         FEWER_WORKERS,
         replace(MORE_MEMORY, instead=True),
+    ),
+    cause(
+        "missing key",
+        r"^KeyError: '[A-Z][A-Z0-9_]+'$",
+        "",
+        Remedy(
+            Action.ADD,
+            Target.PASSED_ENVIRONMENT,
+            "the name",
+            when="it is a variable of the environment",
+        ),
+        cause=EndCause.RANK_EXCEPTION,
+        within_s=TEARDOWN_S,
     ),
     cause(
         "python exception",

@@ -139,6 +139,7 @@ ROOTS = {
     "refused by vjob": "vjob agent: every port from 61000 to 65499 is in use on this host",
     "cuda error": "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling x",
     "data worker": "RuntimeError: DataLoader worker (pid(s) 99) exited unexpectedly",
+    "missing key": "KeyError: 'WANDB_API_KEY'",
     "python exception": "12: varuna_core.runtime.split.cut.LeakError: mask goes around the cut",
     "fatal error": "fatal: not a git repository",
 }

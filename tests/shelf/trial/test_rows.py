@@ -10,10 +10,10 @@ import pytest
 from vjob.jobs.conf.schema import Checkpoint, JobConf, Program, Train
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Stacks, Thread, group_stacks
 from vjob.jobs.schedulers.slurm.scheduler import refuse
-from vjob.shelf.trial.outlook import build_refusal, find_step_s, format_bytes
-from vjob.shelf.trial.result import Finding, Result, Row, render
+from vjob.shelf.trial.result import Result, Row, Trouble, render
+from vjob.shelf.trial.rows import build_refusal, find_step_s, format_bytes
 from vjob.shelf.trial.saving import count_checkpoints
-from vjob.shelf.trial.watching import judge_stacks
+from vjob.shelf.trial.watch import judge_stacks
 
 REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified"
 
@@ -26,13 +26,13 @@ def test_a_refusal_is_a_cause_and_a_remedy() -> None:
 
 def test_the_time_of_the_first_steps_is_called_an_upper_bound() -> None:
     """Two warm-up steps took 127 ms, those of the run 24 ms, and both were called measured."""
-    points = [SimpleNamespace(step_s=seconds) for seconds in (0.2, 0.127)]
-    seen: Any = SimpleNamespace(snapshot=SimpleNamespace(progress=SimpleNamespace(points=points)))
-    trial: Any = SimpleNamespace(is_whole=True)
-    assert find_step_s(trial, seen, None, "") == (0.127, "measured: first steps, so at most")
+    seen: Any = SimpleNamespace(step_times=[0.2, 0.127])
+    trial: Any = SimpleNamespace(is_whole=True, is_small=False)
+    assert find_step_s(trial, seen) == (0.127, "measured: first steps, so at most")
     part: Any = SimpleNamespace(is_whole=False, is_small=False, caveat="on one node")
-    _, sure = find_step_s(part, seen, None, "estimated")
-    assert sure == "measured on one node: first steps, so at most"
+    assert find_step_s(part, seen)[1] == "measured on one node: first steps, so at most"
+    small: Any = SimpleNamespace(is_whole=False, is_small=True)
+    assert find_step_s(small, seen)[0] is None
 
 
 def stacks(*calls: tuple[str, ...]) -> Stacks:
@@ -82,7 +82,7 @@ def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
     result = Result(
         conf="/x/conf.yaml",
         rows=(Row(name="step", text="1.2 s " * 30, certainty="measured", values={}),),
-        findings=(Finding(what="starts", cause="it broke " * 20, remedy="mend it"),),
+        findings=(Trouble(what="starts", cause="it broke " * 20, remedy="mend it"),),
         differs=("one node",),
         took_s=1.0,
     )

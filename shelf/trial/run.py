@@ -1,6 +1,6 @@
-"""A try of a conf, from its start to its result.
+"""A try of a conf, from its start to its result: an ordinary run that is watched and judged.
 
-    ask Slurm of the whole run ─► shrink ─► submit ─► watch ─► again, from its checkpoint ─► outlook
+    ask Slurm of the whole run ─► shrink ─► submit ─► watch ─► judge ─► again, from its checkpoint
 
 What a try leaves is removed once its runs are over: its checkpoints always, its run folder where
 nothing was found.
@@ -19,27 +19,32 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
+from varuna_core.facts.known import Value
 from varuna_core.records.record import INTENT, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.planning.question import find_nodes
 from vjob.jobs.planning.resolve_auto import Resolved
+from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import is_over, view_run
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.submit.submit import defer_interrupts, prepare, submit
-from vjob.shelf.trial.judgement import find_trouble, tell_start
-from vjob.shelf.trial.outlook import ask_slurm, build_refusal, find_outlook
-from vjob.shelf.trial.place import CheckpointFolder, choose_node, make_checkpoints
-from vjob.shelf.trial.result import Finding, Result, Row
-from vjob.shelf.trial.saving import SavingTrial
-from vjob.shelf.trial.smaller import STEPS, Trial, shrink
-from vjob.shelf.trial.watching import Ending, Say, Seen, Watcher, stop
+from vjob.shelf.trial.judgement import find_trouble
+from vjob.shelf.trial.result import Result, Row, Trouble
+from vjob.shelf.trial.rows import ask_slurm, build_refusal, tell_start, tell_whole
+from vjob.shelf.trial.saving import CheckpointFolder, make_folder, try_checkpoint
+from vjob.shelf.trial.smaller import STEPS, OneNode, Trial, shrink
+from vjob.shelf.trial.watch import Ending, Say, Seen, watch
 
 log = logging.getLogger(__name__)
+CANCEL_S = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Of one try."""
+    """Options of one try."""
 
     queue: str | None = None
     is_here: bool = False
@@ -54,10 +59,50 @@ def run_trial(resolved: Resolved, options: Options, say: Say) -> Result:
     is_kept = False
     try:
         trying.run()
-        is_kept = bool(trying.findings) or options.keeps
+        is_kept = bool(trying.troubles) or options.keeps
     finally:
         trying.clean_up(keeps=is_kept)
     return trying.build_result(is_kept=is_kept)
+
+
+def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
+    """The node that a try of this conf gets; InputError where there is none.
+
+    A node of `queue`, or of the first group's own queue; this machine where there is no Slurm, or
+    with `is_here`.
+    """
+    first = conf.cluster.nodes[0]
+    wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
+    if queue is not None and not schedulers.choose_auto().can.has_queue:
+        raise InputError(
+            f"--queue {queue}: sbatch is not on PATH; leave --queue out to try it on this machine"
+        )
+    own = schedulers.choose_for(conf.cluster)
+    is_queued = own.can.has_queue and not own.find_obstacle()
+    if is_here or (queue is None and not is_queued):
+        counted = count_visible(choose_accelerator(), os.environ)
+        count = counted.value if wants_gpus and isinstance(counted, Value) else 0
+        kind = f"{first.gpu_type}:" if first.gpu_type else ""
+        return OneNode(num_gpus=count, gpus=f"{kind}{count}" if count else None, is_here=True)
+    node = OneNode(
+        num_gpus=first.num_gpus,
+        gpus=first.gpus,
+        queue=queue or first.queue,
+        is_here=False,
+        is_asked=queue is not None,
+    )
+    if queue is None or queue == first.queue or not wants_gpus:
+        return node
+    try:
+        groups = find_nodes(queue)
+    except InputError:  # none with GPUs
+        return replace(node, num_gpus=0, gpus=None)
+    # GPUs of the kind that the conf has, where the queue has such; else of the most.
+    alike = [group for group in groups if first.gpu_type in (None, group.gpu_type)]
+    best = max(alike or groups, key=lambda group: group.num_gpus)
+    if best.num_gpus >= first.num_gpus and alike:
+        return node
+    return replace(node, num_gpus=best.num_gpus, gpus=best.gpus)
 
 
 class _Trying:
@@ -68,7 +113,7 @@ class _Trying:
         self.conf = resolved.conf
         self.begun = time.monotonic()
         self.runs: list[RunFolder] = []
-        self.findings: list[Finding] = []
+        self.troubles: list[Trouble] = []
         self.rows: list[Row] = []
         self.trial: Trial | None = None
         self.folder: CheckpointFolder | None = None
@@ -82,29 +127,28 @@ class _Trying:
         whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
         asked = ask_slurm(whole)
         if asked.refusal is not None:
-            self.findings.append(asked.refusal)
+            self.troubles.append(asked.refusal)
             if not node.is_here and not node.is_asked:
                 return  # the try would be refused like it
-        folder = self.folder = make_checkpoints(self.conf, self.resolved.path.parent)
-        is_able = folder is not None and folder.problem is None
-        if folder is not None and folder.problem is not None:
-            self.findings.append(folder.problem)
+        folder = self.folder = make_folder(self.conf, self.resolved.path.parent)
+        problem = folder.problem if folder is not None else None
+        self.troubles += [problem] if problem is not None else []
         self.trial = shrink(
             self.conf,
             node,
             limit_min=math.ceil(options.limit_s / 60),
-            checkpoint=folder.seen if folder is not None and is_able else None,
+            checkpoint=folder.seen if folder is not None and problem is None else None,
         )
         seen = self._start(self.trial.conf, STEPS)
         if seen is None:
             return
-        self.findings += find_trouble(seen, options.limit_s)
-        self.rows.append(tell_start(seen, self.trial, self.findings, options.limit_s))
-        if not self.findings:
-            tried = SavingTrial(self.conf, self.trial, folder, options.limit_s)
-            self.rows.append(tried.run(self._start))
-            self.findings += tried.findings
-        self.rows += find_outlook(whole, self.resolved, self.trial, seen, asked)
+        self.troubles += find_trouble(seen)
+        self.rows.append(tell_start(seen, self.trial, self.troubles))
+        if not self.troubles:
+            row, found = try_checkpoint(self.conf, self.trial, folder, self._start)
+            self.rows.append(row)
+            self.troubles += found
+        self.rows += tell_whole(self.conf, whole.plan.num_nodes, self.trial, seen, asked)
 
     def _start(self, conf: JobConf, num_steps: int) -> Seen | None:
         """Submit, watch and end; None with a finding where it could not be submitted."""
@@ -117,35 +161,31 @@ class _Trying:
         except InputError:
             raise
         except VjobError as error:
-            self.findings.append(build_refusal(error))
+            self.troubles.append(build_refusal(error))
             return None
-        watcher = Watcher(run, limit_s=self.options.limit_s, say=self.say)
-        seen = watcher.watch(num_steps=num_steps, ends_itself=conf.program.kind in BUILT_IN)
+        is_built_in = conf.program.kind in BUILT_IN
+        limit_s, say = self.options.limit_s, self.say
+        seen = watch(run, num_steps=num_steps, ends_itself=is_built_in, limit_s=limit_s, say=say)
         if seen.ending is not Ending.OVER:
-            self.say("ending it")
+            say("ending it")
             saves = seen.ending is Ending.STEPS and conf.train.checkpoint.folder is not None
             stop(run, saves=saves)
         return seen
 
     def build_result(self, *, is_kept: bool) -> Result:
         kept = [*self.going, *(self.runs[-1:] if is_kept else [])]
+        notes = () if self.trial is None else self.trial.notes
+        if self.folder is not None and self.folder.here is None and self.runs:
+            left = f"its checkpoints stay in {self.folder.seen}, which this machine does not see"
+            notes = (*notes, left)
         return Result(
             conf=str(self.resolved.path),
             rows=tuple(self.rows),
-            findings=tuple(self.findings),
-            differs=self._list_differences(),
+            findings=tuple(self.troubles),
+            differs=notes,
             took_s=time.monotonic() - self.begun,
             files=" ".join(dict.fromkeys(str(run.path) for run in kept)),
         )
-
-    def _list_differences(self) -> tuple[str, ...]:
-        """The trial's notes, and the checkpoints of it that are left."""
-        notes = () if self.trial is None else self.trial.notes
-        folder = self.folder
-        if folder is None or folder.here is not None or not self.runs:
-            return notes
-        left = f"its checkpoints stay in {folder.seen}, which this machine does not see"
-        return (*notes, left)
 
     def clean_up(self, *, keeps: bool) -> None:
         """End what goes on, and remove what it left; of a run that does not end all is kept."""
@@ -178,6 +218,14 @@ def ignore_signals() -> Iterator[None]:
     finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def stop(run: RunFolder, *, saves: bool = False) -> None:
+    """End a run that goes on, asked to save first where its ranks can; what is over is fine."""
+    try:
+        cancel_run(run, now=not saves, wait_s=CANCEL_S, say=lambda text: None)
+    except VjobError as error:
+        log.info("%s", error)
 
 
 def end_submit(run: RunFolder) -> None:
