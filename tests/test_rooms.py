@@ -105,6 +105,7 @@ BELOW = {
         "shelf/screen",
         "shelf/watch",
         "shelf/web",
+        "shelf/run",
         "shelf/launcher",
         "shelf/host",
         "shelf/commands",

@@ -24,7 +24,6 @@ STILL = {
     "jobs/monitor/rules/waiting.py:_wait_values",
     "jobs/submit/chain.py:_explain_problem",
     "shelf/compare.py:_explain",
-    "shelf/launcher/follow.py:_finish",
     "shelf/screen/key_screen.py:_unsay",
     "varuna_core/agent/gpu/sampler.py:_read_gpus",
     "varuna_core/morph/manager.py:_find_full",

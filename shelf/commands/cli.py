@@ -33,6 +33,11 @@ def _row(name: str, home: str, text: str) -> BuiltIn:
 COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
     "Run": (
         _row(
+            "run",
+            "run:run",
+            "Run PROGRAM on this machine, or on Slurm with any of its options, without a conf.",
+        ),
+        _row(
             "try",
             "trial:try_",
             "Try CONF: two steps of its program on one node, with its data, environment and "
@@ -153,6 +158,7 @@ SEAM = Seam("vjob.commands", [*(row for rows in COMMANDS.values() for row in row
 
 EXAMPLES = """\b
 Start here:
+  vjob run train.py            your script, here or (-p QUEUE) on Slurm
   vjob init > conf.yaml        a commented conf
   vjob try conf.yaml           two steps of it on one node: will it run?
   vjob submit conf.yaml        run it: on Slurm, else on this machine
@@ -165,7 +171,8 @@ A time is a number in the unit shown, or 90s, 30m, 2h, 1d12h, 1:30:00.
 
 MEANT = {
     **dict.fromkeys(("check", "validate", "lint"), "submit CONF --dry-run"),
-    **dict.fromkeys(("run", "start", "launch", "train", "sbatch"), "submit CONF"),
+    **dict.fromkeys(("start", "launch", "train", "srun", "torchrun"), "run PROGRAM"),
+    "sbatch": "submit CONF",
     **dict.fromkeys(("kill", "stop", "delete", "rm", "scancel"), "cancel JOB"),
     **dict.fromkeys(("ls", "jobs", "ps", "squeue", "sacct"), "list"),
     **dict.fromkeys(("show", "info", "top"), "status JOB"),

@@ -157,7 +157,9 @@ def submit(
         resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     refuse_function(resolved.conf)
     if dry_run:
-        _preview(submitting.prepare(resolved, for_preview=True, snapshot=snapshot), before, as_json)
+        preview_run(
+            submitting.prepare(resolved, for_preview=True, snapshot=snapshot), before, as_json
+        )
         return
     if test_only:
         from vjob.jobs.submit import preview
@@ -177,7 +179,7 @@ def submit(
     print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
 
 
-def _preview(ready: Prepared, after: AfterRuns, as_json: bool) -> None:
+def preview_run(ready: Prepared, after: AfterRuns, as_json: bool) -> None:
     from vjob.jobs.submit import preview
 
     if as_json:
@@ -366,7 +368,7 @@ def profile(
     if dry_run:
         from vjob.jobs.submit.chain import NO_RUNS
 
-        _preview(submitting.prepare(resolved, words, for_preview=True), NO_RUNS, as_json)
+        preview_run(submitting.prepare(resolved, words, for_preview=True), NO_RUNS, as_json)
         return
     ready = submitting.prepare(resolved, words)
     run, record = submitting.submit_prepared(ready, executor=make_executor(resolved))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import os
 import platform
-import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,26 +15,21 @@ from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import list_names, read_json, write_json
 from varuna_core.records.machine import identify_machine
 from varuna_core.records.plan import read_plan
-from varuna_core.records.record import read_record
+from varuna_core.records.record import RunRecord
 from varuna_core.records.requests import write_stop
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.confs import ConfText, resolve
-from vjob.jobs.api.executor import VjobExecutor
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.log_lines.print_logs import LineFilter
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import is_over, view_run, view_runs
 from vjob.jobs.schedulers.local.scheduler import state_file
-from vjob.jobs.submit import submit as submitting
-from vjob.shelf.launcher.follow import (
-    Screen,
-    Terminated,
-    cancel_now,
-    follow_run,
-    note_sigterm,
-)
 from vjob.shelf.launcher.translate import Arguments, build_conf, read_inputs
+from vjob.shelf.run import follow
+from vjob.shelf.run.follow import Screen
 
+NAME = "launch"
 FROM_FLAGS = Path("launch-flags")
 """Called so in messages; paths in the conf are absolute."""
 STATE_FORMAT = 2
@@ -45,31 +39,22 @@ POLL_S = 0.2
 
 def start_run(arguments: Arguments, folder: Path) -> int:
     """Submit a new run below `folder` and follow it; its exit code."""
-    screen = Screen()
+    screen = Screen(NAME)
     inputs = read_inputs(arguments)
     text = dump_yaml(build_conf(arguments, inputs, str(folder)))
     resolved = resolve(ConfText(path=FROM_FLAGS, text=text))
     for line in [*filter(None, [inputs.shape.text]), *inputs.layout.describe()]:
         screen.say(line)
 
-    made: list[RunFolder] = []
-
-    def keep(run: RunFolder) -> None:
-        made.append(run)
+    def fill(run: RunFolder) -> None:
         write_json(run.launch, {"format": STATE_FORMAT, "arguments": asdict(arguments)})
 
-    executor = VjobExecutor(resolved.conf.log_folder)
-    with note_sigterm() as sigterms:
-        try:
-            run, record = submitting.submit(resolved, executor=executor, fill=keep)
-            job = ", ".join(job.id for job in record.jobs)
-            screen.say(f"job {job} in {run.path}; `vjob status {job}` from any terminal")
-            return follow_run(run, screen, sigterms)
-        except (KeyboardInterrupt, Terminated) as end:  # from submit it comes once the job is there
-            for run in made:
-                if read_record(run) is not None:
-                    cancel_now(run, screen)
-            return 128 + (signal.SIGTERM if isinstance(end, Terminated) else signal.SIGINT)
+    def announce(run: RunFolder, record: RunRecord) -> None:
+        job = ", ".join(job.id for job in record.jobs)
+        screen.say(f"job {job} in {run.path}; `vjob status {job}` from any terminal")
+
+    wanted = LineFilter.make(raw=True)
+    return follow.start_run(resolved, screen, announce, wanted=wanted, fill=fill, with_batch=True)
 
 
 def resume_run(run: RunFolder, given: dict[str, Any]) -> int:
@@ -84,7 +69,7 @@ def resume_run(run: RunFolder, given: dict[str, Any]) -> int:
 
 def kill_run(run: RunFolder) -> int:
     """End a run on all its machines, from wherever the run folder is seen."""
-    screen = Screen()
+    screen = Screen(NAME)
     state = read_json(state_file(run, None))
     if not isinstance(state, dict) or state.get("machine") in (None, identify_machine()):
         screen.say(cancel_run(run, now=True, wait_s=KILL_S, say=screen.say))

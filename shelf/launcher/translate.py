@@ -10,7 +10,6 @@ without --no_morphing                      morph.enabled
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from varuna_core.launch.machines import read_machine_list
 from vjob.jobs.errors import InputError
 from vjob.shelf.launcher.envfile import parse_env_file
 from vjob.shelf.launcher.layout import MachineLayout, PlannedShape, choose_shape, lay_out
+from vjob.shelf.run.program import keep_text, name_run
 
 PLANNER = (
     "--nstages and --chunk_size are both needed; with --profile, a file that "
@@ -136,11 +136,11 @@ def build_conf(arguments: Arguments, inputs: Inputs, log_folder: str) -> dict[st
         "program": {
             "script": os.path.join(arguments.code_dir, script),
             "arguments": "none" if arguments.no_arguments else "varuna",
-            "args": [_keep(word) for word in args],
+            "args": [keep_text(word) for word in args],
             "python": arguments.python,
         },
         "workdir": arguments.code_dir,
-        "env": {name: _keep(value) for name, value in env.items()},
+        "env": {name: keep_text(value) for name, value in env.items()},
         "train": {
             "global_batch_size": arguments.batch_size,
             "micro_batch_size": inputs.shape.chunk_size,
@@ -196,15 +196,3 @@ def _take_devices(env: Mapping[str, str]) -> tuple[list[int] | None, dict[str, s
     if not all(word.isdecimal() for word in words):
         raise InputError(f"--env_file: {CUDA_VISIBLE}: want numbers, such as 0,1")
     return [int(word) for word in words], rest
-
-
-def _keep(text: str) -> str:
-    """A text that reaches ranks as it is: `${` would be a reference to a key."""
-    return text.replace("${", "$${")
-
-
-def name_run(script: str) -> str:
-    """A name for folders, from the script's."""
-    stem = os.path.splitext(os.path.basename(script))[0]
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", stem).strip("-_")[:50]
-    return f"run-{name}".strip("-") if not name or re.fullmatch(r"last|L?\d+", name) else name

@@ -246,8 +246,9 @@ class _UnusableError(Exception):
 
 
 SCRIPTS = {
-    ".py": "is a script, and no conf: `vjob init > conf.yaml`, and there program: {{script: {}}}",
-    ".sh": "is a shell script, and no conf: `vjob init --from {} > conf.yaml` translates it",
+    ".py": "is a script, not a conf: `vjob run {0}` runs it, with `--print-conf` prints a conf",
+    ".sh": "is a shell script, not a conf: `vjob run {0}` runs it on this machine, "
+    "`vjob init --from {0} > conf.yaml` translates it",
 }
 MOST_BYTES = 8 << 20
 """Of a conf; what is larger is another file."""

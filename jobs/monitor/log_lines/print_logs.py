@@ -41,6 +41,7 @@ from vjob.jobs.monitor.log_lines.stream import (
 from vjob.jobs.monitor.model.snapshot import Line
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.runs.outcome import read_node_names
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState
 
 LINES_BEFORE = 12
@@ -186,7 +187,11 @@ SMALLEST_PIECE = 32 * 1024
 """Bytes that are read of all files at a time, and of one at least."""
 LOOK_S = 3.0
 """Between two questions to the scheduler while following."""
+POLL_HERE_S, LOOK_HERE_S = 0.1, 0.5
+"""The same of a run without a queue."""
 Say = Callable[[str], object]
+Show = Callable[[str, bool], object]
+"""Print a line of the ranks, and True where it was written to standard error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +210,8 @@ class LineFilter:
     until: float | None = None
     as_json: bool = False
     """One JSON object a line, of each rank by itself."""
+    bare: bool = False
+    """The text alone, as the rank wrote it."""
 
     @classmethod
     def make(
@@ -220,6 +227,7 @@ class LineFilter:
         since: float | None = None,
         until: float | None = None,
         as_json: bool = False,
+        bare: bool = False,
     ) -> LineFilter:
         if since is not None and until is not None and since > until:
             raise InputError("--since is later than --until")
@@ -239,6 +247,7 @@ class LineFilter:
             since=since,
             until=until,
             as_json=as_json,
+            bare=bare,
         )
 
     def takes(self, text: str) -> bool:
@@ -259,6 +268,8 @@ class LineFilter:
 
     def render(self, line: LogLine) -> str:
         """One line of one rank, as it is asked for."""
+        if self.bare:
+            return line.text
         if not self.as_json:
             return self._render_time(line) + line.render(self.paint)
         value = {
@@ -418,22 +429,36 @@ def _read_attempt_plan(run: RunFolder) -> Plan | None:
 
 
 def follow_run(
-    run: RunFolder, say: Say, wanted: LineFilter | None = None, *, num_lines: int | None = None
+    run: RunFolder,
+    say: Say,
+    wanted: LineFilter | None = None,
+    *,
+    num_lines: int | None = None,
+    show: Show | None = None,
+    with_batch: bool = False,
+    with_states: bool = True,
 ) -> int:
     """Lines as they come, to the run's end; returns the exit code for that end.
 
-    `num_lines` bounds what is shown of files that are there at the start.
+    `num_lines` bounds what is shown of files that are there at the start. Ranks' lines go to `show`
+    where there is one, and ours to `say`: changes of the job's state, and lines of the batch script
+    if asked for.
     """
     wanted = wanted or LineFilter.make()
+    show = show or (lambda text, is_err: say(text))
     check_ranks(run, wanted)
     is_known = not wanted.nodes
     logs: dict[tuple[Path, str], Log] = {}
+    batch: dict[Path, Follower] = {}
     collapser = Collapser()
     state, looked = "", -math.inf
+    look_s, poll_s = LOOK_S, POLL_S
     plan: Plan | None = None
     while True:
-        if time.monotonic() - looked > LOOK_S:
+        if time.monotonic() - looked > look_s:
             view = view_run(run)
+            if not schedulers.has_queue(view.record.scheduler):  # a question costs nothing
+                look_s, poll_s = LOOK_HERE_S, POLL_HERE_S
             looked = time.monotonic()
             reasons = {
                 info.reason_text for info in view.infos if info.state is JobState.PENDING
@@ -441,9 +466,13 @@ def follow_run(
             why = f" ({', '.join(sorted(reasons))})" if reasons else ""
             if view.state + why != state:
                 state = view.state + why
-                say(f"-- {run.name} is {state}")
+                if with_states:
+                    say(f"-- {run.name} is {state}")
             over = view.record.state in (records.ENDED, records.REFUSED)
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
+        for path in sorted(run.path.glob("scheduler*.out")) if with_batch else ():
+            for text in batch.setdefault(path, Follower(path)).read(final=over):
+                say(clean(text))
         for attempt in run.attempts():
             for log in find_logs(attempt, wanted, num_lines):
                 logs.setdefault((log.path, log.label), log)
@@ -451,30 +480,34 @@ def follow_run(
             plan = _read_attempt_plan(run)
         num_lines, world = None, None if plan is None else plan.world
         num_new = 0
+        groups: list[EqualLines] = []
         for line in merge_lines(_choose(log, wanted, final=over) for log in logs.values()):
             num_new += 1
-            if wanted.raw or wanted.as_json:
-                say(wanted.render(line))
+            if wanted.raw or wanted.as_json or wanted.bare:
+                show(wanted.render(line), line.is_err)
                 continue
-            for group in collapser.take(line.at):
-                say(wanted.render_group(group, world))
+            groups += collapser.take(line.at)
             collapser.add(line)
         if over or not num_new:  # nobody prints: nothing comes that a held line could wait for
-            for group in collapser.take_all():
-                say(wanted.render_group(group, world))
+            groups += collapser.take_all()
+        for group in groups:
+            show(wanted.render_group(group, world), group.first.is_err)
         if over:
-            return finish(view, say)
-        time.sleep(max(POLL_S, len(logs) / FILES_PER_S))
+            return finish(view, say, is_batch_shown=with_batch)
+        time.sleep(max(poll_s, len(logs) / FILES_PER_S))
 
 
-def finish(view: RunView, say: Say) -> int:
-    """The last word on an ended run."""
-    if view.record.verdict == "COMPLETED":
-        say(f"-- done: {clean(view.record.message)}")
-        return 0
-    say(f"-- {view.state}: {clean(view.record.message)}")
+def finish(view: RunView, say: Say, *, is_batch_shown: bool = False) -> int:
+    """The last word on an ended run. Lines of the batch script, if they were shown, end with what
+    became of each attempt."""
     outcome = view.record.outcome
-    if outcome is None or outcome.culprit_rank is None:
+    is_said = is_batch_shown and outcome is not None
+    message = "" if is_said else f": {clean(view.record.message)}"
+    if view.record.verdict == "COMPLETED":
+        say(f"-- done{message}")
+        return 0
+    say(f"-- {view.state}{message}")
+    if not is_batch_shown and (outcome is None or outcome.culprit_rank is None):
         for path in sorted(view.run.path.glob("scheduler*.out")):
             _print_file(path, path.name, say)
     say(f"-- all files: {view.run.path}")

@@ -17,9 +17,7 @@ from tests.shelf.launcher.launcher_user import wait_until
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.submit import submit as submitting
-from vjob.shelf.launcher import follow
 from vjob.shelf.launcher.cli import build_parser, main
-from vjob.shelf.launcher.follow import Screen
 
 SIZES = ("--nstages", "1", "--chunk_size", "1", "--batch_size", "4")
 
@@ -105,31 +103,6 @@ def test_sigterm_while_it_is_submitted_ends_the_run(
     assert signal.getsignal(signal.SIGTERM) is before
     (record,) = [path for path in tmp_path.glob("log/a-*/record.json")]
     wait_until(lambda: view_run(RunFolder(record.parent)).record.state == "ended", "the end")
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "code"),
-    [
-        (signal.SIGINT, signal.SIGINT, 130),
-        (signal.SIGINT, signal.SIGTERM, 130),
-        (signal.SIGTERM, signal.SIGINT, 143),
-    ],
-)
-def test_no_further_signal_keeps_the_launcher_from_ending_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, second: int, code: int
-) -> None:
-    done: list[bool] = []
-
-    def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:
-        signal.raise_signal(second)
-        signal.raise_signal(signal.SIGINT)
-        done.append(now)
-
-    monkeypatch.setattr(follow, "_follow", lambda *given: signal.raise_signal(first))
-    monkeypatch.setattr(follow, "cancel", cancel)
-    with follow.note_sigterm() as sigterms:
-        assert follow.follow_run(RunFolder(tmp_path), Screen(), sigterms) == code
-    assert done == [True]
 
 
 def test_every_flag_of_the_page_is_a_flag_and_the_other_way_round() -> None:

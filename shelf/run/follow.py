@@ -1,4 +1,4 @@
-"""A launched run on the terminal: its ranks' lines as they come, and the signals that end it.
+"""A run on the terminal that started it: its ranks' lines as they come, and signals that end it.
 
     Ctrl-C            once: as `vjob cancel`, ranks that can save first; twice: at once      130
     SIGTERM           at once                                                               143
@@ -14,35 +14,32 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
 from varuna_core.records.files import read_json
-from varuna_core.records.logs.tail import Follower, clean
+from varuna_core.records.plan import read_plan
+from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.api.executor import VjobExecutor
 from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.log_lines import print_logs
+from vjob.jobs.monitor.log_lines.print_logs import LineFilter
+from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.runs.cancel import cancel_run
-from vjob.jobs.runs.find import RunView, is_over, view_run
+from vjob.jobs.runs.find import RunView, view_run
+from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.local.scheduler import is_alive, state_file
+from vjob.jobs.submit import submit as submitting
 
-LOOK_S = 1.0
-"""Between two looks at the run's state."""
-POLL_S = 0.2
-FILES_PER_S = 500
-"""How many log files are looked at in a second, at most."""
-KEPT_LINES = 100
 SAVE_S = 60
 """For ranks that save before they leave."""
 END_S = 120
 """For ranks that are ended, beyond their grace."""
-
-
 ENDS = (signal.SIGINT, signal.SIGTERM)
+Announce = Callable[[RunFolder, RunRecord], object]
 
 
 class Terminated(BaseException):
@@ -63,21 +60,16 @@ def note_sigterm() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def cancel_now(run: RunFolder, screen: Screen) -> None:
-    """End the run at once; from here on neither Ctrl-C nor SIGTERM keeps us from that."""
-    for number in ENDS:
-        signal.signal(number, signal.SIG_IGN)
-    cancel(run, screen, now=True)
-
-
 class Screen:
     """Where lines go; an output that is gone takes none."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """Of the command, before each line of its own."""
         self._deaf: set[TextIO] = set()
 
     def say(self, text: str) -> None:
-        self.show(f"launch: {text}", sys.stderr)
+        self.show(f"{self.name}: {text}", sys.stderr)
 
     def show(self, line: str, stream: TextIO) -> None:
         if stream in self._deaf:
@@ -90,107 +82,113 @@ class Screen:
             print(line.encode("ascii", "backslashreplace").decode(), file=stream, flush=True)
 
 
-class _Lines:
-    """New lines of a run's files."""
+def start_run(
+    resolved: Resolved,
+    screen: Screen,
+    announce: Announce,
+    *,
+    wanted: LineFilter | None = None,
+    fill: submitting.Fill = submitting.no_more,
+    with_batch: bool = False,
+) -> int:
+    """Submit a run and follow it; its exit code. Ctrl-C and SIGTERM end it from its first moment.
 
-    def __init__(self, run: RunFolder, screen: Screen) -> None:
-        self._run, self._screen = run, screen
-        self._followers: dict[Path, Follower] = {}
-        self.own: deque[str] = deque(maxlen=KEPT_LINES)
-        """What the run's own processes said last."""
+    Without `wanted` a single rank's lines are shown as they are.
+    """
+    made: list[RunFolder] = []
 
-    @property
-    def pause_s(self) -> float:
-        return max(POLL_S, len(self._followers) / FILES_PER_S)
+    def keep(run: RunFolder) -> None:
+        made.append(run)
+        fill(run)
 
-    def show(self, *, final: bool = False) -> None:
-        self._find()
-        for path, follower in self._followers.items():
-            node, kind = path.stem, path.suffix
-            for line in follower.read(final=final):
-                if path.parent == self._run.path:
-                    self.own.append(line)
-                    self._screen.show(clean(line), sys.stderr)
-                else:
-                    stream = sys.stdout if kind == ".out" else sys.stderr
-                    self._screen.show(f"{node} | {line}", stream)
-
-    def _find(self) -> None:
-        paths = [self._run.scheduler_log()]
-        for attempt in self._run.attempts():
-            paths += sorted([*attempt.path.glob("*.out"), *attempt.path.glob("*.err")])
-        for path in paths:
-            if path not in self._followers:
-                self._followers[path] = Follower(path)
+    executor = VjobExecutor(resolved.conf.log_folder)
+    with note_sigterm() as sigterms:
+        try:
+            run, record = submitting.submit(resolved, executor=executor, fill=keep)
+            announce(run, record)
+            plan = read_plan(run.plan)
+            wanted = wanted or LineFilter.make(bare=plan is not None and plan.world == 1)
+            return follow_run(run, screen, sigterms, wanted, with_batch=with_batch)
+        except (KeyboardInterrupt, Terminated) as end:  # from submit it comes once the job is there
+            for run in made:
+                if read_record(run) is not None:
+                    cancel_now(run, screen)
+            return 128 + (signal.SIGTERM if isinstance(end, Terminated) else signal.SIGINT)
 
 
-def follow_run(run: RunFolder, screen: Screen, sigterms: list[int]) -> int:
+def follow_run(
+    run: RunFolder,
+    screen: Screen,
+    sigterms: list[int],
+    wanted: LineFilter,
+    *,
+    with_batch: bool = False,
+) -> int:
     """Show the run to its end, within `note_sigterm`, whose list is `sigterms`; the exit code."""
-    lines = _Lines(run, screen)
-    asked: list[int] = []
-    code = 0
 
     def on_end(number: int, frame: FrameType | None) -> None:
         raise Terminated
 
     def on_call(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        _pass_on(run, number, screen)
 
-    handlers = {number: on_call for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    before = {number: signal.signal(number, handlers[number]) for number in handlers}
+    before = {number: signal.signal(number, on_call) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         signal.signal(signal.SIGTERM, on_end)
         if sigterms:
             raise Terminated
-        return _follow(run, lines, asked, screen)
+        return _follow(run, screen, wanted, with_batch=with_batch)
     except KeyboardInterrupt:
-        code = 128 + signal.SIGINT
         try:
             screen.say("ending the run: ranks that can save first; again to end it at once")
             cancel(run, screen, now=False)
         except (KeyboardInterrupt, Terminated):
             cancel_now(run, screen)
+        return 128 + signal.SIGINT
     except Terminated:
-        code = 128 + signal.SIGTERM
         screen.say("SIGTERM: ending the run")
         cancel_now(run, screen)
+        return 128 + signal.SIGTERM
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    lines.show(final=True)
-    return code
 
 
-def _follow(run: RunFolder, lines: _Lines, asked: list[int], screen: Screen) -> int:
-    looked = -LOOK_S
-    while True:
-        while asked:
-            _pass_on(run, asked.pop(0), screen)
-        if time.monotonic() - looked >= LOOK_S:
-            view = view_run(run)
-            looked = time.monotonic()
-        over = is_over(view)
-        lines.show(final=over)
-        if over:
-            return _finish(view, screen, "\n".join(lines.own))
-        time.sleep(lines.pause_s)
+def _follow(run: RunFolder, screen: Screen, wanted: LineFilter, *, with_batch: bool) -> int:
+    def say(text: str) -> None:
+        screen.show(text, sys.stderr)
+
+    def show(line: str, is_err: bool) -> None:
+        screen.show(line, sys.stderr if is_err and not wanted.as_json else sys.stdout)
+
+    record = read_record(run)
+    code = print_logs.follow_run(
+        run,
+        say,
+        wanted,
+        show=show,
+        with_batch=with_batch,
+        with_states=record is not None and schedulers.has_queue(record.scheduler),
+    )
+    return code and find_exit_code(view_run(run))
 
 
-def _finish(view: RunView, screen: Screen, said: str) -> int:
-    """The exit code of an ended run: that of its last attempt, else of its job. `said` is shown
-    already."""
-    record = view.record
-    if record.verdict == "COMPLETED":
-        return 0
-    if record.message not in said:
-        screen.say(f"{view.state}: {clean(record.message)}")
-    screen.say(f"all files: {view.run.path}")
-    code = record.outcome.code if record.outcome is not None else 0
+def find_exit_code(view: RunView) -> int:
+    """The exit code of a run that did not end well: that of its last attempt, else of its job."""
+    outcome = view.record.outcome
+    code = outcome.code if outcome is not None else 0
     if not code:
         state = read_json(state_file(view.run, None))
         word = str(state.get("exit_code", "")) if isinstance(state, dict) else ""
         code = int(word.partition(":")[0] or 0) if word else 0
     return code or 1
+
+
+def cancel_now(run: RunFolder, screen: Screen) -> None:
+    """End the run at once; from here on neither Ctrl-C nor SIGTERM keeps us from that."""
+    for number in ENDS:
+        signal.signal(number, signal.SIG_IGN)
+    cancel(run, screen, now=True)
 
 
 def cancel(run: RunFolder, screen: Screen, *, now: bool) -> None:

@@ -1,0 +1,179 @@
+"""`vjob run`: a program as its words stand on the command line, without a conf."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vjob.jobs.errors import InputError
+from vjob.shelf.commands.arguments import json_option, print_object, set_option
+from vjob.shelf.commands.terminal import say
+from vjob.shelf.run.slurm_options import BY_NAME, OPTIONS
+
+if TYPE_CHECKING:
+    from varuna_core.records.record import RunRecord
+    from varuna_core.records.runfolder import RunFolder
+
+END = "--"
+IS_COMMAND = f"{__name__}.is_command"
+NO_JSON = "--json prints what was submitted and the lines; it does not go with --print-conf"
+
+
+class RunCommand(click.Command):
+    """Its options end at the program's first word: all words after that are the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            rest = self.make_parser(ctx).parse_args(list(args))[0].get("words") or ()
+        except click.NoSuchOption as error:
+            raise click.UsageError(explain_unknown(error.option_name), ctx) from None
+        own = words[: len(words) - len(rest)] if isinstance(rest, tuple) else words
+        ctx.meta[IS_COMMAND] = own[-1:] == [END]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Slurm's options under a heading of their own."""
+        rows: dict[bool, list[tuple[str, str]]] = {False: [], True: []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None and isinstance(param, click.Option):
+                option = BY_NAME.get((param.name or "").replace("_", "-"))
+                rows[option is not None and option.is_for_slurm].append(record)
+        with formatter.section("Options"):
+            formatter.write_dl(rows[False])
+        with formatter.section("Options that submit it to Slurm, in sbatch's spellings"):
+            formatter.write_dl(rows[True])
+
+
+def explain_unknown(option: str) -> str:
+    """What to do about an option that is none of ours."""
+    from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
+
+    name = option.lstrip("-")
+    own = OWN_SBATCH.get(name)
+    more = f"sbatch's --{name}: {own}" if own else f"of sbatch: --set cluster.sbatch.{name}=VALUE"
+    return f"No such option: {option} (the program's own come after its name; {more})"
+
+
+def slurm_options(command: Any) -> Any:
+    """All of Slurm's options that have a place in the conf."""
+    for option in reversed(OPTIONS):
+        names = [f"-{option.short}"] if option.short else []
+        given: dict[str, Any] = {"help": option.help}
+        given |= {"metavar": option.metavar} if option.metavar else {"is_flag": True}
+        command = click.option(*names, f"--{option.name}", **given)(command)
+    return command
+
+
+@click.command(
+    cls=RunCommand,
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="[OPTIONS]",
+)
+@click.argument(
+    "words", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARG]...", required=True
+)
+@click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
+@click.option("--python", metavar="PATH", help="Python of the program; default: the active one.")
+@click.option("-d", "--detach", is_flag=True, help="Do not follow the run.")
+@set_option
+@click.option("--print-conf", is_flag=True, help="Print the conf that this stands for.")
+@click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@json_option
+@slurm_options
+@click.pass_context
+def run(
+    ctx: click.Context,
+    /,
+    words: tuple[str, ...],
+    is_module: bool,
+    python: str | None,
+    detach: bool,
+    overrides: tuple[str, ...],
+    print_conf: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: str | bool | None,
+) -> None:
+    """Run PROGRAM on this machine, or on Slurm with any of its options, without a conf.
+
+    Its output is shown here, and its exit code is the command's; Ctrl-C ends it. A program that
+    is no Python script is a command. All words after PROGRAM are its own.
+
+    \b
+    vjob run train.py --lr 1e-4                    one process on this machine
+    vjob run -n 4 train.py                         four ranks, as under torchrun
+    vjob run -m package.train --config small.toml
+    vjob run -- accelerate launch train.py
+    vjob run -N 2 -p gpu --gpus-per-node 4 -t 2h train.py    a Slurm job
+    vjob run -N 2 -p gpu --print-conf train.py > conf.yaml   for vjob submit
+    """
+    from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
+    from varuna_core.facts.known import Value
+    from vjob.jobs.api.confs import ConfText, resolve
+    from vjob.jobs.conf.write import dump_yaml
+    from vjob.jobs.monitor.log_lines.print_logs import LineFilter
+    from vjob.jobs.schedulers import choose as schedulers
+    from vjob.jobs.submit import submit as submitting
+    from vjob.jobs.submit.chain import NO_RUNS
+    from vjob.shelf.commands.submit import make_executor, preview_run, print_submitted
+    from vjob.shelf.run import conf as confs
+    from vjob.shelf.run.follow import Screen, start_run
+    from vjob.shelf.run.program import read_program
+
+    if print_conf and as_json:
+        raise InputError(NO_JSON)
+    given = {
+        name.replace("_", "-"): value
+        for name, value in options.items()
+        if value not in (None, False)
+    }
+    program = read_program(
+        words,
+        is_module=is_module,
+        is_command=ctx.meta[IS_COMMAND] and not is_module,
+        base=Path(),
+        path=os.environ.get("PATH", os.defpath),
+    )
+    made = confs.build_conf(program, given, environ=os.environ, prefix=sys.prefix, python=python)
+    text = dump_yaml(made)
+    source = ConfText(path=confs.FROM_WORDS, text=text, overrides=overrides)
+    resolved = resolve(source, require_env=not dry_run)
+    resolved = replace(resolved, text=confs.set_keys(text, overrides) if overrides else text)
+    if print_conf:
+        click.echo(resolved.text, nl=False)
+        return
+    if dry_run:
+        preview_run(submitting.prepare(resolved, for_preview=True), NO_RUNS, as_json)
+        return
+    counted = count_visible(choose_accelerator(), os.environ)
+    num_gpus = counted.value if isinstance(counted, Value) else 0
+    has_slurm = not schedulers.get_scheduler("slurm").find_obstacle()
+    notes = confs.list_notes(resolved.conf, given, has_slurm=has_slurm, num_gpus=num_gpus)
+    for line in notes:
+        say(f"vjob: {line}", err=True)
+    if detach:
+        ready = submitting.prepare(resolved)
+        executor = make_executor(resolved)
+        found, record = submitting.submit_prepared(ready, executor=executor)
+        print_submitted(found, record, ready.plan, {}, as_json=as_json, follow=False)
+        return
+
+    def announce(found: RunFolder, record: RunRecord) -> None:
+        ids = [job.id for job in record.jobs]
+        if as_json:
+            print_object({"run": found.name, "folder": str(found.path), "jobs": ids}, is_line=True)
+        shown = os.path.relpath(found.path)
+        say(
+            f"vjob: job {', '.join(ids)} in {shown}; `vjob status {ids[0]}`; Ctrl-C ends it",
+            err=True,
+        )
+
+    lines = LineFilter.make(as_json=True) if as_json else None
+    sys.exit(start_run(resolved, Screen("vjob"), announce, wanted=lines))

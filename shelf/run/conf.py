@@ -1,0 +1,144 @@
+"""The conf that a `vjob run` stands for: what a person would write for it, and no more. Pure.
+
+on this machine   one plain process, unless -n or --gpus ask for ranks; it has all GPUs, as when
+                  its user starts it. The files as they are: it starts at once
+on Slurm          where an option of Slurm's is given, else never: one rank a GPU, else one
+environment       this shell's, but for what belongs to the session, or to another launcher
+Python            that of the active virtual or conda environment, else the one that runs vjob
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from varuna_core.records.machine import KEPT
+from vjob.jobs.conf.loading.check import list_own_env
+from vjob.jobs.conf.loading.load import apply_overrides
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, parse_tree
+from vjob.jobs.errors import ConfError
+from vjob.jobs.schedulers.choose import LOCAL
+from vjob.shelf.run.program import name_program
+from vjob.shelf.run.slurm_options import Given, build_cluster, find_asked
+
+FROM_WORDS = Path("<vjob run>")
+"""The conf is called so in messages; relative paths in it start at the current folder."""
+ENVIRONMENTS = ("VIRTUAL_ENV", "CONDA_PREFIX")
+"""Variables that name an active environment, the one that is activated last first."""
+RESOLVER = yaml.resolver.Resolver()
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NOT_PASSED = re.compile(
+    # The shell, its terminal and its login.
+    r"_$|PWD$|OLDPWD$|SHLVL$|PS\d$|PROMPT|HIST|LESS|LS_COLORS$|COLUMNS$|LINES$|TERM|COLORTERM$|"
+    r"TMUX|STY$|WINDOW|VTE_|DISPLAY$|WAYLAND_|XAUTHORITY$|DBUS_|DESKTOP_|GNOME_|KDE_|GPG_|SSH_|"
+    r"XDG_(SESSION|RUNTIME|SEAT|VTNR|CURRENT|MENU|GREETER)|MAIL$|EDITOR$|VISUAL$|PAGER$|INVOCATION_"
+    # What Python and other launchers would take for their own.
+    r"|PYTHON(HOME|STARTUP|EXECUTABLE)$|__PYVENV|TORCHELASTIC_|VJOB_|SLURM|SBATCH_|SRUN_|SALLOC_"
+    r"|PMI|PMIX|OMPI_|MPI_LOCALRANKID$|GROUP_RANK$|NODE_RANK$|ROLE_"
+)
+
+
+def build_conf(
+    program: Mapping[str, Any],
+    given: Given,
+    *,
+    environ: Mapping[str, str],
+    prefix: str,
+    python: str | None = None,
+) -> dict[str, Any]:
+    """The conf of a program and of the options that were given; `prefix` is sys.prefix."""
+    place = choose_scheduler(given)
+    cluster = build_cluster(given)
+    found = python or find_python(environ, prefix)
+    more: dict[str, Any] = {}
+    if found is not None and "command" not in program:
+        more["python"] = found
+    if place == LOCAL and "script" in program:
+        more["snapshot"] = "none"
+    conf = {
+        "name": str(given.get("job-name") or name_program(program)),
+        "program": {**program, **more},
+        "pass_env": list_passed(environ),
+        "cluster": {"scheduler": place, **cluster},
+    }
+    return {key: value for key, value in conf.items() if value not in (None, [])}
+
+
+def choose_scheduler(given: Given) -> str:
+    """Slurm where an option asks for it, else this machine, even where sbatch is there."""
+    return "slurm" if find_asked(given) else LOCAL
+
+
+def list_notes(conf: JobConf, given: Given, *, has_slurm: bool, num_gpus: int) -> Iterator[str]:
+    """What was chosen for the user that another would have chosen differently, and the options."""
+    if not find_asked(given):
+        if has_slurm and conf.cluster.scheduler == LOCAL:
+            yield "runs on this machine; an option such as -p QUEUE submits it to Slurm"
+        if num_gpus > 1 and not {"ntasks", "gpus"} & given.keys():
+            yield f"one process sees all {num_gpus} GPUs; --gpus {num_gpus} starts a rank for each"
+    elif "time" not in given:
+        yield f"the time limit is {conf.cluster.walltime_min} min; -t sets another"
+
+
+def find_python(environ: Mapping[str, str], prefix: str) -> str | None:
+    """The interpreter of the active environment; None where there is none, or it runs vjob."""
+    for name in ENVIRONMENTS:
+        folder = environ.get(name)
+        path = os.path.join(folder, "bin", "python") if folder else ""
+        if path and os.path.realpath(folder or "") != os.path.realpath(prefix):
+            if os.access(path, os.X_OK):
+                return path
+        elif path:
+            return None
+    return None
+
+
+def list_passed(environ: Mapping[str, str]) -> list[str]:
+    """Names of this shell's variables that the program sees, beside those that any job has."""
+    set_by_us: Collection[str] = {*KEPT, *list_own_env()}
+    return sorted(
+        name
+        for name in environ
+        if _NAME.fullmatch(name) and name not in set_by_us and not _NOT_PASSED.match(name)
+    )
+
+
+def set_keys(text: str, overrides: Sequence[str]) -> str:
+    """The conf's text with the keys that `--set` gives; ConfError where one has no place in it."""
+    tree, problems = parse_tree(text, str(FROM_WORDS))
+    tree, more = apply_overrides(tree, overrides)
+    if problems or more:
+        raise ConfError([*problems, *more])
+    return str(
+        yaml.serialize(_to_yaml(tree), Dumper=yaml.SafeDumper, allow_unicode=True, width=100)
+    )
+
+
+def _to_yaml(node: Node) -> yaml.Node:
+    """A node as PyYAML writes it: the innermost lists and mappings on one line, text as it was."""
+    if isinstance(node, Scalar):
+        tag = RESOLVER.resolve(  # type: ignore[no-untyped-call]
+            yaml.ScalarNode, node.text, (node.plain, not node.plain)
+        )
+        return yaml.ScalarNode(str(tag), node.text, style=None if node.plain else '"')
+    if isinstance(node, Items):
+        items = [_to_yaml(item) for item in node.items]
+        is_inner = all(map(_fits_line, items))
+        return yaml.SequenceNode("tag:yaml.org,2002:seq", items, flow_style=is_inner)
+    pairs = [
+        (_to_yaml(Scalar(text=key, plain=True, where="")), _to_yaml(entry.node))
+        for key, entry in node.entries.items()
+    ]
+    is_inner = all(_fits_line(value) for _, value in pairs)
+    return yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=is_inner)
+
+
+def _fits_line(node: yaml.Node) -> bool:
+    """True for a value that may stand within brackets as it is; there, `1:30` would be quoted."""
+    return isinstance(node, yaml.ScalarNode) and (node.style is not None or ":" not in node.value)

@@ -1,0 +1,90 @@
+"""The program that words of a command line start.
+
+train.py --lr 1          {script: train.py, args: [--lr, 1]}
+./train.sh               the same, where the file is executable and begins with #!
+job.sh                   {command: [bash, job.sh]}
+-m pkg.train             {module: pkg.train}
+-- accelerate launch ..  {command: [accelerate, launch, ..]}, as without -- where PATH has it
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vjob.jobs.errors import InputError
+
+CONFS = (".yaml", ".yml")
+PYTHON = ".py"
+SHELL = (".sh", ".bash", ".slurm", ".sbatch")
+
+
+def read_program(
+    words: Sequence[str], *, is_module: bool, is_command: bool, base: Path, path: str
+) -> dict[str, Any]:
+    """The section `program`; InputError where the words start nothing. `path` is PATH."""
+    if not words or not words[0]:
+        raise InputError(
+            "which program? vjob run train.py, vjob run -m package, vjob run -- command"
+        )
+    first, *args = words
+    kept = [keep_text(word) for word in args]
+    if is_module:
+        return {"module": first, **({"args": kept} if kept else {})}
+    if is_command:
+        return {"command": [keep_text(first), *kept]}
+    file = base / first
+    if file.is_dir():
+        raise InputError(f"{first} is a folder: name a script in it, or a package with -m")
+    if not file.is_file():
+        if shutil.which(first, path=path):
+            return {"command": [keep_text(first), *kept]}
+        raise InputError(f"{first}: no such file here, and no command of that name on PATH")
+    if file.suffix in CONFS:
+        raise InputError(f"{first} is a conf, and no program: vjob submit {first}")
+    is_script = file.suffix == PYTHON or (_read_begin(file) == b"#!" and os.access(file, os.X_OK))
+    if is_script:
+        return {"script": first, **({"args": kept} if kept else {})}
+    if os.access(file, os.X_OK):
+        return {"command": [keep_text(first if os.sep in first else f"./{first}"), *kept]}
+    if file.suffix in SHELL:
+        return {"command": ["bash", keep_text(first), *kept]}
+    raise InputError(
+        f"{first} is neither a Python script (.py) nor executable: name what runs it, such as "
+        f"vjob run -- python {first}"
+    )
+
+
+def name_program(program: Mapping[str, Any]) -> str:
+    """A name for the run and its folder."""
+    if "module" in program:
+        return name_run(str(program["module"]).replace(".", "-"))
+    if "script" in program:
+        return name_run(str(program["script"]))
+    words = program["command"]
+    files = [word for word in words if os.path.splitext(word)[1] in (PYTHON, *SHELL)]
+    return name_run(files[0] if files else words[0])
+
+
+def name_run(script: str) -> str:
+    """A name for folders, from the script's."""
+    stem = os.path.splitext(os.path.basename(script))[0]
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", stem).strip("-_")[:50]
+    return f"run-{name}".strip("-") if not name or re.fullmatch(r"last|L?\d+", name) else name
+
+
+def _read_begin(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(2)
+    except OSError:
+        return b""
+
+
+def keep_text(text: str) -> str:
+    """A text that reaches ranks as it is: `${` would be a reference to a key."""
+    return text.replace("${", "$${")
