@@ -53,11 +53,12 @@ class RunCommand(click.Command):
 
 def explain_unknown(option: str) -> str:
     """What to do about an option that is none of ours."""
-    from vjob.jobs.conf.loading.check_cluster import OWN_SBATCH
+    from vjob.jobs.conf.slurm_words import WORDS, explain_option
 
     name = option.lstrip("-")
-    own = OWN_SBATCH.get(name)
-    more = f"sbatch's --{name}: {own}" if own else f"of sbatch: --set cluster.sbatch.{name}=VALUE"
+    more = f"of sbatch: --set cluster.sbatch.{name}=VALUE"
+    if name in WORDS:
+        more = f"sbatch's --{name}: {explain_option(name)}"
     return f"No such option: {option} (the program's own come after its name; {more})"
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vjob.jobs.conf.quantities import MINUTES, parse_duration
-from vjob.jobs.errors import InputError
-from vjob.shelf.importers.values import (
+from vjob.jobs.conf.slurm_words import (
     to_gigabytes,
     to_gpus,
     to_minutes,
@@ -22,6 +21,7 @@ from vjob.shelf.importers.values import (
     to_number,
     to_word,
 )
+from vjob.jobs.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +201,7 @@ def _spell_gpus(gpus: Gpus | None) -> str | int | None:
 
 
 def _to_gres(text: str) -> Gpus | None:
-    return _to_type(text[4:]) if text.startswith("gpu:") else ("", 1) if text == "gpu" else None
+    return _to_type(text[4:] or "1") if f"{text}:".startswith("gpu:") else None
 
 
 def _to_type(text: str) -> Gpus | None:

@@ -53,7 +53,7 @@ TYPED = {
 }
 """Under these headings stand the fields of types, of which a staged run has only some."""
 ADDED = {"format", "verdict", "exit_code", "speeds[].utilization"}
-NOT_STAGED = [("submit, profile", "profile")]
+NOT_STAGED = [("submit, run, profile", "profile")]
 """A profile takes torch, and minutes."""
 WITHOUT = [(), ("init",), ("completion",), ("schema",), ("shell",), ("container",), ("data",)]
 """Print no facts, print JSON always, run what they are told, or are groups of commands."""
@@ -181,19 +181,19 @@ def test_runs(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     told = "0.1 s a step"
     with monkeypatch.context() as patch:
         patch.setattr("vjob.jobs.planning.plan_file.describe_promise", lambda plan: told)
-        ask("submit, profile", "submit", stage.write("fails", "fails.py"))
+        ask("submit, run, profile", "submit", stage.write("fails", "fails.py"))
     conf = stage.write("swept", "traced.py", "12")
     sweep = ("--sweep", "program.args[0]=12,13", "--sweep-name", "lr")
     ask("submit --sweep", "submit", conf, *sweep)
     dry = ("submit", conf, "--dry-run", "--after-any", "fails")
-    ask("submit --dry-run, profile --dry-run", *dry)
+    ask("submit --dry-run, run --dry-run, profile --dry-run", *dry)
     ask("submit --sweep --dry-run", *dry, *sweep[:2])
     found = Trouble(what="starts", cause="no file", remedy="write it", evidence=("no such file",))
     row = Row(name="starts", text="", certainty="not known", values={"starts": False})
     tried = Result(conf=conf, rows=(row,), findings=(found,), differs=("one node",), took_s=1.0)
     stage.printed["try"] = read_values(json.dumps(tried.as_json()))
     hang = stage.write("hang", str(PROGRAMS / "fail_as_told.py"), "-1", "hang")
-    ask("submit, profile", "submit", hang)
+    ask("submit, run, profile", "submit", hang)
     for name in ("fails", "lr-1", "lr-2"):
         stage.wait_over(name)
     ask("list", "list")

@@ -115,7 +115,7 @@ def test_a_conf_and_a_script_are_told_apart(vjob: Vjob) -> None:
     ("option", "said"),
     [
         ("--lr", "--set cluster.sbatch.lr=VALUE"),
-        ("--output", "sbatch's --output: use log_folder"),
+        ("--output", "sbatch's --output: use `log_folder`"),
     ],
 )
 def test_an_unknown_option_may_be_the_programs_or_sbatchs(option: str, said: str) -> None:
