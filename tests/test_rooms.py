@@ -112,6 +112,7 @@ BELOW = {
     ],
 }
 MOST_LEVELS = 10
+MOST_FILE_LEVELS = 16
 MOST_ENTRIES = 16
 MORE_ENTRIES = {"varuna_core": "one room for each idea; facts is the one that all others rest on"}
 """Rooms that may hold more, and why."""
@@ -222,6 +223,16 @@ def test_levels_of_rooms_are_few(top: str) -> None:
                 edges[ours].add(theirs)
     is_below_all = int("varuna_core/facts" in edges)  # types that every room may speak of
     assert count_levels(edges) - is_below_all <= MOST_LEVELS
+
+
+@pytest.mark.parametrize("top", BELOW)
+def test_levels_of_files_are_few(top: str) -> None:
+    edges = {
+        str(path): {str(other) for other in imports if other.parts[0] == top}
+        for path, imports in list_imports().items()
+        if path.parts[0] == top
+    }
+    assert count_levels(edges) <= MOST_FILE_LEVELS
 
 
 def test_a_room_holds_few_things() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from varuna_core.records.plan import GroupPlan
 from vjob.jobs.conf.schema import Auto, JobConf, NodeGroup
+
+MOST_LAYOUTS = 256
+"""Limit on the numbers of nodes that are planned for: every node reads plan.json."""
 
 
 def is_open(conf: JobConf) -> bool:
@@ -76,3 +80,16 @@ def build_groups(nodes: Sequence[NodeGroup]) -> tuple[GroupPlan, ...]:
         first_node += group.count
         first_rank += group.count * group.num_ranks
     return tuple(found)
+
+
+def list_node_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
+    """Numbers of nodes of each group that a run may have, the nearest to all first."""
+    groups, morph = conf.cluster.nodes, conf.morph
+    asked = sum(group.count for group in groups)
+    most = [group.count for group in groups]
+    if len(groups) == 1:
+        most[0] = max(most[0], morph.max_nodes or 0)
+    counts = itertools.product(*(range(n + 1) for n in most))
+    few, many = morph.min_nodes or 1, morph.max_nodes or asked
+    wanted = [n for n in counts if few <= sum(n) <= many and sum(n) != asked]
+    yield from sorted(wanted, key=lambda n: abs(sum(n) - asked))

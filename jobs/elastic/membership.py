@@ -43,6 +43,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, UncertainError, VjobError
+from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.runs.find import RunView, cancel_joined, find_joined_over, name_host, view_run
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
@@ -50,7 +51,6 @@ from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Submission
 from vjob.jobs.schedulers.job import After
 from vjob.jobs.submit.scripts import build_limits, render_batch
-from vjob.jobs.submit.submit import defer_interrupts
 
 SLOW_ASKED = "slow-asked"
 """Event: the run itself asks a slow node to leave."""

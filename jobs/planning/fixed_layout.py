@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from varuna_core.facts.partition import Partition
 from varuna_core.planner.model.chain import Chain
@@ -24,13 +25,11 @@ from varuna_core.planner.search.search import Candidate
 from varuna_core.planner.search.several import NAMES, count_each, find_at, find_guide
 from varuna_core.planner.search.space import Option, list_options
 from varuna_core.records.plan import name_nodes
-from vjob.jobs.conf.layout import build_groups, require_number
+from vjob.jobs.conf.layout import MOST_LAYOUTS, build_groups, list_node_counts, require_number
 from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.planning.question import Question
+from vjob.jobs.planning.question import PlanOptions, Question, load_question
 
 LIMIT_S = 10.0
-MOST_LAYOUTS = 256
-"""Limit on the numbers of nodes that are planned for: every node reads plan.json."""
 MOST_NODES = 2_000
 """Nodes of branch and bound, for each of the other layouts."""
 
@@ -148,17 +147,22 @@ def plan_other_nodes(question: Question, conf: JobConf, given: LayoutPlan) -> Ot
     return OtherLayouts(layouts=found, steps=steps)
 
 
-def list_node_counts(conf: JobConf) -> Iterator[tuple[int, ...]]:
-    """Numbers of nodes of each group that a run may have, the nearest to all first."""
-    groups, morph = conf.cluster.nodes, conf.morph
-    asked = sum(group.count for group in groups)
-    most = [group.count for group in groups]
-    if len(groups) == 1:
-        most[0] = max(most[0], morph.max_nodes or 0)
-    counts = itertools.product(*(range(n + 1) for n in most))
-    few, many = morph.min_nodes or 1, morph.max_nodes or asked
-    wanted = [n for n in counts if few <= sum(n) <= many and sum(n) != asked]
-    yield from sorted(wanted, key=lambda n: abs(sum(n) - asked))
+def plan_by_profile(
+    conf: JobConf, fixed: Collection[str], base: Path, file: Path
+) -> tuple[dict[str, tuple[int, int, str]], dict[str, float]]:
+    """The planner's layouts, and what it expects of a step; PlanningError or InputError where the
+    conf allows none. Partitions count the ends of the model if the conf's does."""
+    question = load_question(conf, fixed, base, PlanOptions(prices={}, profile=file))
+    found = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
+    num_segments = question.profile.model.num_segments
+    partition = conf.parallel.partition
+    if partition == "auto" or sum(partition.counts) == num_segments:
+        return dict(found.layouts), dict(found.steps)
+    spelled = {
+        name: (depth, replicas, Partition.parse(cuts).without_ends(num_segments).spell())
+        for name, (depth, replicas, cuts) in found.layouts.items()
+    }
+    return spelled, dict(found.steps)
 
 
 def _find_layout(

@@ -154,7 +154,7 @@ def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) ->
     if not may_change_layout(conf) or conf.morph.layout == "world" or parallel.order == "pipeline":
         return chosen
     from varuna_core.schedule.registry import has_one_stage_a_rank  # slow: as below
-    from vjob.jobs.planning.script_layouts import plan_by_data_sheets, plan_by_profile
+    from vjob.jobs.planning.script_layouts import plan_by_data_sheets
 
     file = find_profile(conf, base)
     is_cut = parallel.partition != "auto" and has_unlike_gpus(conf)
@@ -163,6 +163,8 @@ def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) ->
     try:
         with explain_errors():
             if file is not None:
+                from vjob.jobs.planning.fixed_layout import plan_by_profile
+
                 layouts, steps = plan_by_profile(conf, KEYS, base, file)
             else:
                 layouts = plan_by_data_sheets(conf, count_micro_batches(conf, written))

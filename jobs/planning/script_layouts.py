@@ -11,12 +11,10 @@ into: layers of `model` may be others than the script's cuts.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
-from varuna_core.facts.partition import Partition
 from varuna_core.records.plan import name_nodes
-from vjob.jobs.conf.layout import build_groups, require_number
+from vjob.jobs.conf.layout import MOST_LAYOUTS, build_groups, list_node_counts, require_number
 from vjob.jobs.conf.schema import JobConf
 
 Layouts = dict[str, tuple[int, int, str]]
@@ -68,7 +66,6 @@ def choose_by_speed(
 def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
     """For every number of nodes of each group that the run may have; PlanningError where a GPU is
     not known."""
-    from vjob.jobs.planning.fixed_layout import MOST_LAYOUTS, list_node_counts
     from vjob.jobs.planning.question import choose_product, name_gpu
 
     size = 4 if conf.train.precision == "fp32" else 2
@@ -90,24 +87,3 @@ def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
         if best is not None:
             found[name_nodes([groups[i] for i, n in chosen for _ in range(n)])] = best
     return found
-
-
-def plan_by_profile(
-    conf: JobConf, fixed: Collection[str], base: Path, file: Path
-) -> tuple[Layouts, dict[str, float]]:
-    """The planner's layouts, and what it expects of a step; PlanningError or InputError where the
-    conf allows none. Partitions count the ends of the model if the conf's does."""
-    from vjob.jobs.planning.fixed_layout import plan_fixed_layout, plan_other_nodes
-    from vjob.jobs.planning.question import PlanOptions, load_question
-
-    question = load_question(conf, fixed, base, PlanOptions(prices={}, profile=file))
-    found = plan_other_nodes(question, conf, plan_fixed_layout(question, conf))
-    num_segments = question.profile.model.num_segments
-    partition = conf.parallel.partition
-    if partition == "auto" or sum(partition.counts) == num_segments:
-        return dict(found.layouts), dict(found.steps)
-    spelled = {
-        name: (depth, replicas, Partition.parse(cuts).without_ends(num_segments).spell())
-        for name, (depth, replicas, cuts) in found.layouts.items()
-    }
-    return spelled, dict(found.steps)

@@ -30,6 +30,7 @@ from varuna_core.records.record import (
 )
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import UncertainError, VjobError
+from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
@@ -42,7 +43,6 @@ from vjob.jobs.submit.submit import (
     Fill,
     Prepared,
     cancel_submitted,
-    defer_interrupts,
     explain_write,
     move,
     prepare,

@@ -13,11 +13,10 @@ import logging
 import os
 import platform
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +45,7 @@ from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, JobConf
 from vjob.jobs.errors import InputError, RefusedError, UncertainError, VjobError
 from vjob.jobs.images.image import classify_image, resolve_image, stamp_image
+from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.programs import start
 from vjob.jobs.programs.code.packages import find_site_folders, list_packages, render_packages
@@ -462,23 +462,6 @@ def _is_own_link(link: Path) -> bool:
     except OSError:
         return False
     return "/" not in target and RunFolder(link.with_name(target)).record.exists()
-
-
-@contextmanager
-def defer_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C until the block has ended, and the block around it if that delays it too."""
-    seen: list[int] = []
-    try:
-        old = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
-    except ValueError:  # not the main thread, which alone gets Ctrl-C
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, old)
-    if seen:
-        signal.raise_signal(signal.SIGINT)
 
 
 def _add_to_index(run: RunFolder, name: str, sweep: str) -> None:

@@ -29,6 +29,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.load import read_text
 from vjob.jobs.conf.redact import redact_value, show
 from vjob.jobs.errors import ConfError, InputError, UncertainError, VjobError
+from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.plan_file import PlanFile
 from vjob.jobs.planning.resolve_auto import Resolved, resolve_conf
 from vjob.jobs.programs.start import refuse_function
@@ -41,7 +42,6 @@ from vjob.jobs.submit.snapshot import Snapshot, take_snapshot
 from vjob.jobs.submit.submit import (
     Prepared,
     cancel_submitted,
-    defer_interrupts,
     make_run_id,
     prepare,
     submit_prepared,

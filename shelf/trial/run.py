@@ -25,12 +25,13 @@ from varuna_core.records.record import INTENT, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.question import find_nodes
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.submit.submit import defer_interrupts, prepare, submit
+from vjob.jobs.submit.submit import prepare, submit
 from vjob.shelf.trial.judgement import find_trouble
 from vjob.shelf.trial.result import Result, Row, Trouble
 from vjob.shelf.trial.rows import ask_slurm, build_refusal, tell_start, tell_whole
