@@ -12,9 +12,9 @@ import time
 
 from submitit.core.core import InfoWatcher
 
+from varuna_core.records.formatting import fold_names
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.runs.find import RunView, is_over, view_runs
-from vjob.jobs.schedulers.node_names import fold_names
 
 DELAY_S = 30
 SOONEST_S = 2.0

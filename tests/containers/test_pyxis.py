@@ -138,15 +138,17 @@ def test_a_run_folder_with_a_colon_is_not_cut_there() -> None:
 
 def test_what_came_along_from_the_node_does_not_reach_the_ranks() -> None:
     own = {
-        **{name: "x" for name in ("SLURM_NODEID", "SLURMD_NODENAME", "PMI_RANK", "ENROOT_X")},
+        **{name: "x" for name in ("SLURM_NODEID", "SLURM_GTIDS", "PMI_RANK", "ENROOT_X")},
         **{name: "x" for name in ("PWD", "OLDPWD", "SHLVL", "_", "SRUN_DEBUG", "SPANK_A")},
         "FROM_IMAGE": "kept",
         "PYTHONPATH": "/of/the/image",
         "TMPDIR": "/of/a/prolog",
         "HOME": "/home/me",
+        "SLURM_JOB_ID": "7",
     }
     left = leave_step(own, lambda path: path == "/")
     assert left.pop("PATH").startswith("/usr/local/sbin:")
+    assert left.pop("SLURM_JOB_ID") == "7", "the ranks are told of their job"
     assert left == {"FROM_IMAGE": "kept", "PYTHONPATH": "/of/the/image", "HOME": "/tmp"}
     kept = leave_step({**own, "PATH": "/conda"}, lambda path: True)
     assert (kept["PATH"], kept["HOME"], kept["TMPDIR"]) == ("/conda", "/home/me", "/of/a/prolog")

@@ -12,6 +12,7 @@ from dataclasses import replace
 from varuna_core.agent.checks.modules import build_question, check_modules
 from varuna_core.agent.checks.preflight import inspect_node
 from varuna_core.agent.meeting.meeting import (
+    Go,
     check_stop,
     explain_not_ready,
     find_not_ready_cause,
@@ -80,8 +81,8 @@ def run_node(
         site = replace(site, container=container)
         with contextlib.ExitStack() as leases:
             report = make_ready(site, signals, problems, leases)
-            port = meet(site, signals, report, leases)
-            site = replace(site, master=replace(master, port=port))
+            go = meet(site, signals, report, leases)
+            site = replace(site, master=replace(master, port=go.port, hosts=go.hosts))
             return Supervisor(site, signals, meeting_of(site), standby).run()
     except Refusal as refusal:
         if refusal.code == NOT_READY and attempt.path.is_dir():
@@ -131,8 +132,8 @@ def make_ready(
     return report
 
 
-def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.ExitStack) -> int:
-    """The port to meet at, once every node is ready; a Refusal otherwise."""
+def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.ExitStack) -> Go:
+    """Where to meet, once every node is ready; a Refusal otherwise."""
     plan, attempt, opened = site.plan, site.attempt, site.master.opened
     if site.node.index != 0:
         return wait_for_go(attempt, signals, plan, site.host, opened)
@@ -157,8 +158,9 @@ def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.Ex
     # Preparing a container may take half an hour; another process may have taken the port by now.
     port, holder = pick_port(plan, attempt.number, None, site.master.port)
     leases.enter_context(holder)
-    say_go(attempt, opened, port)
-    return port
+    go = Go(port, tuple(reports[index].host for index in range(plan.num_nodes)))
+    say_go(attempt, opened, go)
+    return go
 
 
 def meeting_of(site: Site) -> Meeting:
@@ -171,5 +173,6 @@ def meeting_of(site: Site) -> Meeting:
         interface=site.facts.interface,
         host=site.host,
         job_id=site.master.job_id,
+        hosts=site.master.hosts,
         visible_variable=site.accelerator.visible_variable,
     )

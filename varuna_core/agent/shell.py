@@ -11,7 +11,7 @@ import os
 from dataclasses import replace
 from typing import Mapping, NoReturn, Sequence
 
-from varuna_core.agent.meeting.meeting import find_master
+from varuna_core.agent.meeting.meeting import find_go, find_master
 from varuna_core.agent.node import meeting_of
 from varuna_core.agent.processes.process import become, own_environment
 from varuna_core.agent.setup.container import choose_container, fill_in
@@ -22,7 +22,10 @@ from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 
-OF_RANK = ("RANK", "LOCAL_RANK", "VJOB_TRACE", "VJOB_STAGE", "VJOB_REPLICA", "VJOB_TENSOR_RANK")
+OF_RANK = (
+    "RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE", "SLURM_PROCID", "SLURM_LOCALID",
+    "VJOB_TRACE", "VJOB_STAGE", "VJOB_REPLICA", "VJOB_TENSOR_RANK",
+)  # fmt: skip
 ADVICE = (
     "{runtime} lets nobody else in this way; on the node, `nsenter --target {rank} --all` enters a "
     "rank's container where you may"
@@ -39,12 +42,13 @@ def enter_node(
     master = find_master(attempt)
     if master is None:
         raise Refusal(WRONG_INPUT, f"attempt {number} has not begun")
+    go = find_go(attempt, master.opened)
     site = Site(
         plan=plan,
         node=node,
         run=run,
         attempt=attempt,
-        master=master,
+        master=master if go is None else replace(master, hosts=go.hosts),
         host=host_name(plan, node.index, os.environ, os.uname().nodename),
         env=own_environment(),
         stopping=lambda: False,

@@ -145,3 +145,27 @@ def _find_indent(line: str, width: int) -> int:
         return number.end()
     gaps = [found.end() for found in _GAP.finditer(line) if found.end() <= width // 3]
     return gaps[-1] if gaps else len(line) - len(line.lstrip()) + 2
+
+
+_NUMBERED = re.compile(r"(.*?)(\d{0,9})\Z", re.DOTALL)
+
+
+def fold_names(names: Iterable[str]) -> str:
+    """Names of nodes as one text, in their order, numbers at their ends as ranges: `a[1-2,4],b`."""
+    groups: list[tuple[str, list[list[str]]]] = []
+    """Of adjacent names that begin alike: how they begin, and the ranges of what follows."""
+    for name in names:
+        stem, number = _NUMBERED.match(name).groups()  # type: ignore[union-attr]
+        if not (number and groups and groups[-1][0] == stem and groups[-1][1][0][0]):
+            groups.append((stem, [[number]]))
+            continue
+        ranges = groups[-1][1]
+        first, last = ranges[-1][0], ranges[-1][-1]
+        if number == f"{int(last) + 1:0{len(first)}}":
+            ranges[-1] = [first, number]
+        else:
+            ranges.append([number])
+    texts = ((stem, ",".join(map("-".join, ranges))) for stem, ranges in groups)
+    return ",".join(
+        f"{stem}[{text}]" if "-" in text or "," in text else stem + text for stem, text in texts
+    )

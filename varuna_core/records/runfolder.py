@@ -37,7 +37,8 @@
     <node>.out .err .times .gpu.jsonl                ranks merged and tagged; when; samples
     nodes/<index>.json   beat/<index>.json           preflight of a node; its sign of life
     exit/node-<index>.json   trace/node-<index>.jsonl     its ranks' ends; what they did when
-    ranks/                                           what profilers write of a rank
+    ranks/  ranks/<rank>.error.json                  what profilers write of a rank; its exception,
+                                                     where torch's `record` decorator saw it
     track.log                                        what the tools of `track` print
     earlier-0/                                       what an older try of this attempt left
 
@@ -198,6 +199,10 @@ class AttemptFolder:
 
     def beat(self, index: int) -> Path:
         return self.path / "beat" / f"{index}.json"
+
+    def error_file(self, rank: int) -> Path:
+        """The exception that ended a rank, where torch's `record` decorator wrote it."""
+        return self.path / "ranks" / f"{rank}.error.json"
 
     def rank_log(self, rank: int, kind: str) -> Path:
         """`kind` is out or err; of run folders of before (records/logs/rank_output.py)."""

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from varuna_core.facts.known import NotKnown
+from varuna_core.records.formatting import fold_names
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.node_names import fold_names
 from vjob.jobs.schedulers.reasons import is_permanent
 
 FIRST_S = 15.0

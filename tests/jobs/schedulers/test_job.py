@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from varuna_core.facts.known import Evidence, NotKnown, Value
+from varuna_core.records.formatting import fold_names
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.node_names import expand_nodes, fold_names
+from vjob.jobs.schedulers.node_names import expand_nodes
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_what_podman_keeps_for_its_next_container_is_left(
     program = tmp_path / "catatonit"
     shutil.copy(Path(shutil.which("sleep") or "").resolve(), program)
     # Without our marks, as podman's own processes are.
-    start = f"env -u RANK setsid {program} 600 >/dev/null 2>&1 & pid=$!; "
+    start = f"env -u VJOB_TRACE setsid {program} 600 >/dev/null 2>&1 & pid=$!; "
     runs = f'until [ "$(readlink /proc/$pid/exe)" = {program} ]; do sleep 0.01; done; '
     stage = make_wrapped(make_stage, *shell(f'{start}{runs}echo "pid $pid"'))
     assert stage.wait() == [0]

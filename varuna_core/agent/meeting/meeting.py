@@ -12,6 +12,7 @@ No rank starts before `go`, so none hangs in a rendezvous that a broken node nev
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, dataclass
 from typing import Callable, Mapping, Tuple, TypeVar
 
 from varuna_core.agent.processes.signals import GONE, SILENT, Signals
@@ -55,23 +56,35 @@ def wait_for_master(attempt: AttemptFolder, signals: Signals, plan: Plan, host: 
     return found
 
 
+@dataclass(frozen=True)
+class Go:
+    """go.json: all nodes are ready, and this is where."""
+
+    port: int
+    hosts: Tuple[str, ...]
+    """Host of each node."""
+
+
+def find_go(attempt: AttemptFolder, opened: float) -> Go | None:
+    """The word of node 0 for the attempt that was opened then."""
+    value = read_json(attempt.go) if is_listed(attempt.go) else None
+    if not isinstance(value, dict) or value.get("opened") != opened:
+        return None
+    return Go(int(value["port"]), tuple(map(str, value["hosts"])))
+
+
 def wait_for_go(
     attempt: AttemptFolder, signals: Signals, plan: Plan, host: str, opened: float
-) -> int:
-    """The port that node 0 says with its go, after the slowest node's deadline at the latest."""
-
-    def read_port() -> int | None:
-        value = read_json(attempt.go) if is_listed(attempt.go) else None
-        if not isinstance(value, dict) or value.get("opened") != opened:
-            return None
-        return int(value["port"])
-
+) -> Go:
+    """The word of node 0, after the slowest node's deadline at the latest."""
     deadline_s = _report_deadline_s(plan) + 2 * LATECOMERS_S
-    port = _poll(read_port, attempt, signals, deadline_s, opened=opened, host=host)
-    if port is None:
+    go = _poll(
+        lambda: find_go(attempt, opened), attempt, signals, deadline_s, opened=opened, host=host
+    )
+    if go is None:
         reason = f"{host} had no word from node 0 for {deadline_s:g} s"
         raise Refusal(NOT_READY, reason, cause=EndCause.NOT_MET)
-    return port
+    return go
 
 
 def gather_reports(
@@ -98,8 +111,9 @@ def gather_reports(
     return found
 
 
-def say_go(attempt: AttemptFolder, opened: float, port: int) -> None:
-    write_json(attempt.go, {"time": round(time.time(), 3), "opened": opened, "port": port})
+def say_go(attempt: AttemptFolder, opened: float, go: Go) -> None:
+    content = {"time": round(time.time(), 3), "opened": opened, **asdict(go)}
+    write_json(attempt.go, content)
 
 
 def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:

@@ -109,7 +109,7 @@ def sees_machine() -> bool:
         return False
 
 
-MARKS = ("VJOB_RUN", "VJOB_ATTEMPT", "RANK")
+MARKS = ("VJOB_RUN", "VJOB_ATTEMPT", "VJOB_TRACE")
 """Variables that together name one rank of one attempt."""
 
 

@@ -2,6 +2,6 @@
 
 `site.load_plan` and `site.find_index` find the node in the plan, `container.choose_container` the
 runtime, `holder.hold_container` starts the container that ranks enter, `ranks.build_rank` makes the
-command, `known_lines` the remedy of a runtime's message. Imports the agent's `processes`, the
-records and the facts.
+command and `world.build_world` the variables that say where a rank is, `known_lines` the remedy of
+a runtime's message. Imports the agent's `processes`, the records and the facts.
 """

@@ -20,6 +20,7 @@ from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
 from varuna_core.agent.setup.known_lines import add_remedy
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
+from varuna_core.agent.setup.world import is_kept_of_slurm
 from varuna_core.records.nodes import FAIL, OK, Check
 from varuna_core.records.plan import ContainerPlan, Plan
 from varuna_core.records.training import VARIABLES
@@ -146,7 +147,8 @@ def build_environment(container: ContainerPlan, own: Mapping[str, str]) -> dict[
 
 def leave_step(own: Mapping[str, str], is_folder: Callable[[str], bool]) -> dict[str, str]:
     """The environment of an agent inside a container, as far as its ranks may have it."""
-    env = {name: value for name, value in own.items() if not _OF_STEP.match(name)}
+    kept = (*filter(is_kept_of_slurm, own), "SLURM_JOB_ID")
+    env = {name: own[name] for name in own if not _OF_STEP.match(name) or name in kept}
     env.setdefault("PATH", PATH)
     if not is_folder(env.get("HOME", "")):
         env["HOME"] = "/tmp"

@@ -10,23 +10,34 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Mapping
+from typing import Mapping, Tuple
 
 from varuna_core.agent.gpu.accelerator import split_devices
 from varuna_core.agent.gpu.names import CUDA_VISIBLE
 from varuna_core.agent.processes.proc import MARKS
 from varuna_core.agent.setup.container import ENTRY_COMMAND, build_entry, build_environment
+from varuna_core.agent.setup.world import (
+    TORCHRUN,
+    TORCHRUN_DEFAULTS,
+    Rendezvous,
+    build_world,
+    find_job_id,
+    is_kept_of_slurm,
+    leave_agent,
+    place_rank,
+)
 from varuna_core.records.layout import locate_ranks
 from varuna_core.records.memory_copies import HOME
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
+from varuna_core.records.runfolder import RunFolder
 
 STARTUP = "agent.pyz/varuna_core/trace/startup"
 """In the run folder: what the ranks' Python reads first, for a timeline."""
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _STRAY = re.compile(
-    # Another python's home and start-up files, and what an outer launcher left behind.
-    r"PYTHON(HOME|STARTUP|EXECUTABLE)$|__PYVENV_LAUNCHER__$|TORCHELASTIC_|VJOB_"
+    # Another python's home and start-up files, and the agent's own.
+    r"PYTHON(HOME|STARTUP|EXECUTABLE)$|__PYVENV_LAUNCHER__$|VJOB_"
 )
 _NETWORK = re.compile(r"(NCCL|GLOO|TP)_")
 _OF_HOOKS = re.compile(r"(NVIDIA|MELLANOX)_")
@@ -46,6 +57,8 @@ class Meeting:
     interface: str | None
     host: str
     job_id: str | None = None
+    hosts: Tuple[str, ...] = ()
+    """Host of each node; empty before all have met."""
     visible_variable: str = CUDA_VISIBLE
     """The variable of the node's accelerator that says which devices a rank may use."""
 
@@ -74,10 +87,12 @@ def build_rank(
     """The start of one rank; `own` is the agent's environment."""
     rank = node.first_rank + local_rank
     command = plan.command_of(rank)
-    base = {name: value for name, value in own.items() if not _STRAY.match(name)}
+    job = find_job_id(plan.scheduler, own, meeting.job_id)
+    base = leave_agent(own, str(meeting.run), under_slurm=job is not None)
+    base = {name: value for name, value in base.items() if not _STRAY.match(name)}
     asked = {**plan.env, **node.group.env}
     fixed = {
-        **_world(plan, node, local_rank, meeting),
+        **_world(plan, node, local_rank, meeting, job),
         **_place(plan, rank),
         **_run(plan, node, rank, meeting),
         **{name: own[name] for name in (HOME,) if name in own and container is None},
@@ -96,8 +111,8 @@ def build_rank(
         env["PYTHONPATH"] = ":".join(filter(None, (first, env.get("PYTHONPATH"))))
     if container is None:
         return RankStart(command, env, plan.workdir, ())
-    network = {name for name in env if _NETWORK.match(name)}
-    named = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+    network = {name for name in env if _NETWORK.match(name) or is_kept_of_slurm(name)}
+    named = {*fixed, *asked, *network, *TORCHRUN_DEFAULTS, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
     named |= {visible, "HOME", "USER", "LOGNAME", "LANG"} & set(env)
     entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
     if container.step:  # we are inside, and over the image's own variables are these
@@ -144,24 +159,30 @@ def _defaults(group: GroupPlan, base: Mapping[str, str], interface: str | None) 
     found = {
         "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
+        **{name: base.get(name, value) for name, value in TORCHRUN_DEFAULTS.items()},
     }
     if interface is not None:
         found.update(dict.fromkeys(INTERFACE_NAMES, interface))
     return found
 
 
-def _world(plan: Plan, node: NodePlan, local_rank: int, meeting: Meeting) -> dict[str, str]:
-    """The names that torch.distributed reads; never taken from SLURM_*, which het jobs garble."""
-    return {
-        "RANK": str(node.first_rank + local_rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(plan.world),
-        "LOCAL_WORLD_SIZE": str(node.group.ranks),
-        "NODE_RANK": str(node.index),
-        "GROUP_RANK": str(node.index),
-        "MASTER_ADDR": meeting.address,
-        "MASTER_PORT": str(meeting.port),
-    }
+def _world(
+    plan: Plan, node: NodePlan, local_rank: int, meeting: Meeting, job: str | None
+) -> dict[str, str]:
+    """The variables of the rank's place among all ranks."""
+    place = place_rank(plan, node, local_rank, meeting.hosts)
+    attempt = RunFolder(meeting.run).attempt(meeting.attempt)
+    facts = Rendezvous(
+        address=meeting.address,
+        port=meeting.port,
+        run_id=plan.run,
+        attempt=meeting.attempt,
+        restarts=plan.restarts or 0,
+        error_file=str(attempt.error_file(place.rank)),
+        job_id=job,
+        cpus=node.group.cpus,
+    )
+    return build_world(TORCHRUN, place, facts)
 
 
 def _place(plan: Plan, rank: int) -> dict[str, str]:
@@ -191,9 +212,6 @@ def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, s
         "VJOB_JOB_ID": meeting.job_id or plan.run,
         "VJOB_ATTEMPT": str(meeting.attempt),
         "VJOB_NUM_NODES": str(plan.num_nodes),
-        # As torchrun's, for programs that ask whether they are started again.
-        "TORCHELASTIC_RESTART_COUNT": str(meeting.attempt),
-        "TORCHELASTIC_MAX_RESTARTS": str(plan.restarts or 0),
         "VJOB_NODE": meeting.host,
         "VJOB_GROUP": node.group.name,
         "VJOB_TRACE": str(meeting.trace / f"{rank}.jsonl"),

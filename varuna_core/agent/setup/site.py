@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Callable, List, Mapping, NamedTuple
+from typing import Callable, List, Mapping, NamedTuple, Tuple
 
 from varuna_core.agent.gpu.accelerator import Accelerator, choose_accelerator
 from varuna_core.facts.cause import EndCause
@@ -134,3 +134,5 @@ class Master:
     """When it was written; this tells one try of an attempt from the next."""
     job_id: str | None = None
     """The run's first job, as the scheduler calls it."""
+    hosts: Tuple[str, ...] = ()
+    """Host of each node, known once all are ready."""

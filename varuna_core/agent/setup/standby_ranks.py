@@ -18,15 +18,11 @@ from typing import Mapping, Sequence
 
 from varuna_core.agent.processes.process import RankProcess, start_rank
 from varuna_core.agent.setup.ranks import INTERFACE_NAMES, Meeting, RankStart, build_rank
+from varuna_core.agent.setup.world import follows_place
 from varuna_core.records.plan import NodePlan, Plan
 
 STANDBY = "--standby"
 """The built-in programs take it (varuna_core/programs/pretrain.py)."""
-_PLACE = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK",
-    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", *INTERFACE_NAMES,
-)  # fmt: skip
-"""Read when ranks meet, and by us: not at import."""
 
 
 class StandbyRanks:
@@ -82,5 +78,5 @@ def _strip(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in env.items()
-        if name not in _PLACE and not name.startswith("VJOB_")
+        if not name.startswith("VJOB_") and name not in INTERFACE_NAMES and not follows_place(name)
     }
