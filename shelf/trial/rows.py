@@ -10,13 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.formatting import fold_names, format_duration
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.logs.training_log import parse_memory
 from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import RefusedError, VjobError
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.node_names import fold_names
 from vjob.jobs.submit.submit import Prepared
 from vjob.shelf.trial.result import MEASURED, Row, Trouble, unknown
 from vjob.shelf.trial.smaller import Trial
