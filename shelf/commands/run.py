@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vjob.jobs.errors import InputError
-from vjob.shelf.commands.arguments import json_option, print_object, set_option
+from vjob.shelf.commands.arguments import complete_by, json_option, print_object, set_option
 from vjob.shelf.commands.terminal import say
 from vjob.shelf.run.slurm_options import BY_NAME, OPTIONS
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from varuna_core.records.record import RunRecord
     from varuna_core.records.runfolder import RunFolder
 
@@ -62,11 +64,22 @@ def explain_unknown(option: str) -> str:
     return f"No such option: {option} (the program's own come after its name; {more})"
 
 
+def complete_file(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Files, by the shell itself."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]
+
+
 def slurm_options(command: Any) -> Any:
     """All of Slurm's options that have a place in the conf."""
     for option in reversed(OPTIONS):
         names = [f"-{option.short}"] if option.short else []
         given: dict[str, Any] = {"help": option.help}
+        if option.name == "partition":
+            given["shell_complete"] = complete_by("complete_queue")
         given |= {"metavar": option.metavar} if option.metavar else {"is_flag": True}
         command = click.option(*names, f"--{option.name}", **given)(command)
     return command
@@ -78,7 +91,12 @@ def slurm_options(command: Any) -> Any:
     options_metavar="[OPTIONS]",
 )
 @click.argument(
-    "words", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARG]...", required=True
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete_file,
+    metavar="PROGRAM [ARG]...",
+    required=True,
 )
 @click.option("-m", "is_module", is_flag=True, help="PROGRAM is a module, as for python -m.")
 @click.option("--python", metavar="PATH", help="Python of the program; default: the active one.")

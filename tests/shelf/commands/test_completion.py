@@ -55,7 +55,14 @@ def test_set_offers_keys_then_values(word: str, offered: list[str]) -> None:
 
 
 def test_nothing_is_offered_after_a_word_of_another_tool() -> None:
-    assert complete("run", "x") == complete("nothing", "x") == []
+    assert complete("launch", "x") == complete("nothing", "x") == []
+
+
+def test_run_offers_files_and_its_options() -> None:
+    shell = completing.ZshWords(cli, {}, "vjob", "_VJOB_COMPLETE")
+    (offered,) = shell.get_completions(["run", "-n", "2"], "tr")
+    assert (offered.value, offered.type) == ("tr", "file")
+    assert complete("run", "--gp") == ["--gpus", "--gpus-per-node", "--gpus-per-task"]
 
 
 def test_each_key_that_is_offered_is_one_of_the_conf() -> None:
