@@ -13,12 +13,14 @@ reading that lacks some of the devices is a `Value` whose evidence has `seen` be
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from varuna_core.agent.gpu.names import CUDA_VISIBLE
-from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.plugins import API, BuiltIn, Seam
+
+if TYPE_CHECKING:
+    from varuna_core.facts.finding import Finding
 
 LOST = "gpu-lost"
 """Rule of a `Finding` about devices that the driver has and cannot reach; `values["missing"]` are

@@ -18,7 +18,6 @@ from typing import Callable, Iterator, Mapping, Optional, Sequence
 
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
-from varuna_core.agent.setup.known_lines import add_remedy
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
 from varuna_core.agent.setup.world import is_kept_of_slurm
 from varuna_core.records.nodes import FAIL, OK, Check
@@ -124,7 +123,14 @@ def choose_container(site: Site) -> tuple[ContainerPlan | None, list[Check]]:
     if not said:
         return None, []
     text = f"no container runtime works here: {'; '.join(said)}"
-    return None, [Check("container", FAIL, add_remedy(site.run, site.plan, text))]
+    return None, [fail_check(site, text)]
+
+
+def fail_check(site: Site, text: str) -> Check:
+    """The failed check of a container, with the remedy where the run's known lines have one."""
+    from varuna_core.agent.setup.known_lines import add_remedy  # slow: the whole catalogue
+
+    return Check("container", FAIL, add_remedy(site.run, site.plan, text))
 
 
 def _probe(site: Site, container: ContainerPlan) -> str | None:
@@ -190,7 +196,7 @@ def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:
             left = deadline - time.monotonic()
             problem = _run_step(site, container, argv, left, log, site.stopping)
             if problem is not None:
-                return [Check("container", FAIL, add_remedy(site.run, site.plan, problem))]
+                return [fail_check(site, problem)]
     finally:
         log.close()
     took = time.monotonic() - begun

@@ -20,10 +20,9 @@ import time
 from typing import Iterator, Mapping, NamedTuple, Optional
 
 from varuna_core.agent.processes.process import RankProcess, start_rank
-from varuna_core.agent.setup.container import fill_in, find_last_words
-from varuna_core.agent.setup.known_lines import add_remedy
+from varuna_core.agent.setup.container import fail_check, fill_in, find_last_words
 from varuna_core.agent.setup.site import Site
-from varuna_core.records.nodes import FAIL, OK, Check
+from varuna_core.records.nodes import OK, Check
 from varuna_core.records.plan import ContainerPlan
 
 HOLDS = b"vjob-holds"
@@ -51,7 +50,7 @@ def hold_container(site: Site, container: ContainerPlan, env: Mapping[str, str])
         held = _start(site, container, env, deadline)
     if held.process is None:
         text = f"{container.runtime}: {held.said}"
-        yield Check("container", FAIL, add_remedy(site.run, site.plan, text))
+        yield fail_check(site, text)
         return
     site.facts.holder = held.process.pid
     try:
