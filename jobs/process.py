@@ -186,31 +186,6 @@ def run_fed(
     )
 
 
-_KEPT = """\
-trap : INT
-echo "$$ $(uname -n)" >pid.part && mv pid.part pid
-(cd "$1" && shift && exec "$@") >out 2>err
-echo $? >code.part
-mv code.part code
-"""
-
-
-def start_kept(command: Sequence[str], folder: Path, kept: Path, *, env: Mapping[str, str]) -> None:
-    """Start in `folder` what outlives us: `kept` has its pid and
-    machine, out, err, and at its end its code."""
-    child = subprocess.Popen(
-        ["/bin/sh", "-c", _KEPT, "sh", str(folder), *command],
-        cwd=kept,
-        env=dict(env),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while not (kept / "pid").exists() and child.poll() is None:
-        time.sleep(0.01)
-
-
 @contextlib.contextmanager
 def talk(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that we write to and read from. It has our terminal, to ask for a password, and

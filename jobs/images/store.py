@@ -1,4 +1,4 @@
-"""`vjob container list`, `inspect` and `clean`: the unpacked images on this node.
+"""`vjob container list` and `clean`: the unpacked images on this node.
 
 The layout is that of containers/store.py and its prepare.sh. What ranks run in is known by the
 shared lock that each node's agent holds on `.NAME.use`; what is being unpacked, by `.NAME.lock`.

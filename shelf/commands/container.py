@@ -49,12 +49,11 @@ class ContainerGroup(click.Group):
 
 @click.group(cls=ContainerGroup)
 def container() -> None:
-    """Make, fetch, look at and clear away container images.
+    """Make, fetch, list and clear away container images.
 
     \b
     vjob container import nvcr.io#nvidia/pytorch:25.11-py3   once, for all nodes
     vjob container build cpu -o cpu.sqsh                     a small one
-    vjob container doctor cpu.sqsh --conf conf.yaml          does the conf fit
     vjob container list                                      what this node holds
     srun -N4 --ntasks-per-node=1 vjob container clean --all  clear four nodes
     """
@@ -242,91 +241,6 @@ def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
     click.echo(render_table(head, titles, [stores.describe(root) for root in roots]))
     files = [(item.name, format_size(item.bytes), show_time(item.time)) for item in imported]
     click.echo(render_table(f"imported, in {folder}", ("NAME", "SIZE", "MADE"), files))
-
-
-@container.command()
-@click.argument("name")
-@scratch_option
-@cache_option
-@json_option
-def inspect(name: str, scratch: str, cache: Path | None, as_json: bool) -> None:
-    """Show NAME: an unpacked image, a folder, an image file, or an imported reference.
-
-    \b
-    vjob container inspect vjob-c521df20c75b
-    vjob container inspect pytorch.sqsh
-    vjob container inspect nvcr.io#nvidia/pytorch:25.11-py3
-    """
-    from vjob.jobs.images import inspect as inspecting
-    from vjob.jobs.images.image import find_cache
-    from vjob.jobs.images.store import NodeStore
-
-    store = NodeStore(scratch, os.getuid())
-    found = inspecting.inspect(name, store, cache or find_cache(os.environ))
-    if as_json:
-        print_object(found)
-    else:
-        say(inspecting.render(found))
-
-
-@container.command()
-@click.argument("image", required=False)
-@click.option(
-    "--conf",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="CONF",
-    help="Say what of this conf would not work in the image; without IMAGE, in the conf's own.",
-)
-@scratch_option
-@cache_option
-@json_option
-def doctor(
-    image: str | None,
-    conf: Path | None,
-    scratch: str,
-    cache: Path | None,
-    as_json: bool,
-) -> None:
-    """Check IMAGE: its Python, torch, CUDA, NCCL and packages, and what a conf would lack in it.
-
-    IMAGE is named as for `inspect`. Its files are read and nothing of it is started, so a
-    login node will do; CUDA is compared with the driver of this machine. Exit code 1: something
-    would fail.
-
-    \b
-    vjob container doctor pytorch.sqsh
-    vjob container doctor nvcr.io#nvidia/pytorch:23.04-py3 --conf conf.yaml
-    vjob container doctor --conf conf.yaml
-    srun -N1 vjob container doctor pytorch.sqsh        with the driver of a node
-    """
-    from vjob.jobs.conf.loading.load import load_conf
-    from vjob.jobs.images import inspect as inspecting
-    from vjob.jobs.images.image import find_cache
-    from vjob.jobs.images.store import NodeStore
-    from vjob.shelf.doctor import doctor as doctors
-    from vjob.shelf.doctor import image as doctoring
-
-    read = None if conf is None else load_conf(conf)
-    name = image or (None if read is None else read.conf.container.image)
-    if name is None:
-        what = "IMAGE or --conf CONF" if conf is None else f"IMAGE; {conf} has no container.image"
-        raise InputError(f"give {what}")
-    store = NodeStore(scratch, os.getuid())
-    found = inspecting.find_image(name, store, cache or find_cache(os.environ))
-    opened = doctoring.open_image(found.open(), None if read is None else read.conf)
-    driver = doctoring.read_driver()
-    rows = doctoring.examine_image(opened, driver)
-    if read is None:
-        rows.append(doctoring.judge_programs(opened.software))
-    else:
-        rows += doctoring.judge_conf(read.conf, read.lines, opened)
-    if as_json:
-        facts = {"kind": found.kind, "name": found.facts["name"], "path": str(found.path)}
-        software = {**asdict(opened.software), "driver": driver}
-        print_object({**facts, **software, "findings": [row.as_json() for row in rows]})
-    else:
-        say(f"{found.path}\n{doctors.render(rows)}")
-    sys.exit(1 if any(row.status == "fail" for row in rows) else 0)
 
 
 @container.command()

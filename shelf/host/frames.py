@@ -1,44 +1,38 @@
-"""What the two sides of `vjob --host` say to each other: a line of JSON, and bytes after it.
+"""Lines that the two sides of `vjob --host` exchange before files: `{"vjob": 2, ...}`.
 
-    {"vjob": 1, "out": 120, "bytes": 17}\\n  and 17 bytes
-
-Lines that are none of these, such as a greeting of the login shell, are passed over.
+Other lines, such as a greeting of the login shell, are passed over. Files follow as a tar stream.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import tarfile
 from typing import IO, Any
 
-VERSION = 1
+VERSION = 2
 MOST_LINE_BYTES = 64 << 20
-MOST_DATA_BYTES = 1 << 30
 
 
-def write_frame(stream: IO[bytes], data: bytes = b"", **said: Any) -> None:
-    head = {"vjob": VERSION, **said, "bytes": len(data)}
-    stream.write(json.dumps(head).encode() + b"\n" + data)
+def write_line(stream: IO[bytes], **said: Any) -> None:
+    stream.write(json.dumps({"vjob": VERSION, **said}).encode() + b"\n")
     stream.flush()
 
 
-def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """The next frame; None where the stream ends, be it in the middle of one."""
+def read_line(stream: IO[bytes]) -> dict[str, Any] | None:
+    """The next line of the other side; None where the stream ends."""
     while line := stream.readline(MOST_LINE_BYTES):
-        head = parse_head(line)
-        if head is not None:
-            data = stream.read(head["bytes"])
-            return (head, data) if len(data) == head["bytes"] else None
+        if line.startswith(b'{"vjob": ') and line.endswith(b"\n"):
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            if said["vjob"] == VERSION:
+                return dict(said)
     return None
 
 
-def parse_head(line: bytes) -> dict[str, Any] | None:
-    """The JSON of a frame's first line; None for any other line."""
-    if not line.startswith(b'{"vjob": ') or not line.endswith(b"\n"):
-        return None
-    try:
-        head = json.loads(line)
-    except ValueError:
-        return None
-    length = head.get("bytes")
-    is_length = isinstance(length, int) and 0 <= length <= MOST_DATA_BYTES
-    return head if is_length and head["vjob"] == VERSION else None
+def add_file(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    tar.addfile(info, io.BytesIO(data))

@@ -7,22 +7,18 @@ all others                           as they are, in this terminal
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
-import shutil
 import signal
 import stat
-import subprocess
 import sys
-import time
-import uuid
+import tarfile
 import webbrowser
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -30,7 +26,7 @@ from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.programs.code.repository import Git, find_repository
 from vjob.jobs.programs.code.tree import Limits, list_tree
-from vjob.shelf.host.frames import read_frame, write_frame
+from vjob.shelf.host.frames import add_file, read_line, write_line
 
 CARRYING = frozenset({"submit", "try", "plan", "profile"})
 PAGED = frozenset({"report", "compare"})
@@ -39,84 +35,65 @@ SSH = "VJOB_SSH"
 LOGIN = "VJOB_LOGIN"
 """Tells the command there what this machine calls it."""
 MOST = Limits(num_files=20_000, size_mb=500)
-WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
-"""Before each further connection, once one has worked."""
 OPTIONS = ("-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4", "-o", "LogLevel=ERROR")
 FAILED = 255
 NOT_FOUND = 127
-
-
-@dataclass(kw_only=True)
-class Talk:
-    """A command there, over as many connections as it takes."""
-
-    login: str
-    said: dict[str, Any]
-    """The request."""
-    root: Path
-    page: Path | None = None
-    picture: Path | None = None
-    """Where the files go that come back."""
-    has_begun: bool = False
-    """Somebody there has answered."""
-    has_started: bool = False
-    """All files are there."""
-    interrupts: int = 0
-    code: int | None = None
-    places: dict[str, int] = field(default_factory=lambda: {"out": 0, "err": 0})
 
 
 def run_there(login: str, words: Sequence[str]) -> int:
     """Run `vjob WORDS` on the login node; its exit code."""
     if login.startswith("-") or not login:
         raise InputError(f"--host {login}: name a machine as for ssh: LOGIN or user@LOGIN")
-    name = words[0]
     conf = next((word for word in words[1:] if _is_conf(word)), None)
-    if name in CARRYING:
-        return _converse(_prepare(login, words, conf))
-    if name in PAGED:
+    if words[0] in CARRYING and conf is not None:
+        folder, name = send_tree(login, Path(conf).resolve())
+        return _hand_over(login, folder, [name if word == conf else word for word in words])
+    if words[0] in PAGED:
         picture, others = take_picture(words)
         page, is_opened, rest = take_page(others, is_usual=picture is None)
         if page is not None or picture is not None:
-            code = _converse(_prepare(login, rest, None, page, picture))
-            if (
-                code == 0
-                and page is not None
-                and is_opened
-                and not webbrowser.open(page.absolute().as_uri())
-            ):
+            code = _fetch(login, rest, page, picture)
+            shown = page if code == 0 and is_opened else None
+            if shown is not None and not webbrowser.open(shown.absolute().as_uri()):
                 click.echo("vjob: no browser was found", err=True)
             return code
-    return _hand_over(login, words)
+    return _hand_over(login, ".", words)
 
 
 def _is_conf(word: str) -> bool:
     return word.endswith((".yaml", ".yml")) and Path(word).is_file()
 
 
-# One command in this terminal.
-
-
-def _build_ssh(login: str, *options: str) -> list[str]:
-    return [*shlex.split(os.environ.get(SSH, "ssh")), *options, *OPTIONS, login]
+def _build_ssh(login: str, option: str, *words: str) -> list[str]:
+    """The ssh that runs `vjob there WORDS`."""
+    command = f"{_get_command()} {shlex.join(['there', *words])}"
+    script = f"export {LOGIN}={shlex.quote(login)}; {command}"
+    ssh = shlex.split(os.environ.get(SSH, "ssh"))
+    return [*ssh, option, *OPTIONS, login, f"exec /bin/sh -c {shlex.quote(script)}"]
 
 
 def _get_command() -> str:
     return os.environ.get(COMMAND, "vjob")
 
 
-def _hand_over(login: str, words: Sequence[str]) -> int:
+def _hand_over(login: str, folder: str, words: Sequence[str]) -> int:
+    """The command in this terminal, which Ctrl-C reaches as it would there."""
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    setting = f"export {LOGIN}={shlex.quote(login)}; "
-    script = f"{setting}{_get_command()} {shlex.join(words)}"
-    command = _build_ssh(login, "-t" if has_terminal else "-T")
-    code = process.hand_over([*command, f"exec /bin/sh -c {shlex.quote(script)}"])
+    option = "-t" if has_terminal else "-T"
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    try:
+        code = process.hand_over(_build_ssh(login, option, "--in", folder, "--", *words))
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts and not has_terminal:  # it ended ssh, and what runs there goes on
+        return 128 + signal.SIGINT
     if code in (FAILED, NOT_FOUND):
         raise VjobError(_explain(login, code))
     return code
 
 
-def _explain(login: str, code: int) -> str:
+def _explain(login: str, code: int | None) -> str:
     if code == NOT_FOUND:
         return (
             f"{login} finds no {_get_command().split()[0]}: install vjob there, or say how to run "
@@ -173,36 +150,66 @@ def take_page(
     return page, is_opened, rest
 
 
-# A command with files.
+# The working tree.
 
 
-def _prepare(
-    login: str,
-    words: Sequence[str],
-    conf: str | None,
-    page: Path | None = None,
-    picture: Path | None = None,
-) -> Talk:
-    said: dict[str, Any] = {
-        "key": uuid.uuid4().hex,
-        "words": list(words),
-        "name": "",
-        "folder": ".",
-        "files": {},
-        "links": {},
-        "page": "" if page is None else str(page),
-        "picture": "" if picture is None else str(picture),
-        "columns": shutil.get_terminal_size().columns if sys.stdout.isatty() else 0,
-    }
-    root = Path.cwd()
-    if conf is not None:
-        root, said["files"], said["links"] = list_files(Path(conf).resolve().parent)
-        folder = Path.cwd() if Path.cwd().is_relative_to(root) else Path(conf).resolve().parent
-        there = os.path.relpath(Path(conf).resolve(), folder)
-        said["words"] = [there if word == conf else word for word in words]
-        said["folder"] = folder.relative_to(root).as_posix()
-        said["name"] = name_tree(root)
-    return Talk(login=login, said=said, root=root, page=page, picture=picture)
+def send_tree(login: str, conf: Path) -> tuple[str, str]:
+    """Bring the copy of a conf's working tree up to date; the folder there in which the command
+    runs, below the home folder, and the conf's name in it."""
+    root, files, links = list_files(conf.parent)
+    folder = Path.cwd() if Path.cwd().is_relative_to(root) else conf.parent
+    name = name_tree(root)
+    with process.talk(_build_ssh(login, "-T")) as ssh:
+        assert ssh.stdin is not None and ssh.stdout is not None
+        is_done = False
+        with contextlib.suppress(BrokenPipeError):
+            write_line(ssh.stdin, name=name, files=files, links=links)
+            answer = read_line(ssh.stdout)
+            if answer is not None:
+                send_files(login, ssh.stdin, root, files, answer["want"])
+                is_done = read_line(ssh.stdout) is not None
+    if not is_done:
+        raise VjobError(_explain(login, ssh.returncode))
+    place = folder.relative_to(root).as_posix()
+    return f"vjob/{name}/{place}", os.path.relpath(conf, folder)
+
+
+def send_files(
+    login: str, stdin: IO[bytes], root: Path, files: dict[str, Any], wanted: Sequence[str]
+) -> None:
+    for name in wanted:
+        if name not in files:  # whatever is there, it gets no other file
+            raise VjobError(f"{login} asks for {name!r}, which was not offered; nothing ran")
+    with tarfile.open(fileobj=stdin, mode="w|") as tar:
+        for name in wanted:
+            add_file(tar, name, (root / name).read_bytes())
+    stdin.close()
+
+
+def _fetch(login: str, words: Sequence[str], page: Path | None, picture: Path | None) -> int:
+    """Run a command there and write here what it makes."""
+    places = {path.name: path for path in (page, picture) if path is not None}
+    options = ["--page", page.name] if page is not None else []
+    options += ["--picture", picture.name] if picture is not None else []
+    with process.talk(_build_ssh(login, "-T", *options, "--", *words)) as ssh:
+        assert ssh.stdout is not None
+        answer = read_line(ssh.stdout)
+        if answer is not None:
+            with tarfile.open(fileobj=ssh.stdout, mode="r|") as tar:
+                for info in tar:
+                    data = tar.extractfile(info)
+                    if data is not None and info.name in places:
+                        _write(places[info.name], data.read())
+            sys.stdout.write(answer["said"])
+            return int(answer["code"])
+    raise VjobError(_explain(login, ssh.returncode))
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise VjobError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def name_tree(root: Path) -> str:
@@ -235,89 +242,3 @@ def list_files(folder: Path) -> tuple[Path, dict[str, tuple[int, int, str]], dic
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         files[name] = (status.st_size, status.st_mode & 0o777, digest)
     return root, files, links
-
-
-def _converse(talk: Talk) -> int:
-    for wait_s in (*WAITS_S, None):
-        code = _connect(talk)
-        if talk.code is not None:
-            return talk.code
-        if talk.interrupts > 1:
-            return 130
-        if not talk.has_begun or wait_s is None:
-            raise VjobError(_explain(talk.login, code))
-        click.echo(f"vjob: the connection to {talk.login} broke; connecting again", err=True)
-        time.sleep(wait_s)
-    raise AssertionError("unreachable")
-
-
-def _connect(talk: Talk) -> int:
-    """One connection; ssh's exit code."""
-    script = f"{_get_command()} there"
-    command = _build_ssh(talk.login, "-T")
-    with process.talk([*command, f"exec /bin/sh -c {shlex.quote(script)}"]) as ssh:
-        assert ssh.stdin is not None and ssh.stdout is not None
-        with _pass_interrupts_on(talk, ssh):
-            with suppress(BrokenPipeError):  # that of our own output is no broken connection
-                write_frame(ssh.stdin, **(talk.said | talk.places))
-            while frame := read_frame(ssh.stdout):
-                if not _take(talk, ssh.stdin, *frame):
-                    break
-    return ssh.returncode
-
-
-@contextmanager
-def _pass_interrupts_on(talk: Talk, ssh: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The first Ctrl-C is the command's there; the second one ends the connection."""
-
-    def hear(*_: object) -> None:
-        talk.interrupts += 1
-        if talk.interrupts == 1 and talk.has_started and ssh.stdin is not None:
-            with suppress(OSError):
-                write_frame(ssh.stdin, signal="INT")
-        else:
-            talk.interrupts = 2
-            ssh.kill()
-
-    before = signal.signal(signal.SIGINT, hear)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _take(talk: Talk, stdin: Any, head: dict[str, Any], data: bytes) -> bool:
-    """False once nothing more comes."""
-    talk.has_begun = True
-    if "want" in head:
-        for name in head["want"]:
-            if name not in talk.said["files"]:  # whatever is there, it gets no other file
-                raise VjobError(
-                    f"{talk.login} asks for {name!r}, which was not offered; nothing ran"
-                )
-            with suppress(BrokenPipeError):
-                write_frame(stdin, (talk.root / name).read_bytes(), file=name)
-    elif "started" in head:
-        talk.has_started = True
-    elif "to" in head:
-        stream = sys.stdout if head["to"] == "out" else sys.stderr
-        stream.buffer.write(data)
-        stream.flush()
-        talk.places[head["to"]] = head["place"]
-    elif "page" in head and talk.page is not None:
-        _write(talk.page, data)
-    elif "picture" in head and talk.picture is not None:
-        _write(talk.picture, data)
-    elif "lost" in head:
-        raise VjobError(f"the command on {talk.login} ended without a word; was it rebooted?")
-    elif "code" in head:
-        talk.code = int(head["code"])
-        return False
-    return True
-
-
-def _write(path: Path, data: bytes) -> None:
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise VjobError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,26 +1,21 @@
-"""The login node's side of `vjob --host`: files are brought up to date, a command is run, and what
-it prints is sent back.
+"""The login node's side of `vjob --host`, started by it over ssh as `vjob there`.
 
-    frames in   request ─► files that are wanted ─► a signal, perhaps
-    frames out  want    ─► what the command prints, a page, its exit code
-
-The command is a process of its own: it goes on where the connection breaks. What it prints stands
-in files under the request's key, so that another connection with this key goes on reading where
-the first one stopped, and starts nothing a second time.
+without words      a working tree is brought up to date: names and digests come, then the
+                   files that differ, as a tar stream
+--in FOLDER WORDS  a command in that folder of the home folder, in the terminal of the laptop
+--page, --picture  a command whose files go back, as a tar stream
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import select
 import shutil
-import signal
 import sys
+import tarfile
+import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -29,142 +24,104 @@ import click
 from varuna_core.records.files import PRIVATE_FOLDER, lock_file, read_json, write_json
 from vjob.jobs import process
 from vjob.jobs.errors import InputError
-from vjob.jobs.schedulers import run_index
-from vjob.shelf.host.frames import read_frame, write_frame
+from vjob.shelf.host.frames import add_file, read_line, write_line
 
 PLACE = "vjob"
 """In the home folder: one folder for each working tree of a laptop."""
 SENT = ".vjob-sent.json"
-KEPT_S = 7 * 86400.0
-"""How long answers of earlier commands are kept."""
 LOCK_S = 60.0
 """For an earlier connection of the same working tree to have brought its files."""
 POLL_S = 0.1
-MOST_BYTES = 1 << 20
-"""Of output, in a frame."""
-PAGE = "page.html"
-PICTURE = "page.png"
+MADE_S = 3600.0
+"""Longest time that a page may take."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the laptop asks for."""
-
-    key: str
-    words: tuple[str, ...]
-    """Of the command, after `vjob`."""
-    name: str = ""
-    """Of the working tree's folder here; empty where no files come along."""
-    folder: str = "."
-    """Where in it the command runs."""
-    files: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
-    """Size, mode and digest of each."""
-    links: Mapping[str, str] = field(default_factory=dict)
-    page: str = ""
-    """What the page that the command writes is called on the laptop."""
-    picture: str = ""
-    """What its picture is called there."""
-    columns: int = 0
-    """Of the terminal there; 0 where the output goes elsewhere."""
-    out: int = 0
-    err: int = 0
-    """Bytes that an earlier connection has brought."""
+@click.command(hidden=True, context_settings={"ignore_unknown_options": True})
+@click.option("--in", "folder")
+@click.option("--page")
+@click.option("--picture")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def there(
+    folder: str | None, page: str | None, picture: str | None, words: tuple[str, ...]
+) -> None:
+    """Answer a `vjob --host` of another machine."""
+    if not words:
+        receive_tree(sys.stdin.buffer, sys.stdout.buffer)
+        return
+    os.chdir(Path.home() / (folder or "."))
+    if page is not None or picture is not None:
+        send_made(words, page, picture, sys.stdout.buffer)
+        return
+    command = process.build_own_command(*words)
+    os.execv(command[0], command)
 
 
-def parse_request(said: Mapping[str, Any]) -> Request:
-    """Raises InputError for what no vjob sends."""
-    try:
-        request = Request(
-            key=str(said["key"]),
-            words=tuple(map(str, said["words"])),
-            name=str(said["name"]),
-            folder=str(said["folder"]),
-            files={str(name): _parse_facts(facts) for name, facts in said["files"].items()},
-            links={str(name): str(target) for name, target in said["links"].items()},
-            page=str(said["page"]),
-            picture=str(said.get("picture", "")),
-            columns=int(said["columns"]),
-            out=int(said["out"]),
-            err=int(said["err"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"no request of a vjob --host: {error!r}") from None
-    if not re.fullmatch(r"[0-9a-f]{32}", request.key):
-        raise InputError("no request of a vjob --host: its key")
-    names = [*request.files, *request.links, request.name or "x", request.folder]
-    for name in names:
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or (not path.parts and name != "."):
-            raise InputError(f"no request of a vjob --host: {name}")
-    return request
-
-
-def _parse_facts(facts: Sequence[Any]) -> tuple[int, int, str]:
-    size, mode, digest = facts
-    return int(size), int(mode), str(digest)
-
-
-@click.command(hidden=True)
-def there() -> None:
-    """Answer a `vjob --host` of another machine, on standard input and output."""
-    serve(sys.stdin.buffer, sys.stdout.buffer)
-
-
-def serve(said: BinaryIO, answers: BinaryIO) -> None:
-    """One connection."""
-    frame = read_frame(said)
-    if frame is None:
-        raise InputError("this command is run by vjob --host LOGIN; it says nothing to people")
-    request = parse_request(frame[0])
-    kept = run_index.folder() / "host" / request.key
-    kept.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    forget_old(kept.parent)
-    if not (kept / "pid").exists():
-        base = Path.home()
-        if request.name:
-            base = base / PLACE / request.name
-            base.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-            update_tree(base, request, said, answers)
-        with _lock(kept):
-            if not (kept / "pid").exists():  # an earlier connection may have started it meanwhile
-                _start(kept, base / request.folder, request)
-    write_frame(answers, started=True)
-    pass_on(kept, request, said, answers)
-
-
-def forget_old(folder: Path) -> None:
-    for old in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - old.stat().st_mtime > KEPT_S:
-                shutil.rmtree(old, ignore_errors=True)
+def send_made(
+    words: tuple[str, ...], page: str | None, picture: str | None, answers: BinaryIO
+) -> None:
+    """Run a command, and send what it said and the files that it made."""
+    with tempfile.TemporaryDirectory(prefix="vjob-host-") as made:
+        options = ["-o", f"{made}/{page}"] if page is not None else []
+        options += ["--png", f"{made}/{picture}"] if picture is not None else []
+        done = process.run(process.build_own_command(*words, *options), timeout_s=MADE_S)
+        sys.stderr.write(done.err.replace(f"{made}/", ""))
+        write_line(answers, said=done.out.replace(f"{made}/", ""), code=done.code)
+        with tarfile.open(fileobj=answers, mode="w|") as tar:
+            for path in Path(made).iterdir():
+                add_file(tar, path.name, path.read_bytes())
 
 
 # The working tree.
 
 
-def update_tree(base: Path, request: Request, said: BinaryIO, answers: BinaryIO) -> None:
+def receive_tree(said: BinaryIO, answers: BinaryIO) -> None:
     """Make the folder's files those of the laptop; only what differs is sent."""
+    request = read_line(said)
+    if request is None:
+        raise InputError("this command is run by vjob --host LOGIN; it says nothing to people")
+    name, files, links = check_request(request)
+    base = Path.home() / PLACE / name
+    base.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     with _lock(base):
         sent = read_json(base / SENT)
         before: dict[str, Any] = sent if isinstance(sent, dict) else {}
-        is_here = {name for name in request.files if _is_same(base, name, before, request)}
-        wanted = [name for name in request.files if name not in is_here]
-        write_frame(answers, want=wanted)
+        is_here = {name for name in files if _is_same(base, name, before, files[name])}
+        wanted = [name for name in files if name not in is_here]
+        write_line(answers, want=wanted)
         after = {name: before[name] for name in is_here}
-        for _ in wanted:
-            frame = read_frame(said)
-            if frame is None:
-                raise InputError("the connection ended amid the files")
-            name, data = str(frame[0]["file"]), frame[1]
-            size, mode, digest = request.files[name]
-            mtime = _write_file(base, name, data, mode)
-            after[name] = [size, mode, digest, mtime]
-        for name, target in request.links.items():
+        with contextlib.suppress(tarfile.ReadError), tarfile.open(fileobj=said, mode="r|") as tar:
+            for info in tar:
+                data = tar.extractfile(info)
+                if data is not None and info.name in wanted:
+                    mtime = _write_file(base, info.name, data.read(), files[info.name][1])
+                    after[info.name] = [*files[info.name], mtime]
+        if files.keys() - after.keys():
+            raise InputError("the connection ended amid the files")
+        for name, target in links.items():
             _write_link(base, name, target)
             after[name] = target
         for name in sorted(before.keys() - after.keys()):
             _remove(base, name, before[name])
         write_json(base / SENT, after)
+    write_line(answers, done=True)
+
+
+def check_request(
+    said: Mapping[str, Any],
+) -> tuple[str, dict[str, tuple[int, int, str]], dict[str, str]]:
+    """Name of the tree, size, mode and digest of each file, and links; InputError for what no vjob
+    sends."""
+    try:
+        files = {str(name): (int(a), int(b), str(c)) for name, (a, b, c) in said["files"].items()}
+        links = {str(name): str(target) for name, target in said["links"].items()}
+        tree = str(said["name"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"no request of a vjob --host: {error!r}") from None
+    for name in (*files, *links, tree):
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or not path.parts:
+            raise InputError(f"no request of a vjob --host: {name}")
+    return tree, files, links
 
 
 @contextlib.contextmanager
@@ -183,9 +140,9 @@ def _lock(base: Path) -> Iterator[None]:
         time.sleep(POLL_S)
 
 
-def _is_same(base: Path, name: str, before: Mapping[str, Any], request: Request) -> bool:
+def _is_same(base: Path, name: str, before: Mapping[str, Any], facts: tuple[int, int, str]) -> bool:
     """True for a file that was sent like this, and that nobody has touched here."""
-    size, mode, digest = request.files[name]
+    size, mode, digest = facts
     known = before.get(name)
     if not isinstance(known, list) or known[:3] != [size, mode, digest]:
         return False
@@ -240,86 +197,3 @@ def _remove(base: Path, name: str, known: object) -> None:
             for folder in path.relative_to(base).parents:
                 if folder.parts:
                     (base / folder).rmdir()
-
-
-# The command.
-
-
-def _start(kept: Path, folder: Path, request: Request) -> None:
-    page = ["-o", str(kept / PAGE)] if request.page else []
-    page += ["--png", str(kept / PICTURE)] if request.picture else []
-    width = str(request.columns or "")
-    env = {**os.environ, "COLUMNS": width, "VJOB_WIDTH": width}
-    command = process.build_own_command(*request.words, *page)
-    process.start_kept(command, folder, kept, env=env)
-
-
-def pass_on(kept: Path, request: Request, said: BinaryIO, answers: BinaryIO) -> None:
-    """Send what the command prints as it comes, and its code once it has ended."""
-    places = {"out": request.out, "err": request.err}
-    while True:
-        ended = (kept / "code").exists()
-        is_lost = not ended and not _is_living(kept)
-        for name in places:
-            while data := _read(kept / name, places[name]):
-                shown = _rename_page(data, kept, request)
-                write_frame(answers, shown, to=name, place=places[name] + len(data))
-                places[name] += len(data)
-        if ended:
-            code = int((kept / "code").read_text())
-            if request.page and (kept / PAGE).exists():
-                write_frame(answers, (kept / PAGE).read_bytes(), page=True)
-            if request.picture and (kept / PICTURE).exists():
-                write_frame(answers, (kept / PICTURE).read_bytes(), picture=True)
-            write_frame(answers, code=code)
-            return
-        if is_lost and not (kept / "code").exists():
-            write_frame(answers, lost=True)
-            return
-        if select.select([said], [], [], POLL_S)[0]:
-            frame = read_frame(said)
-            if frame is None:
-                return  # the connection broke: the next one goes on
-            _send_signal(kept, str(frame[0].get("signal")))
-
-
-def _read(path: Path, place: int) -> bytes:
-    try:
-        with path.open("rb") as handle:
-            handle.seek(place)
-            return handle.read(MOST_BYTES)
-    except FileNotFoundError:
-        return b""
-
-
-def _rename_page(data: bytes, kept: Path, request: Request) -> bytes:
-    for name, shown in ((PAGE, request.page), (PICTURE, request.picture)):
-        if shown:
-            data = data.replace(os.fsencode(kept / name), shown.encode())
-    return data
-
-
-def _find_pid(kept: Path) -> int | None:
-    """The command's process; None on another machine, where several answer to one name."""
-    words = (kept / "pid").read_text().split()
-    return int(words[0]) if words[1:] == [os.uname().nodename] else None
-
-
-def _is_living(kept: Path) -> bool:
-    """True on another machine too: there is no asking, and its code will show."""
-    try:
-        pid = _find_pid(kept)
-        if pid is not None:
-            os.kill(pid, 0)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _send_signal(kept: Path, name: str) -> None:
-    number = {"INT": signal.SIGINT, "TERM": signal.SIGTERM}.get(name)
-    if number is not None:
-        with contextlib.suppress(OSError, ValueError):
-            pid = _find_pid(kept)
-            if pid is not None:
-                os.killpg(pid, number)

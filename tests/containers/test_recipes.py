@@ -12,12 +12,15 @@ import pytest
 
 from tests import ROOT
 from vjob.jobs.images.build import find_recipe
-from vjob.jobs.images.software import parse_version
 from vjob.jobs.programs.start import RUNTIME
 
 FOLDER = ROOT / "containers/recipes"
 DOCKERFILES = sorted(FOLDER.glob("*.Dockerfile"))
 KNOWN = {"ARG", "FROM", "RUN", "COPY", "ENV", "WORKDIR", "LABEL", "USER", "SHELL"}
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", text)))
 
 
 def read_instructions(path: Path) -> list[tuple[str, str]]:

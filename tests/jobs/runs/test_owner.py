@@ -111,7 +111,7 @@ NAMES_RUN = {
 NAMES_NONE = {
     "list", "init", "schema", "doctor", "completion", "try", "profile", "data prepare",
     "data inspect", "data sample", "container import", "container build", "container list",
-    "container inspect", "container doctor", "container clean", "there",
+    "container clean", "there",
 }  # fmt: skip
 """The others: what they read is what their user names, and no run."""
 

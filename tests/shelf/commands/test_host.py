@@ -10,10 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import BinaryIO
 
 import pytest
 
@@ -23,9 +20,9 @@ from tests.varuna_core.launch.sshd import SSHD, Sshd
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.process import ENTRY
 from vjob.shelf.host import here, there
-from vjob.shelf.host.frames import write_frame
-from vjob.shelf.host.here import Talk, _take, name_tree, take_page, take_picture
-from vjob.shelf.host.there import SENT, Request
+from vjob.shelf.host.frames import write_line
+from vjob.shelf.host.here import name_tree, take_page, take_picture
+from vjob.shelf.host.there import SENT
 from vjob.shelf.web.serve import describe_address, name_login
 
 pytestmark = pytest.mark.skipif(
@@ -153,22 +150,15 @@ def test_ctrl_c_ends_the_following_and_not_the_run(laptop: Laptop) -> None:
     laptop("cancel", "last", "--now")
 
 
-def test_a_connection_that_breaks_loses_nothing_and_submits_once(laptop: Laptop) -> None:
+def test_a_connection_that_breaks_is_told_and_the_run_goes_on(laptop: Laptop) -> None:
     laptop.write(60)
-    lines = []
     with laptop.start("submit", "conf.yaml", "--follow") as follows:
         assert follows.stdout is not None and follows.stderr is not None
-        for line in follows.stdout:
-            lines.append(line)
-            if "step 3/60" in line:
-                break
+        assert any("step 3/60" in line for line in follows.stdout)
         cut_connections(laptop.sshd)
-        lines += follows.stdout  # to its end
         err = follows.stderr.read()
-    assert follows.returncode == 0, err
-    assert "connecting again" in err
-    steps = [line for line in lines if "/60 loss" in line]
-    assert len(steps) == 60
+    assert follows.returncode == 1 and "goes on" in err
+    wait_for(lambda: "DONE" in laptop("status", "last", code=None), 60)
     assert len(json.loads(laptop("list", "--json"))) == 1
 
 
@@ -180,31 +170,21 @@ def cut_connections(sshd: Sshd) -> None:
         os.kill(int(child), signal.SIGKILL)
 
 
-def test_a_command_that_an_earlier_connection_started_is_not_started_again(
+@pytest.mark.parametrize("name", ["../x", "/etc/x", ""])
+def test_no_file_leaves_the_folder_of_its_tree(name: str) -> None:
+    with pytest.raises(InputError, match="no request"):
+        there.check_request({"name": "tree", "files": {name: (1, 0o600, "")}, "links": {}})
+
+
+def test_a_tree_whose_connection_ends_is_not_called_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection broke behind the last file; the next one waited for the first one's lock."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    started = []
-
-    def start(kept: Path, folder: Path, request: Request) -> None:
-        started.append(folder)
-        (kept / "pid").touch()
-        (kept / "code").write_text("0")
-
-    def update(base: Path, request: Request, said: BinaryIO, answers: BinaryIO) -> None:
-        start(there.run_index.folder() / "host" / request.key, base, request)
-
-    monkeypatch.setattr(there, "_start", start)
-    monkeypatch.setattr(there, "update_tree", update)
-    said, answers = io.BytesIO(), io.BytesIO()
-    asked = {"key": "0" * 32, "words": ["submit"], "name": "tree", "folder": ".", "page": ""}
-    write_frame(said, **asked, files={}, links={}, columns=80, out=0, err=0)
+    said = io.BytesIO()
+    write_line(said, name="tree", files={"conf.yaml": (7, 0o600, "")}, links={})
     said.seek(0)
-    there.serve(said, answers)
-    assert started == [tmp_path / "vjob" / "tree"]
-    assert b'"code": 0' in answers.getvalue()
+    with pytest.raises(InputError, match="amid the files"):
+        there.receive_tree(said, io.BytesIO())
 
 
 def test_a_login_node_gets_no_file_that_was_not_offered(tmp_path: Path) -> None:
@@ -212,37 +192,11 @@ def test_a_login_node_gets_no_file_that_was_not_offered(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "conf.yaml").write_text("name: a")
     files = {"conf.yaml": (7, 0o600, "")}
-    talk = Talk(login="there", said={"files": files}, root=tmp_path / "tree")
-    sent = io.BytesIO()
-    assert _take(talk, sent, {"want": ["conf.yaml"]}, b"")
     for name in ("../secret", str(tmp_path / "secret")):
+        sent = io.BytesIO()
         with pytest.raises(VjobError, match="not offered"):
-            _take(talk, sent, {"want": [name]}, b"")
-    assert b"name: a" in sent.getvalue() and b"s3cret" not in sent.getvalue()
-
-
-def test_output_that_nobody_reads_is_no_broken_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in `vjob --host LOGIN submit conf.yaml | head -1`: it connected five times more."""
-    connections = []
-
-    class Closed(io.BytesIO):
-        def write(self, data: object) -> int:
-            raise BrokenPipeError
-
-    @contextmanager
-    def connect(command: list[str]) -> Iterator[SimpleNamespace]:
-        connections.append(command)
-        frames = io.BytesIO()
-        write_frame(frames, b"hello", to="out", place=5)
-        frames.seek(0)
-        yield SimpleNamespace(stdin=io.BytesIO(), stdout=frames, returncode=255)
-
-    monkeypatch.setattr(here.process, "talk", connect)
-    monkeypatch.setattr(here, "WAITS_S", (0.0,))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(buffer=Closed(), flush=lambda: None))
-    with pytest.raises(BrokenPipeError):
-        here._converse(Talk(login="there", said={"files": {}}, root=Path()))
-    assert len(connections) == 1
+            here.send_files("there", sent, tmp_path / "tree", files, ["conf.yaml", name])
+        assert sent.getvalue() == b""
 
 
 def test_without_a_vjob_there_it_is_said_what_to_do(laptop: Laptop) -> None:
@@ -333,14 +287,3 @@ def test_a_folder_that_another_connection_fills_is_not_waited_for_without_a_word
         there._lock(tmp_path),
     ):
         pass
-
-
-@pytest.mark.parametrize(("host", "lives"), [("another", True), (os.uname().nodename, False)])
-def test_a_command_on_another_machine_of_the_same_name_is_waited_for(
-    tmp_path: Path, host: str, lives: bool
-) -> None:
-    """Several login nodes share a name and a home: a pid means something on its own machine."""
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    (tmp_path / "pid").write_text(f"{ended.pid} {host}\n")
-    assert there._is_living(tmp_path) is lives

@@ -82,8 +82,6 @@ CASES: dict[str, tuple[int, str]] = {
     "schema": (0, AS_IT_IS),
     "doctor": (-1, ""),
     "container list --cache images": (0, ""),
-    "container inspect nothing": (2, ""),
-    "container doctor nothing": (2, ""),
     "container clean nothing --scratch scratch": (2, ""),
     "container build nothing -o x.sqsh": (2, ""),
     "container import a#b#c": (2, ""),
