@@ -203,24 +203,6 @@ def test_old_files_of_killed_runs_go_with_all_the_rest(node: Node) -> None:
     assert [path.name for path in conf.iterdir()] == ["new"]
 
 
-def test_inspect_tells_of_trees_and_files(node: Node, tmp_path: Path) -> None:
-    tree = node.prepare()
-    (tree / "etc/os-release").write_text('PRETTY_NAME="Dough Linux 7"\n')
-    with (tree / "etc/environment").open("a") as lines:
-        lines.write("API_TOKEN=hush\n")
-    found = json.loads(node("inspect", tree.name, "--json"))
-    assert (found["kind"], found["system"], found["state"]) == ("unpacked", "Dough Linux 7", "idle")
-    assert "/usr/bin/python3" in found["pythons"]
-    assert found["environment"]["FROM_IMAGE"] == "made of dough"
-    assert found["environment"]["API_TOKEN"] == "<redacted>"
-    said = node("inspect", str(node.image))
-    assert "compression  gzip" in said and "/usr/bin/python3" in said
-    assert "NOTE=of the image" in said
-    node.image.write_bytes(node.image.read_bytes()[:100_000])
-    assert "cut short: it has 100000 of" in node("inspect", node.image.name)
-    assert "there are" in node("inspect", "nothing-such", code=2)
-
-
 @pytest.mark.charliecloud
 @pytest.mark.skipif(shutil.which("ch-run") is None, reason="charliecloud is not installed")
 def test_a_real_run_keeps_its_tree_until_it_has_ended(node: Node) -> None:
@@ -256,8 +238,6 @@ def test_imported_files_are_listed_beside(node: Node) -> None:
     (row,) = json.loads(node("list", "--json"))["imported"]
     assert row["bytes"] == node.image.stat().st_size
     assert "docker.io+debian+12.sqsh" in node("list")
-    found = json.loads(node("inspect", "docker://debian:12", "--json"))
-    assert found["path"] == row["path"]
 
 
 def test_the_commands_look_where_confs_put_their_images() -> None:
