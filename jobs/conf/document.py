@@ -80,6 +80,12 @@ program: pretrain_gpt            # built in; so is pretrain_bert
 program: {script: train.py, args: [--epochs, 3]}
 ```
 ```yaml
+program: {module: pkg.train, args: [--epochs, 3]}
+```
+```yaml
+program: {command: [accelerate, launch, train.py]}      # or one text: accelerate launch train.py
+```
+```yaml
 program: {megatron: Megatron-LM, args: [--swiglu]}
 ```
 ```yaml
@@ -89,9 +95,12 @@ program: {deepspeed: train.py, config: ds.json, args: [--epochs, 3]}
 | key | value | default | script | what |
 |---|---|---|---|---|
 | `script` | text | | acts | Training script. |
+| `module` | text | | acts | A module that runs as with `python -m`, such as pkg.train. |
+| `command` | words | | acts | A command that runs as it is; a text is split as a shell would. |
 | `megatron` | text | | | Folder of a Megatron-LM checkout, or a pretraining script in it. |
 | `deepspeed` | text | | | Training script that uses DeepSpeed. |
 """
+PROGRAM_ROWS = ("launch", "arguments", "args", "config", "python", "snapshot")
 WORDS: Mapping[Fate, str] = {Fate.ACTS: "acts", Fate.REFERENCE: "refer"}
 # Active keys of the starter conf: it runs as it is, anywhere, without data.
 STARTER: Mapping[str, object] = {
@@ -111,6 +120,7 @@ EXAMPLES: Mapping[str, object] = {
 """Of keys that a section needs which itself is not needed."""
 FORMS: Mapping[type, tuple[str, ...]] = {
     Program: (
+        "or {module: pkg.train, args: [...]}, or {command: [accelerate, launch, train.py]}",
         "or pretrain_gpt, or pretrain_bert: they need model and data",
         "or {megatron: Megatron-LM, args: [...]}",
         "or {deepspeed: train.py, config: ds.json, args: [...]}",
@@ -184,12 +194,7 @@ def render_conf_doc() -> str:
     parts = [INTRO]
     for section in list_sections():
         if section.cls is Program:
-            parts.append(
-                PROGRAM_FORMS
-                + "".join(
-                    _render_rows(section, ("arguments", "args", "config", "python", "snapshot"))
-                )
-            )
+            parts.append(PROGRAM_FORMS + "".join(_render_rows(section, PROGRAM_ROWS)))
             continue
         title = "Top level" if not section.key else section.key
         names = tuple(field.name for field in fields(section.cls))

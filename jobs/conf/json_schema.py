@@ -106,13 +106,15 @@ def _build_program() -> dict[str, Any]:
     hints = get_hints(Program)
     docs = {name: {"description": get_doc(Program, name)} for name in hints}
     forms: list[dict[str, Any]] = [{"enum": [*BUILT_IN]}]
+    words = {"anyOf": [{"type": "string"}, _build_value(hints["args"])]}
     for kind, names in PROGRAM_KEYS.items():
         keys = {name: {**_build_value(hints[name]), **docs[name]} for name in names}
-        keys["args"] = {"anyOf": [{"type": "string"}, _build_value(hints["args"])], **docs["args"]}
+        keys["args"] = {**words, **docs["args"]}
+        named = words if kind == "command" else _TEXT
         forms.append(
             {
                 "type": "object",
-                "properties": {kind: {**_TEXT, **docs["path"]}, **keys},
+                "properties": {kind: {**named, **docs.get(kind, docs["path"])}, **keys},
                 "additionalProperties": False,
                 "required": [kind],
             }

@@ -24,6 +24,7 @@ from vjob.jobs.conf.schema import (
     BUILT_IN,
     FUNCTION,
     MODELS,
+    OWN,
     Bound,
     JobConf,
     Model,
@@ -51,7 +52,11 @@ _WORDS = {
     Partition: "layers per stage such as 0-11-8-8-8-8-5-0",
 }
 # Keys beside the one that names a program's file; `config` is DeepSpeed's.
-OWN_KEYS: Mapping[str, tuple[str, ...]] = {"deepspeed": ("config",), "script": ("arguments",)}
+OWN_KEYS: Mapping[str, tuple[str, ...]] = {
+    "deepspeed": ("config",),
+    "script": ("launch", "arguments"),
+    **{kind: ("launch",) for kind in OWN if kind != "script"},
+}
 PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
     kind: (*OWN_KEYS.get(kind, ()), "args", "python", "snapshot")
     for kind in get_args(ProgramKind)
@@ -59,8 +64,8 @@ PROGRAM_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 MODEL_ALLOWED = f"must be one of {', '.join(MODELS)}, or a mapping with layers, hidden and heads"
 PROGRAM_ALLOWED = (
-    f"must be {' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, "
-    "{megatron: checkout} or {deepspeed: train.py, config: ds.json}"
+    f"must be {' or '.join(BUILT_IN)}, or a mapping: {{script: train.py}}, {{module: pkg.train}}, "
+    "{command: [...]}, {megatron: checkout} or {deepspeed: train.py, config: ds.json}"
 )
 FUNCTION_REFUSED = "a function is submitted from Python: docs/python.md"
 # What people write who think of other programs; Slurm's words have a table of their own.
@@ -429,12 +434,15 @@ class ConfReader:
                 message = FUNCTION_REFUSED
             if isinstance(node, Scalar) and node.text.endswith(".py"):
                 message = f"must be {{script: {node.text}}} for a program of your own"
+            if isinstance(node, Scalar) and " " in node.text.strip():
+                message = f'must be {{command: "{node.text}"}} for a command'
             return self.refuse(node, key, message)
         # A resolved conf may name a function; a submit refuses it (jobs/programs/start.py).
         known_kinds = {**PROGRAM_KEYS, FUNCTION: ("args", "python")}
         kinds = [name for name in known_kinds if name in node.entries]
         if len(kinds) != 1:
-            known = [*PROGRAM_KEYS, "config", "arguments", "args", "python", "snapshot"]
+            own = ("config", "launch", "arguments", "args", "python", "snapshot")
+            known = [*PROGRAM_KEYS, *own]
             for name, entry in node.entries.items():
                 if name not in known:
                     message = f"unknown key; {suggest(name, known)}"
@@ -446,11 +454,11 @@ class ConfReader:
         for name, entry in node.entries.items():
             inner = join_key(key, name)
             self.lines[inner] = entry.where
-            if name == kind:
+            if name in ("command", "args") and isinstance(entry.node, Scalar):
+                values[name] = () if entry.node.is_null else self.read_words(entry.node, inner)
+            elif name == kind and name not in ("module", "command"):
                 values["path"] = self.read_value(entry.node, str, inner)
-            elif name == "args" and isinstance(entry.node, Scalar) and not entry.node.is_null:
-                values[name] = self.read_words(entry.node, inner)
-            elif name in known_kinds[kind]:
+            elif name in (kind, *known_kinds[kind]):
                 values[name] = self.read_value(entry.node, get_hints(Program)[name], inner)
             else:
                 message = f"unknown key; {suggest(name, [kind, *known_kinds[kind]])}"

@@ -15,7 +15,7 @@ from varuna_core.records.plan import LAYOUT_KEYS, mark_layout
 from vjob.jobs.conf.layout import get_replicas, require_number
 from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
 from vjob.jobs.conf.redact import is_secret
-from vjob.jobs.conf.schema import SCRIPT, JobConf
+from vjob.jobs.conf.schema import OWN, JobConf
 from vjob.jobs.conf.slurm_words import WORDS
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem
@@ -26,11 +26,15 @@ _KEY = re.compile(r"[^.\[\]\s]+(\[\d{1,6}\]|\.[^.\[\]\s]+)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*(:?[-=?+].*)?")
 _COUNT = re.compile(r"cluster\.nodes\[\d+\]\.count")
 _KEPT_LITERAL = re.compile(
-    r"program\.args(\[\d+\])?|env\..*|cluster\.nodes\[\d+\]\.env\..*"
+    r"program\.(args|command)(\[\d+\])?|env\..*|cluster\.nodes\[\d+\]\.env\..*"
     r"|setup(\[\d+\])?|progress|notify\.command",
     re.DOTALL,
 )
 LITERAL = "for a literal ${ write $${"
+OF_COMMAND = ("program.args", "program.command")
+"""Keys whose words are arguments of a process."""
+OF_NODE = ("node.rank", "node.count", "node.ranks", "master.address", "master.port")
+"""References of these words that each node fills in, as it starts the program."""
 
 
 def is_kept_literal(key: str) -> bool:
@@ -40,8 +44,9 @@ def is_kept_literal(key: str) -> bool:
 
 def list_texts(conf: JobConf) -> Iterator[tuple[str, str]]:
     """Texts that may hold references, by their keys."""
-    for index, text in enumerate(conf.program.args):
-        yield f"program.args[{index}]", text
+    for name, words in (("command", conf.program.command), ("args", conf.program.args)):
+        for index, text in enumerate(words):
+            yield f"program.{name}[{index}]", text
     for name, text in conf.env.items():
         yield f"env.{name}", text
     for index, group in enumerate(conf.cluster.nodes):
@@ -77,6 +82,9 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
 
 def _find_problem(conf: JobConf, key: str, place: str) -> str:
     """What is wrong with one reference; empty where it can be filled."""
+    if key in OF_NODE:
+        only = "is known on the node alone: refer to it in program.args or program.command"
+        return "" if place.startswith(OF_COMMAND) else only
     if not _KEY.fullmatch(key):
         shell = _VARIABLE.fullmatch(key) is not None
         return f"is no key of the conf; {_explain_shell(key) if shell else LITERAL}"
@@ -94,9 +102,9 @@ def _find_problem(conf: JobConf, key: str, place: str) -> str:
         return "changes in a run that may morph: the script reads it from VJOB_NUM_NODES"
     if value is None and key not in _DERIVED:
         return f"has no value: set {key}"
-    if place.startswith("program.args") and is_secret(key):
+    if place.startswith(OF_COMMAND) and is_secret(key):
         return "is a secret, and arguments show in process lists: pass it by env or pass_env"
-    if key.startswith("program.args") or (isinstance(value, str) and has_references(value)):
+    if key.startswith(OF_COMMAND) or (isinstance(value, str) and has_references(value)):
         return "refers to a text with references: write its own reference here"
     return ""
 
@@ -140,7 +148,7 @@ def fill_references(conf: JobConf) -> JobConf:
 
     def fill_one(match: re.Match[str]) -> str:
         key = (match[1] or "").strip()
-        return mark_layout(key) if key in later else _fill(conf, match)
+        return mark_layout(key) if key in later or key in OF_NODE else _fill(conf, match)
 
     def fill(text: str) -> str:
         return REFERENCE.sub(fill_one, text)
@@ -151,15 +159,19 @@ def fill_references(conf: JobConf) -> JobConf:
     nodes = tuple(replace(group, env=fill_all(group.env)) for group in conf.cluster.nodes)
     return replace(
         conf,
-        program=replace(conf.program, args=tuple(map(fill, conf.program.args))),
+        program=replace(
+            conf.program,
+            command=tuple(map(fill, conf.program.command)),
+            args=tuple(map(fill, conf.program.args)),
+        ),
         env=fill_all(conf.env),
         cluster=replace(conf.cluster, nodes=nodes),
     )
 
 
 def may_change_layout(conf: JobConf) -> bool:
-    """True for a script whose layout follows the nodes that are there."""
-    return conf.morph.enabled and conf.program.kind == SCRIPT
+    """True for a program of the user's own whose layout follows the nodes that are there."""
+    return conf.morph.enabled and conf.program.kind in OWN
 
 
 def _fill(conf: JobConf, match: re.Match[str]) -> str:

@@ -19,11 +19,19 @@ from vjob.jobs.conf.quantities import GIB, MIB, MINUTES, SECONDS
 FUNCTION: Literal["function"] = "function"
 """A pickled function of the Python interface; no conf of a user's names it."""
 ProgramKind = Literal[
-    "pretrain_gpt", "pretrain_bert", "script", "megatron", "deepspeed", "function"
+    "pretrain_gpt",
+    "pretrain_bert",
+    "script",
+    "module",
+    "command",
+    "megatron",
+    "deepspeed",
+    "function",
 ]
 BUILT_IN = ("pretrain_gpt", "pretrain_bert")
-SCRIPT: Literal["script"] = "script"
-OWN_MODEL = (SCRIPT, FUNCTION)
+OWN = ("script", "module", "command")
+"""Programs of the user's own, which take their launch from `program.launch`."""
+OWN_MODEL = (*OWN, FUNCTION)
 """Programs whose model vjob does not know."""
 Auto = Literal["auto"]
 _RELATIONS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
@@ -68,14 +76,24 @@ SecondsOrZero = Annotated[NonNegativeInt, SECONDS]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a built-in name, or {script: ..}, {megatron: ..}, {deepspeed: ..}."""
+    """What every rank runs: a built-in name, or {script: ..}, {module: ..}, {command: ..},
+    {megatron: ..}, {deepspeed: ..}."""
 
     kind: ProgramKind
-    """pretrain_gpt, pretrain_bert, or the key that names the file: script, megatron, deepspeed;
-    function in the resolved conf of a run that Python submitted."""
+    """pretrain_gpt, pretrain_bert, or the key that names the program: script, module, command,
+    megatron, deepspeed; function in the resolved conf of a run that Python submitted."""
     path: str | None = None
     """The training script, or the Megatron-LM checkout or a script in it (relative to the conf's
     folder)."""
+    module: str | None = None
+    """A module that runs as with `python -m`, such as pkg.train."""
+    command: tuple[str, ...] = ()
+    """Words of a command, which runs as it is; a text is split as a shell would."""
+    launch: Literal["auto", "torchrun", "srun", "python", "node"] = "auto"
+    """Which processes there are, and what they are told (docs/starts.md). torchrun: one a rank,
+    with torchrun's variables; srun: one a rank, with Slurm's alone; python: one in all, with
+    neither; node: one a node, which starts its ranks itself; auto: node for a command that begins
+    with a known launcher, python for one rank without a layout, else torchrun."""
     args: tuple[str, ...] = ()
     """Arguments of the program. `${key}` is replaced by that key's value; all else is passed on
     unchanged."""
@@ -86,11 +104,12 @@ class Program:
     config: str | None = None
     """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
     python: str | None = None
-    """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob."""
+    """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob. Its
+    folder leads the PATH of a command."""
     snapshot: Literal["auto", "copy", "git", "none"] = "auto"
     """The code that ranks run. copy: that of the submit, copied into the run folder, where they
     run; git: the same, of the last commit, with nothing changed since; none: the files as they are
-    when ranks start; auto: of a script in a small git repository a copy, run in the user's own
+    when ranks start; auto: of a program in a small git repository a copy, run in the user's own
     folder."""
 
 

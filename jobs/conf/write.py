@@ -92,11 +92,14 @@ def _to_plain(value: Any) -> Any:
 
 
 def _spell_program(program: Program) -> Any:
-    if program.path is None:
+    named = program.path or program.module or list(program.command)
+    if not named:
         return program.kind
-    spelled: dict[str, Any] = {program.kind: program.path}
+    spelled: dict[str, Any] = {program.kind: named}
     if program.config is not None:
         spelled["config"] = program.config
+    if program.launch != "auto":
+        spelled["launch"] = program.launch
     if program.arguments != "none":
         spelled["arguments"] = program.arguments
     spelled["args"] = list(program.args)

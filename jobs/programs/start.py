@@ -5,25 +5,38 @@ What lies on disk comes in as an argument (`ProgramFiles`, read by `Starter.read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import shlex
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import dropwhile
+from pathlib import Path, PurePath
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Action, Remedy, Target
-from varuna_core.records.plan import escape_placeholders
+from varuna_core.records.plan import escape_placeholders, mark_layout
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 from vjob.jobs.conf.layout import get_replicas, get_world, require_number
 from vjob.jobs.conf.parse import FUNCTION_REFUSED
+from vjob.jobs.conf.references import OF_NODE, find_value, list_referenced
 from vjob.jobs.conf.schema import FUNCTION, JobConf, NodeGroup
+from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import InputError, KeyProblem
 from vjob.jobs.programs import deepspeed, megatron
+from vjob.jobs.programs.launchers import (
+    find_in_script,
+    find_launcher,
+    is_python,
+    split_module,
+)
 from vjob.jobs.programs.megatron import Checkout, find_checkout
 from vjob.jobs.programs.training import build_training
 
+MOST_SCRIPT = 100_000
+"""Bytes that are read of a script, to know what it calls."""
 PROFILE_OUTPUT = "%{folder}/attempt-%{attempt}/ranks/%{rank}"
 
 RUNTIME: Mapping[str, str] = {"python": "3.10", "torch": "2.9", "numpy": "1.26"}
@@ -47,6 +60,19 @@ class ProgramFiles:
     """Of Megatron-LM; None: today's, at the conf's path."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The user's ds_config."""
+    interpreter: str = ""
+    """Of an executable script, the program of its first line, where that is not Python."""
+    launcher: str = ""
+    """What such a script calls to start ranks, with the line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The processes of a run, as `program.launch` names them, and why it is that."""
+
+    name: str
+    why: str = ""
+    """Empty where it goes without saying."""
 
 
 class Starter:
@@ -55,6 +81,10 @@ class Starter:
     def read_files(self, conf: JobConf) -> ProgramFiles:
         """Read what the start depends on; InputError where it cannot do what the conf asks for."""
         return ProgramFiles()
+
+    def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
+        """Words before the program's own."""
+        return (python, "-u")
 
     def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
         """The script and its arguments."""
@@ -95,8 +125,47 @@ class Starter:
         return False
 
 
-class Script(Starter):
+class Own(Starter):
+    """A program of the user's own: here a module."""
+
+    def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
+        return (python, "-u", "-m")
+
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
+        return (conf.program.module or "", *conf.program.args)
+
+    def find_launcher(self, conf: JobConf, found: ProgramFiles) -> str:
+        """The launcher that the program is or calls; empty for none that is known."""
+        return find_launcher(("python", "-m", *self.build_words(conf, found, "")))
+
+
+class Command(Own):
+    """A command of the user's own, which runs as it is."""
+
+    def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
+        return ()
+
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
+        return (*conf.program.command, *conf.program.args)
+
+    def find_launcher(self, conf: JobConf, found: ProgramFiles) -> str:
+        return find_launcher(self.build_words(conf, found, ""))
+
+
+class Script(Own):
     """A script of the user's own."""
+
+    def read_files(self, conf: JobConf) -> ProgramFiles:
+        return read_first_line(conf)
+
+    def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
+        return () if found.interpreter else (python, "-u")
+
+    def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
+        return (conf.program.path or "", *conf.program.args)
+
+    def find_launcher(self, conf: JobConf, found: ProgramFiles) -> str:
+        return found.launcher
 
     def build_rank_options(self, conf: JobConf, found: ProgramFiles) -> tuple[str, ...]:
         if conf.program.arguments != "varuna":
@@ -247,6 +316,8 @@ class Function(Starter):
 
 PROGRAMS: dict[str, Starter] = {
     "script": Script(),
+    "module": Own(),
+    "command": Command(),
     "pretrain_gpt": BuiltIn(),
     "pretrain_bert": BuiltIn(),
     "megatron": Megatron(),
@@ -269,9 +340,125 @@ def refuse_function(conf: JobConf) -> None:
 def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) -> tuple[str, ...]:
     """Command of each rank, with placeholders for words that differ by rank."""
     starter = get_starter(conf)
-    script, *args = map(escape_placeholders, starter.build_words(conf, found, folder))
+    before = map(escape_placeholders, starter.build_interpreter(conf, found, python))
+    words = map(escape_placeholders, starter.build_words(conf, found, folder))
+    script, *args = map(fill_node_marks, words)
     own = starter.build_rank_options(conf, found)
-    return (escape_placeholders(python), "-u", script, *own, *args)
+    return (*before, script, *own, *args)
+
+
+def fill_node_marks(word: str) -> str:
+    """A word with a placeholder for each reference that the node fills in."""
+    for key in OF_NODE:
+        word = word.replace(mark_layout(key), f"%{{{key}}}")
+    return word
+
+
+def choose_launch(conf: JobConf, found: ProgramFiles, written: Collection[str]) -> Launch:
+    """The launch of the conf's program; `written` are the keys that its author wrote."""
+    starter, asked = get_starter(conf), conf.program.launch
+    if not isinstance(starter, Own):
+        return Launch(name="torchrun")
+    if asked != "auto":
+        return Launch(name=asked)
+    launcher = starter.find_launcher(conf, found)
+    if launcher:
+        return Launch(name="node", why=f"{launcher} starts the ranks of its node")
+    is_plain = conf.program.arguments == "none" and not conf.morph.enabled
+    if get_world(conf) == 1 and is_plain and not list_layout_keys(written):
+        return Launch(name="python", why="one rank without a layout: no RANK, no MASTER_ADDR")
+    if conf.program.kind == "script" and not found.interpreter:
+        return Launch(name="torchrun")
+    return Launch(name="torchrun", why="one process a rank; no launcher is known in it")
+
+
+def list_layout_keys(written: Collection[str]) -> list[str]:
+    """The keys among those written that say how ranks share the model and the batch."""
+    return [key for key in written if key.startswith("parallel.") and key != "parallel.profile"]
+
+
+def find_launch_problems(
+    conf: JobConf, launch: str, written: Collection[str]
+) -> Iterator[KeyProblem]:
+    """Settings of the conf that the launch cannot have."""
+    key, world = "program.launch", get_world(conf)
+    layout = list_layout_keys(written)
+    if launch == "python":
+        if world > 1:
+            message = (
+                f"is one process, and cluster.nodes has {world} ranks: use torchrun, or one rank"
+            )
+            yield key, launch, message
+        if conf.morph.enabled:
+            yield key, launch, "cannot be with morph.enabled, whose ranks meet: use torchrun"
+    if launch == "node" and conf.morph.enabled and conf.morph.layout != "world":
+        message = "must be world with program.launch: node, whose program lays out its own ranks"
+        yield "morph.layout", conf.morph.layout, message
+    if launch in ("python", "node") and layout and not (launch == "python" and world > 1):
+        referenced = list_referenced(conf)
+        for name in layout:
+            if name not in referenced:
+                message = (
+                    f"has no effect with program.launch: {launch}: remove it, or pass it as "
+                    f"${{{name}}} in program.args, or use launch: torchrun"
+                )
+                yield name, find_value(conf, name), message
+    if launch == "srun" and conf.cluster.scheduler in ("local", "machines"):
+        message = f"is for Slurm, and cluster.scheduler is {conf.cluster.scheduler}: use torchrun"
+        yield key, launch, message
+
+
+def suggest_program(text: str) -> str:
+    """The way to write a command that stands where a script should; empty for one word."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return ""
+    if len(words) < 2:
+        return ""
+    program: dict[str, Any] = {"command": words}
+    if is_python(PurePath(words[0]).name):
+        module, args = split_module(words[1:])
+        rest = words[1:] if module else [*dropwhile(lambda word: word.startswith("-"), words[1:])]
+        if module:
+            program = {"module": module, "args": [*args]}
+        elif rest:
+            program = {"script": rest[0], "args": rest[1:]}
+    elif words[0].endswith(".py"):
+        program = {"script": words[0], "args": words[1:]}
+    return f"; write program: {dump_yaml(program, one_line=True).strip()}"
+
+
+def read_first_line(conf: JobConf) -> ProgramFiles:
+    """The facts of a script that its own first line starts; InputError where it cannot."""
+    path = conf.program.path or ""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MOST_SCRIPT).decode("utf-8", "replace")
+        is_executable = os.access(path, os.X_OK)
+    except OSError:  # in an image, or on the nodes: of Python, as far as is known
+        return ProgramFiles()
+    first = text.partition("\n")[0]
+    words = first[2:].split() if first.startswith("#!") else []
+    if words and PurePath(words[0]).name == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    interpreter = PurePath(words[0]).name if words else ""
+    if not interpreter or is_python(interpreter):
+        return ProgramFiles()
+    if not is_executable:
+        raise InputError(
+            f"program.script: {path} begins with {first} and is not executable: chmod +x {path}, "
+            f"or write program: {{command: [{interpreter}, {path}]}}"
+        )
+    if conf.program.python is not None:
+        raise InputError(
+            f"program.python: {path} is run by its own first line, {first}: remove python"
+        )
+    launcher, line = find_in_script(text)
+    return ProgramFiles(
+        interpreter=interpreter,
+        launcher=f"{launcher} in line {line} of {PurePath(path).name}" if launcher else "",
+    )
 
 
 def build_files(conf: JobConf, found: ProgramFiles, folder: str) -> dict[str, str]:

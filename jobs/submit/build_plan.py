@@ -14,7 +14,14 @@ from typing import Any
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.remedy import context_of, render_all
 from varuna_core.records.layout import build_stages, encode_stage_map
-from varuna_core.records.plan import ContainerPlan, MorphPlan, Plan, Timing, TrackPlan
+from varuna_core.records.plan import (
+    ContainerPlan,
+    GroupPlan,
+    MorphPlan,
+    Plan,
+    Timing,
+    TrackPlan,
+)
 from varuna_core.records.training import TrainingFacts
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.fates import (
@@ -29,7 +36,7 @@ from vjob.jobs.conf.fates import (
 from vjob.jobs.conf.layout import build_groups, choose_order, require_number
 from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.conf.references import fill_references
-from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, SCRIPT, JobConf, Track
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, OWN, JobConf, Parallel, Track
 from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
@@ -80,13 +87,15 @@ class PlanContext:
 def build_plan(conf: JobConf, here: PlanContext) -> Plan:
     """The plan of one run."""
     asked, conf = conf, fill_references(conf)
-    starter = start.get_starter(conf)
+    starter, launch = start.get_starter(conf), start.choose_launch(asked, here.found, here.written)
     groups = tuple(
         replace(group, env={**starter.build_group_env(node), **group.env})
         for group, node in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
     )
-    world = sum(group.count * group.ranks for group in groups)
     parallel = conf.parallel
+    if launch.name == "node":
+        groups, parallel = join_ranks(groups), Parallel()
+    world = sum(group.count * group.ranks for group in groups)
     pipeline = require_number(parallel.pipeline)
     share = pipeline * parallel.tensor
     data = world // share if parallel.data == "auto" else parallel.data
@@ -145,10 +154,19 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         ssh_config=conf.cluster.ssh_config,
         address=conf.cluster.address,
         program=conf.program.kind,
+        launch=launch.name,
         track=build_track(conf, here, python),
         timeline=conf.profile.timeline
         and "profile.timeline" in here.written
         and conf.program.kind not in BUILT_IN,
+    )
+
+
+def join_ranks(groups: Sequence[GroupPlan]) -> tuple[GroupPlan, ...]:
+    """The groups with one process a node, which starts the ranks of the node itself."""
+    return tuple(
+        replace(group, ranks=1, first_rank=group.first_node, inner_ranks=group.ranks)
+        for group in groups
     )
 
 
@@ -221,7 +239,7 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
         stop_s=float(conf.morph.stop_s),
         return_s=float(conf.morph.return_s),
     )
-    if conf.program.kind != SCRIPT:
+    if conf.program.kind not in OWN:
         return limits
     return replace(limits, facts=build_facts(conf, written))
 

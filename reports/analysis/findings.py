@@ -50,7 +50,7 @@ class Finding:
 
 
 GROUP = "vjob.findings"
-OWN_PROGRAMS = ("script", "function", "deepspeed")
+OWN_PROGRAMS = ("script", "module", "command", "function", "deepspeed")
 OWN_TRACE = "a script writes one by varuna_core.trace, or by torch.profiler (docs/script.md)"
 DOUBTFUL_NS = 1_000_000
 """Clocks that agree to within less are good enough."""

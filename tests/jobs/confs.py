@@ -10,6 +10,7 @@ from varuna_core.records.plan import Plan
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.programs.start import ProgramFiles
 from vjob.jobs.submit.build_plan import PlanContext, build_plan
 
 BASE = Path("/home/u/exp")
@@ -101,6 +102,7 @@ def make_plan(
     image_kind: ImageKind = ImageKind.REFERENCE,
     written: Collection[str] = (),
     environ: Mapping[str, str] = MappingProxyType({}),
+    found: ProgramFiles = ProgramFiles(),  # noqa: B008 # frozen
 ) -> Plan:
     here = PlanContext(
         run=run,
@@ -112,5 +114,6 @@ def make_plan(
         folder=f"/log/{run}",
         image_kind=image_kind,
         written=written,
+        found=found,
     )
     return build_plan(conf, here)

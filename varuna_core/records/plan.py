@@ -52,6 +52,8 @@ class GroupPlan:
     """Environment of this group's ranks, above the plan's own."""
     first_node: int
     first_rank: int
+    inner_ranks: Optional[int] = None
+    """Ranks that the one process of each node starts itself, with launch node."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,10 @@ class Plan:
     log_limit_mb: Optional[int] = None
     """Most that a node's .out and .err hold, half of it each; None for no limit."""
     program: Optional[str] = None
-    """What ranks run: script, function, megatron, deepspeed, or a built-in program by its name."""
+    """What ranks run: script, module, command, function, megatron, deepspeed, or a built-in program
+    by its name."""
+    launch: str = "torchrun"
+    """torchrun, srun, python or node: what the processes are told (docs/starts.md)."""
     track: Optional[TrackPlan] = None
     timeline: bool = False
     """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""

@@ -30,7 +30,7 @@ from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import (
     BUILT_IN,
     FUNCTION,
-    SCRIPT,
+    OWN,
     Bound,
     Container,
     JobConf,
@@ -46,6 +46,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks")
 """Kinds of MLflow's tracking servers and stores."""
+_MODULE = re.compile(r"(?!.*\.py$)[^\W\d]\w*(\.[^\W\d]\w*)*")
 _SPLIT = re.compile(r"[0-9.]+(,[0-9.]+){2}")
 # What the agent sets for each rank, and the key that decides it.
 _OWN_ENV: Mapping[str, str] = {
@@ -74,6 +75,8 @@ def check_conf(
     # A layout of impossible numbers would only repeat what is wrong with them.
     if all(key.startswith("prices.") for key, _, _ in problems):
         problems += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
+        launch = start.choose_launch(conf, start.ProgramFiles(), lines)
+        problems += start.find_launch_problems(close_layout(conf), launch.name, lines)
     closed = close_layout(conf)
     problems += [
         *check_names(conf),
@@ -185,6 +188,11 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
     if conf.program.python == "":
         yield "program.python", "", "must name an interpreter; leave it out for the default"
     yield from start.find_problems(conf)
+    if kind == "module" and not _MODULE.fullmatch(conf.program.module or ""):
+        message = "must be a module's name, such as pkg.train; a file is program.script"
+        yield "program.module", conf.program.module, message
+    if kind == "command" and not any(conf.program.command):
+        yield "program.command", "", "must have a word: the program to run"
     if conf.train.precision == "fp8" and kind in ("megatron", "deepspeed"):
         message = f"is for the built-in programs; use bf16, and {kind}'s own options for float8"
         yield "train.precision", "fp8", message
@@ -381,7 +389,9 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
                 message = f"has no {SCRIPTS[0]}; name a Megatron-LM checkout, or the script in it"
                 yield key, path, message
         elif not Path(path).is_file():
-            yield key, path, _explain("is not a file", path)
+            written = os.path.relpath(path, base) if base is not None else path
+            better = start.suggest_program(written) if program.kind == "script" else ""
+            yield key, path, _explain("is not a file", path) + better
     config = program.config
     if (
         config is not None
@@ -465,8 +475,8 @@ def _check_built_in_supported(conf: JobConf) -> Iterator[KeyProblem]:
 def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
     """Morphing needs a program that takes a new layout, and checkpoints to go on from."""
     key, kind = "morph.enabled", conf.program.kind
-    if kind not in (*BUILT_IN, SCRIPT):
-        yield key, True, f"is for {', '.join(BUILT_IN)} and program.script, not for {kind}"
+    if kind not in (*BUILT_IN, *OWN):
+        yield key, True, f"is for {', '.join((*BUILT_IN, *OWN))}, not for {kind}"
     elif kind in BUILT_IN and conf.train.checkpoint.folder is None:
         yield key, True, "needs train.checkpoint.folder: a run that loses a node goes on from there"
     if conf.container.runtime == "pyxis":
@@ -479,7 +489,7 @@ def _check_morph_world(conf: JobConf) -> Iterator[KeyProblem]:
     """Where only the number of ranks follows the nodes, there are no stages."""
     parallel = conf.parallel
     if conf.program.kind in BUILT_IN:
-        yield "morph.layout", "world", f"is for program.script; leave it out for {BUILT_IN[0]}"
+        yield "morph.layout", "world", f"is for {', '.join(OWN)}; leave it out for {BUILT_IN[0]}"
         return
     asked = {"pipeline": parallel.pipeline, "partition": parallel.partition}
     for name, value in asked.items():

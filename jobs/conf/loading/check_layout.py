@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
-from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, SCRIPT, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, OWN, OWN_MODEL, JobConf
 from vjob.jobs.errors import KeyProblem
 
 
@@ -25,7 +25,7 @@ def check_layout(conf: JobConf) -> Iterator[KeyProblem]:
     else:
         if not conf.morph.enabled:
             yield from _check_world(conf)
-        elif conf.program.kind == SCRIPT:
+        elif conf.program.kind in OWN:
             yield from _check_least(conf)
         yield from _check_batch(conf)
     yield from _check_model(conf)

@@ -131,8 +131,8 @@ def test_programs_whose_layout_is_written_at_submit_do_not_morph() -> None:
         head = f"name: run\nprogram: {{{kind}: train.py}}\n"
         problems = find_problems("morph: {enabled: true}\n", head=head)
         assert (
-            "c:3: morph.enabled = True: is for pretrain_gpt, pretrain_bert and program.script, not "
-            f"for {kind}"
+            "c:3: morph.enabled = True: is for pretrain_gpt, pretrain_bert, script, module, "
+            f"command, not for {kind}"
         ) in problems
 
 
@@ -157,7 +157,7 @@ def test_where_only_the_number_of_ranks_morphs_there_are_no_stages() -> None:
     head = "name: run\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
     saves = head + "train: {checkpoint: {folder: ckpt}}\n"
     (problem,) = find_problems(on, head=saves)
-    assert "morph.layout = world: is for program.script" in problem
+    assert "morph.layout = world: is for script, module, command; leave" in problem
 
 
 def test_a_run_that_may_morph_needs_checkpoints_and_may_have_several_kinds_of_node() -> None:

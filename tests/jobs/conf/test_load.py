@@ -94,6 +94,18 @@ notify: {}
             ),
         ),
         (
+            "{module: pkg.train, args: -a 'b c', launch: srun}",
+            Program(kind="module", module="pkg.train", args=("-a", "b c"), launch="srun"),
+        ),
+        (
+            "{command: [accelerate, launch, 1], args: [x]}",
+            Program(kind="command", command=("accelerate", "launch", "1"), args=("x",)),
+        ),
+        (
+            """{command: "torchrun train.py 'a b' ''", launch: node}""",
+            Program(kind="command", command=("torchrun", "train.py", "a b", ""), launch="node"),
+        ),
+        (
             "{megatron: ., python: python3}",
             Program(kind="megatron", path="/conf", python="python3"),
         ),
@@ -111,10 +123,17 @@ def test_each_form_of_a_program_is_read(spelled: str, program: Program) -> None:
     ("spelled", "message"),
     [
         ("train.py", "must be {script: train.py} for a program of your own"),
-        ("{script: a, megatron: b}", "must have one of script, megatron and deepspeed"),
+        ("python train.py --lr 1", 'must be {command: "python train.py --lr 1"} for a command'),
+        (
+            "{script: a, megatron: b}",
+            "must have one of script, module, command, megatron and deepspeed",
+        ),
         ("{scrpt: a}", 'unknown key; did you mean "script"?'),
         ("function", "a function is submitted from Python: docs/python.md"),
-        ("{script: a, config: b}", "unknown key; valid keys: script, arguments, args, python"),
+        (
+            "{script: a, config: b}",
+            "unknown key; valid keys: script, launch, arguments, args, python",
+        ),
         ("{script: a, args: {x: 1}}", "must be a list of text"),
         ("", "must be pretrain_gpt or pretrain_bert, or a mapping"),
         ("[a]", "must be pretrain_gpt or pretrain_bert, or a mapping"),

@@ -176,8 +176,13 @@ def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[
         "batch_share": str(_share_batch(site.plan)),
         "user": f"{os.getuid()}:{os.getgid()}",
         "holder": str(site.facts.holder),
+        "node.rank": str(site.node.index),
+        "node.count": str(site.plan.num_nodes),
+        "node.ranks": str(site.node.group.inner_ranks or site.node.group.ranks),
+        "master.address": site.master.address,
+        "master.port": str(site.master.port),
     }
-    return tuple(re.sub(r"%\{(\w+)\}", lambda m: known.get(m[1], m[0]), word) for word in words)
+    return tuple(re.sub(r"%\{([\w.]+)\}", lambda m: known.get(m[1], m[0]), word) for word in words)
 
 
 def _share_batch(plan: Plan) -> Optional[int]:

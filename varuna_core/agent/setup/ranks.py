@@ -17,7 +17,7 @@ from varuna_core.agent.gpu.names import CUDA_VISIBLE
 from varuna_core.agent.processes.proc import MARKS
 from varuna_core.agent.setup.container import ENTRY_COMMAND, build_entry, build_environment
 from varuna_core.agent.setup.world import (
-    TORCHRUN,
+    NODE,
     TORCHRUN_DEFAULTS,
     Rendezvous,
     build_world,
@@ -93,7 +93,7 @@ def build_rank(
     asked = {**plan.env, **node.group.env}
     fixed = {
         **_world(plan, node, local_rank, meeting, job),
-        **_place(plan, rank),
+        **(_place(plan, rank) if plan.launch != NODE else _count_inner_ranks(node)),
         **_run(plan, node, rank, meeting),
         **{name: own[name] for name in (HOME,) if name in own and container is None},
     }
@@ -155,7 +155,8 @@ def find_indices(group: GroupPlan, visible: str | None) -> set[int] | None:
 
 
 def _defaults(group: GroupPlan, base: Mapping[str, str], interface: str | None) -> dict[str, str]:
-    threads = max(1, group.cpus // group.ranks) if group.cpus and group.ranks else 1
+    ranks = group.inner_ranks or group.ranks
+    threads = max(1, group.cpus // ranks) if group.cpus and ranks else 1
     found = {
         "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
@@ -182,7 +183,12 @@ def _world(
         job_id=job,
         cpus=node.group.cpus,
     )
-    return build_world(TORCHRUN, place, facts)
+    return build_world(plan.launch, place, facts)
+
+
+def _count_inner_ranks(node: NodePlan) -> dict[str, str]:
+    """The number of ranks that the node's one process starts."""
+    return {"VJOB_NODE_RANKS": str(node.group.inner_ranks or node.group.ranks)}
 
 
 def _place(plan: Plan, rank: int) -> dict[str, str]:
