@@ -146,7 +146,7 @@ def test_a_container_runtime_is_a_class_a_row_and_a_name(add: Add, vjob: Vjob, c
 
 @pytest.mark.row("a program")
 def test_a_program_is_a_class_a_row_and_a_name(add: Add, vjob: Vjob) -> None:
-    add(SCHEMA, '"script", "megatron"', '"toy", ')
+    add(SCHEMA, '    "megatron",\n', '    "toy",\n')
     start = "jobs/programs/start.py"
     toy = (
         "class Toy(Starter):\n"

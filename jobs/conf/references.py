@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass, replace
 from typing import Any
 
-from varuna_core.records.plan import LAYOUT_KEYS, mark_layout
+from varuna_core.records.plan import LAYOUT_KEYS, NODE_KEYS, mark_layout
 from vjob.jobs.conf.layout import get_replicas, require_number
 from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
 from vjob.jobs.conf.redact import is_secret
@@ -33,8 +33,6 @@ _KEPT_LITERAL = re.compile(
 LITERAL = "for a literal ${ write $${"
 OF_COMMAND = ("program.args", "program.command")
 """Keys whose words are arguments of a process."""
-OF_NODE = ("node.rank", "node.count", "node.ranks", "master.address", "master.port")
-"""References of these words that each node fills in, as it starts the program."""
 
 
 def is_kept_literal(key: str) -> bool:
@@ -82,7 +80,7 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
 
 def _find_problem(conf: JobConf, key: str, place: str) -> str:
     """What is wrong with one reference; empty where it can be filled."""
-    if key in OF_NODE:
+    if key in NODE_KEYS:
         only = "is known on the node alone: refer to it in program.args or program.command"
         return "" if place.startswith(OF_COMMAND) else only
     if not _KEY.fullmatch(key):
@@ -148,7 +146,7 @@ def fill_references(conf: JobConf) -> JobConf:
 
     def fill_one(match: re.Match[str]) -> str:
         key = (match[1] or "").strip()
-        return mark_layout(key) if key in later or key in OF_NODE else _fill(conf, match)
+        return mark_layout(key) if key in later or key in NODE_KEYS else _fill(conf, match)
 
     def fill(text: str) -> str:
         return REFERENCE.sub(fill_one, text)

@@ -6,31 +6,26 @@ What lies on disk comes in as an argument (`ProgramFiles`, read by `Starter.read
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import dropwhile
 from pathlib import Path, PurePath
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Action, Remedy, Target
-from varuna_core.records.plan import escape_placeholders, mark_layout
+from varuna_core.records.plan import escape_placeholders, fill_node_keys
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
 from vjob.jobs.conf.layout import get_replicas, get_world, require_number
 from vjob.jobs.conf.parse import FUNCTION_REFUSED
-from vjob.jobs.conf.references import OF_NODE, find_value, list_referenced
 from vjob.jobs.conf.schema import FUNCTION, JobConf, NodeGroup
-from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import InputError, KeyProblem
 from vjob.jobs.programs import deepspeed, megatron
 from vjob.jobs.programs.launchers import (
     find_in_script,
     find_launcher,
     is_python,
-    split_module,
 )
 from vjob.jobs.programs.megatron import Checkout, find_checkout
 from vjob.jobs.programs.training import build_training
@@ -342,16 +337,9 @@ def build_command(conf: JobConf, found: ProgramFiles, folder: str, python: str) 
     starter = get_starter(conf)
     before = map(escape_placeholders, starter.build_interpreter(conf, found, python))
     words = map(escape_placeholders, starter.build_words(conf, found, folder))
-    script, *args = map(fill_node_marks, words)
+    script, *args = map(fill_node_keys, words)
     own = starter.build_rank_options(conf, found)
     return (*before, script, *own, *args)
-
-
-def fill_node_marks(word: str) -> str:
-    """A word with a placeholder for each reference that the node fills in."""
-    for key in OF_NODE:
-        word = word.replace(mark_layout(key), f"%{{{key}}}")
-    return word
 
 
 def choose_launch(conf: JobConf, found: ProgramFiles, written: Collection[str]) -> Launch:
@@ -375,58 +363,6 @@ def choose_launch(conf: JobConf, found: ProgramFiles, written: Collection[str]) 
 def list_layout_keys(written: Collection[str]) -> list[str]:
     """The keys among those written that say how ranks share the model and the batch."""
     return [key for key in written if key.startswith("parallel.") and key != "parallel.profile"]
-
-
-def find_launch_problems(
-    conf: JobConf, launch: str, written: Collection[str]
-) -> Iterator[KeyProblem]:
-    """Settings of the conf that the launch cannot have."""
-    key, world = "program.launch", get_world(conf)
-    layout = list_layout_keys(written)
-    if launch == "python":
-        if world > 1:
-            message = (
-                f"is one process, and cluster.nodes has {world} ranks: use torchrun, or one rank"
-            )
-            yield key, launch, message
-        if conf.morph.enabled:
-            yield key, launch, "cannot be with morph.enabled, whose ranks meet: use torchrun"
-    if launch == "node" and conf.morph.enabled and conf.morph.layout != "world":
-        message = "must be world with program.launch: node, whose program lays out its own ranks"
-        yield "morph.layout", conf.morph.layout, message
-    if launch in ("python", "node") and layout and not (launch == "python" and world > 1):
-        referenced = list_referenced(conf)
-        for name in layout:
-            if name not in referenced:
-                message = (
-                    f"has no effect with program.launch: {launch}: remove it, or pass it as "
-                    f"${{{name}}} in program.args, or use launch: torchrun"
-                )
-                yield name, find_value(conf, name), message
-    if launch == "srun" and conf.cluster.scheduler in ("local", "machines"):
-        message = f"is for Slurm, and cluster.scheduler is {conf.cluster.scheduler}: use torchrun"
-        yield key, launch, message
-
-
-def suggest_program(text: str) -> str:
-    """The way to write a command that stands where a script should; empty for one word."""
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return ""
-    if len(words) < 2:
-        return ""
-    program: dict[str, Any] = {"command": words}
-    if is_python(PurePath(words[0]).name):
-        module, args = split_module(words[1:])
-        rest = words[1:] if module else [*dropwhile(lambda word: word.startswith("-"), words[1:])]
-        if module:
-            program = {"module": module, "args": [*args]}
-        elif rest:
-            program = {"script": rest[0], "args": rest[1:]}
-    elif words[0].endswith(".py"):
-        program = {"script": words[0], "args": words[1:]}
-    return f"; write program: {dump_yaml(program, one_line=True).strip()}"
 
 
 def read_first_line(conf: JobConf) -> ProgramFiles:

@@ -93,6 +93,11 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         for group, node in zip(build_groups(conf.cluster.nodes), conf.cluster.nodes, strict=True)
     )
     parallel = conf.parallel
+    if launch.name == "srun" and not schedulers.get_capabilities(here.scheduler).starts_steps:
+        raise InputError(
+            f"program.launch srun: this run does not go through Slurm ({here.scheduler}), whose "
+            "variables the ranks would read: use torchrun"
+        )
     if launch.name == "node":
         groups, parallel = join_ranks(groups), Parallel()
     world = sum(group.count * group.ranks for group in groups)

@@ -317,12 +317,19 @@ def escape_placeholders(word: str) -> str:
 
 LAYOUT_KEYS = ("parallel.pipeline", "parallel.data", "parallel.partition")
 """Keys of a conf whose values follow the nodes of a run that may morph."""
+NODE_KEYS = ("node.rank", "node.count", "node.ranks", "master.address", "master.port")
+"""References in the words of a program that each node fills in, as it starts the program."""
 _MARK = re.compile("\0([a-z.]+)\0")
 
 
 def mark_layout(key: str) -> str:
     """The mark of such a key in a word of the command or a variable, neither of which holds NUL."""
     return f"\0{key}\0"
+
+
+def fill_node_keys(word: str) -> str:
+    """A word with a placeholder in place of each mark of a key that a node fills in."""
+    return re.sub(f"\0({'|'.join(map(re.escape, NODE_KEYS))})\0", r"%{\1}", word)
 
 
 def fill_layout(plan: Plan) -> Plan:

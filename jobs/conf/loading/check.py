@@ -24,6 +24,7 @@ from vjob.jobs.conf.fates import check_effect
 from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
+from vjob.jobs.conf.loading.check_program import find_launch_problems, suggest_program
 from vjob.jobs.conf.parse import find_bounds, get_annotations
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.redact import show
@@ -76,7 +77,7 @@ def check_conf(
     if all(key.startswith("prices.") for key, _, _ in problems):
         problems += [*check_layout(conf), *check_partition(conf), *check_ranks(conf)]
         launch = start.choose_launch(conf, start.ProgramFiles(), lines)
-        problems += start.find_launch_problems(close_layout(conf), launch.name, lines)
+        problems += find_launch_problems(close_layout(conf), launch.name, lines)
     closed = close_layout(conf)
     problems += [
         *check_names(conf),
@@ -390,7 +391,7 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
                 yield key, path, message
         elif not Path(path).is_file():
             written = os.path.relpath(path, base) if base is not None else path
-            better = start.suggest_program(written) if program.kind == "script" else ""
+            better = suggest_program(written) if program.kind == "script" else ""
             yield key, path, _explain("is not a file", path) + better
     config = program.config
     if (

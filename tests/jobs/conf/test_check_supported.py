@@ -17,7 +17,7 @@ from vjob.jobs.conf.schema import FUNCTION, Container, ProgramKind
     "kind", [kind for kind in typing.get_args(ProgramKind) if kind != FUNCTION]
 )
 def test_every_kind_of_program_is_started_and_described(kind: str) -> None:
-    program = kind if kind.startswith("pretrain_") else f"{{{kind}: t.py}}"
+    program = kind if kind.startswith("pretrain_") else f"{{{kind}: t}}"
     problems = find_problems(
         "model: gpt2-small\ndata: {synthetic: true}\n", head=f"name: run\nprogram: {program}\n"
     )

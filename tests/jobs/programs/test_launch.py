@@ -18,11 +18,12 @@ from varuna_core.agent.setup.site import Site
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.check import check_conf
+from vjob.jobs.conf.loading.check_program import suggest_program
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs.launchers import find_in_script, find_launcher
-from vjob.jobs.programs.start import ProgramFiles, choose_launch, read_first_line, suggest_program
+from vjob.jobs.programs.start import ProgramFiles, choose_launch, read_first_line
 
 BASE = Path("/conf")
 TWO = "cluster: {scheduler: slurm, nodes: [{group: a, count: 2, ranks: 4}]}\n"
@@ -174,11 +175,6 @@ def test_auto_becomes_what_the_program_needs(
             "program.launch = python: cannot be with morph.enabled",
         ),
         (
-            "{script: t.py, launch: srun}",
-            ONE.replace("slurm", "local"),
-            "program.launch = srun: is for Slurm, and cluster.scheduler is local",
-        ),
-        (
             "{command: torchrun t.py}",
             TWO + "parallel: {tensor: 2}\n",
             "parallel.tensor = 2: has no effect with program.launch: node: remove it, or pass",
@@ -202,6 +198,12 @@ def test_what_a_launch_cannot_do_is_refused(program: str, rest: str, message: st
     problems = [str(one) for one in check_conf(conf, lines, base=BASE, require_paths=False)]
     assert len(problems) == bool(message)
     assert all(message in problem for problem in problems)
+
+
+def test_slurms_variables_alone_need_slurm() -> None:
+    conf, _ = read("{script: t.py, launch: srun}")
+    with pytest.raises(InputError, match="launch srun: this run does not go through Slurm"):
+        make_plan(conf, scheduler="local")
 
 
 def test_a_launcher_is_one_process_a_node_and_knows_the_ranks_of_its_node() -> None:
