@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Collection, Iterator
 from itertools import dropwhile
 from pathlib import PurePath
-from typing import Any
 
 from vjob.jobs.conf.layout import get_world
 from vjob.jobs.conf.references import find_value, list_referenced
 from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import KeyProblem
 from vjob.jobs.programs.launchers import is_python, split_module
 from vjob.jobs.programs.start import list_layout_keys
@@ -48,19 +47,21 @@ def find_launch_problems(
 def suggest_program(text: str) -> str:
     """The way to write a command that stands where a script should; empty for one word."""
     try:
-        words = shlex.split(text)
+        first, *rest = shlex.split(text)
     except ValueError:
         return ""
-    if len(words) < 2:
+    if not rest:
         return ""
-    program: dict[str, Any] = {"command": words}
-    if is_python(PurePath(words[0]).name):
-        module, args = split_module(words[1:])
-        rest = words[1:] if module else [*dropwhile(lambda word: word.startswith("-"), words[1:])]
+    kind, words = "command", [first, *rest]
+    if is_python(PurePath(first).name):
+        module, given = split_module(rest)
         if module:
-            program = {"module": module, "args": [*args]}
-        elif rest:
-            program = {"script": rest[0], "args": rest[1:]}
-    elif words[0].endswith(".py"):
-        program = {"script": words[0], "args": words[1:]}
-    return f"; write program: {dump_yaml(program, one_line=True).strip()}"
+            kind, words = "module", [module, *given]
+        else:
+            kind, words = "script", [*dropwhile(lambda word: word.startswith("-"), rest)]
+    elif first.endswith(".py"):
+        kind = "script"
+    named = json.dumps(shlex.join(words)) if kind == "command" else words[0]
+    args = words[1:] if kind != "command" else []
+    shown = f", args: {json.dumps(shlex.join(args))}" if args else ""
+    return f"; write program: {{{kind}: {named}{shown}}}"

@@ -235,10 +235,10 @@ def test_any_words_reach_the_program_as_they_are(words: list[str]) -> None:
     [
         ("train.py", ""),
         ("my train.py'", ""),
-        ("python train.py --lr 1", "{script: train.py, args: [--lr, '1']}"),
-        ("python -u -m pkg.train --lr x", "{module: pkg.train, args: [--lr, x]}"),
-        ("train.py --lr x", "{script: train.py, args: [--lr, x]}"),
-        ("accelerate launch train.py", "{command: [accelerate, launch, train.py]}"),
+        ("python train.py --lr 1", '{script: train.py, args: "--lr 1"}'),
+        ("python -u -m pkg.train --lr x", '{module: pkg.train, args: "--lr x"}'),
+        ("train.py --lr x", '{script: train.py, args: "--lr x"}'),
+        ("accelerate launch train.py", '{command: "accelerate launch train.py"}'),
     ],
 )
 def test_a_command_where_a_script_should_be_is_answered_with_how_to_write_it(
