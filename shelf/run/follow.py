@@ -25,8 +25,7 @@ from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.executor import VjobExecutor
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.monitor.log_lines import print_logs
-from vjob.jobs.monitor.log_lines.print_logs import LineFilter
+from vjob.jobs.monitor.log_lines.print_logs import LineFilter, RunLines, follow_lines
 from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import RunView, view_run
@@ -126,51 +125,48 @@ def follow_run(
 ) -> int:
     """Show the run to its end, within `note_sigterm`, whose list is `sigterms`; the exit code."""
 
-    def on_end(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    def on_call(number: int, frame: FrameType | None) -> None:
-        _pass_on(run, number, screen)
-
-    before = {number: signal.signal(number, on_call) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    try:
-        signal.signal(signal.SIGTERM, on_end)
-        if sigterms:
-            raise Terminated
-        return _follow(run, screen, wanted, with_batch=with_batch)
-    except KeyboardInterrupt:
-        try:
-            screen.say("ending the run: ranks that can save first; again to end it at once")
-            cancel(run, screen, now=False)
-        except (KeyboardInterrupt, Terminated):
-            cancel_now(run, screen)
-        return 128 + signal.SIGINT
-    except Terminated:
-        screen.say("SIGTERM: ending the run")
-        cancel_now(run, screen)
-        return 128 + signal.SIGTERM
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _follow(run: RunFolder, screen: Screen, wanted: LineFilter, *, with_batch: bool) -> int:
     def say(text: str) -> None:
         screen.show(text, sys.stderr)
 
     def show(line: str, is_err: bool) -> None:
         screen.show(line, sys.stderr if is_err and not wanted.as_json else sys.stdout)
 
-    record = read_record(run)
-    code = print_logs.follow_run(
-        run,
-        say,
-        wanted,
-        show=show,
-        with_batch=with_batch,
-        with_states=record is not None and schedulers.has_queue(record.scheduler),
-    )
-    return code and find_exit_code(view_run(run))
+    def on_end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    def on_call(number: int, frame: FrameType | None) -> None:
+        _pass_on(run, number, screen)
+
+    lines = RunLines(run, say, wanted, show=show, with_batch=with_batch)
+    before = {number: signal.signal(number, on_call) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    try:
+        signal.signal(signal.SIGTERM, on_end)
+        if sigterms:
+            raise Terminated
+        return _follow(lines)
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
+        try:
+            screen.say("ending the run: ranks that can save first; again to end it at once")
+            cancel(run, screen, now=False)
+        except (KeyboardInterrupt, Terminated):
+            cancel_now(run, screen)
+    except Terminated:
+        code = 128 + signal.SIGTERM
+        screen.say("SIGTERM: ending the run")
+        cancel_now(run, screen)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    lines.print_new(final=True)
+    return code
+
+
+def _follow(lines: RunLines) -> int:
+    record = read_record(lines.run)
+    is_queued = record is not None and schedulers.has_queue(record.scheduler)
+    code = follow_lines(lines, with_states=is_queued)
+    return code and find_exit_code(view_run(lines.run))
 
 
 def find_exit_code(view: RunView) -> int:

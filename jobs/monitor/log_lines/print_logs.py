@@ -428,32 +428,72 @@ def _read_attempt_plan(run: RunFolder) -> Plan | None:
     return read_attempt_plan(run, attempts[-1].number) if attempts else None
 
 
-def follow_run(
-    run: RunFolder,
-    say: Say,
-    wanted: LineFilter | None = None,
-    *,
-    num_lines: int | None = None,
-    show: Show | None = None,
-    with_batch: bool = False,
-    with_states: bool = True,
-) -> int:
-    """Lines as they come, to the run's end; returns the exit code for that end.
+class RunLines:
+    """The lines of a run as they come: those of its ranks go to `show`, and all else to `say`."""
 
-    `num_lines` bounds what is shown of files that are there at the start. Ranks' lines go to `show`
-    where there is one, and ours to `say`: changes of the job's state, and lines of the batch script
-    if asked for.
-    """
-    wanted = wanted or LineFilter.make()
-    show = show or (lambda text, is_err: say(text))
+    def __init__(
+        self,
+        run: RunFolder,
+        say: Say,
+        wanted: LineFilter,
+        *,
+        num_lines: int | None = None,
+        show: Show | None = None,
+        with_batch: bool = False,
+    ) -> None:
+        """`num_lines` bounds what is shown of files that are there at the start; `with_batch` adds
+        the batch script's lines."""
+        self.run, self.say, self.wanted, self.with_batch = run, say, wanted, with_batch
+        self.logs: dict[tuple[Path, str], Log] = {}
+        self._show: Show = show or (lambda text, is_err: say(text))
+        self._num_lines = num_lines
+        self._batch: dict[Path, Follower] = {}
+        self._collapser = Collapser()
+        self._plan: Plan | None = None
+
+    def print_new(self, *, final: bool) -> None:
+        """Print what was written since the last call; with `final` all of it."""
+        wanted, run = self.wanted, self.run
+        for path in sorted(run.path.glob("scheduler*.out")) if self.with_batch else ():
+            for text in self._batch.setdefault(path, Follower(path)).read(final=final):
+                self.say(clean(text))
+        for attempt in run.attempts():
+            for log in find_logs(attempt, wanted, self._num_lines):
+                self.logs.setdefault((log.path, log.label), log)
+        self._num_lines = None
+        if self._plan is None or self._plan.morph:  # attempts may come, of fewer ranks
+            self._plan = _read_attempt_plan(run)
+        world = None if self._plan is None else self._plan.world
+        num_new = 0
+        for line in merge_lines(_choose(log, wanted, final=final) for log in self.logs.values()):
+            num_new += 1
+            if wanted.raw or wanted.as_json or wanted.bare:
+                self._show(wanted.render(line), line.is_err)
+                continue
+            self._print_groups(self._collapser.take(line.at), world)
+            self._collapser.add(line)
+        if final or not num_new:  # nobody prints: nothing comes that a held line could wait for
+            self._print_groups(self._collapser.take_all(), world)
+
+    def _print_groups(self, groups: Iterable[EqualLines], world: int | None) -> None:
+        for group in groups:
+            self._show(self.wanted.render_group(group, world), group.first.is_err)
+
+
+def follow_run(
+    run: RunFolder, say: Say, wanted: LineFilter | None = None, *, num_lines: int | None = None
+) -> int:
+    """Lines as they come, to the run's end; returns the exit code for that end."""
+    return follow_lines(RunLines(run, say, wanted or LineFilter.make(), num_lines=num_lines))
+
+
+def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:
+    """`follow_run` of these lines; `with_states` says each change of the job's state too."""
+    run, say, wanted = lines.run, lines.say, lines.wanted
     check_ranks(run, wanted)
     is_known = not wanted.nodes
-    logs: dict[tuple[Path, str], Log] = {}
-    batch: dict[Path, Follower] = {}
-    collapser = Collapser()
     state, looked = "", -math.inf
     look_s, poll_s = LOOK_S, POLL_S
-    plan: Plan | None = None
     while True:
         if time.monotonic() - looked > look_s:
             view = view_run(run)
@@ -470,31 +510,10 @@ def follow_run(
                     say(f"-- {run.name} is {state}")
             over = view.record.state in (records.ENDED, records.REFUSED)
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
-        for path in sorted(run.path.glob("scheduler*.out")) if with_batch else ():
-            for text in batch.setdefault(path, Follower(path)).read(final=over):
-                say(clean(text))
-        for attempt in run.attempts():
-            for log in find_logs(attempt, wanted, num_lines):
-                logs.setdefault((log.path, log.label), log)
-        if plan is None or plan.morph:  # attempts may come, of fewer ranks
-            plan = _read_attempt_plan(run)
-        num_lines, world = None, None if plan is None else plan.world
-        num_new = 0
-        groups: list[EqualLines] = []
-        for line in merge_lines(_choose(log, wanted, final=over) for log in logs.values()):
-            num_new += 1
-            if wanted.raw or wanted.as_json or wanted.bare:
-                show(wanted.render(line), line.is_err)
-                continue
-            groups += collapser.take(line.at)
-            collapser.add(line)
-        if over or not num_new:  # nobody prints: nothing comes that a held line could wait for
-            groups += collapser.take_all()
-        for group in groups:
-            show(wanted.render_group(group, world), group.first.is_err)
+        lines.print_new(final=over)
         if over:
-            return finish(view, say, is_batch_shown=with_batch)
-        time.sleep(max(poll_s, len(logs) / FILES_PER_S))
+            return finish(view, say, is_batch_shown=lines.with_batch)
+        time.sleep(max(poll_s, len(lines.logs) / FILES_PER_S))
 
 
 def finish(view: RunView, say: Say, *, is_batch_shown: bool = False) -> int:

@@ -20,8 +20,8 @@ print("to stderr", file=sys.stderr)
 sys.exit(int(os.environ.get("END", "0")))
 """
 WAIT = """
-import pathlib, time
-print("ready", flush=True)
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *given: sys.exit("the end"))
 pathlib.Path("ready").touch()
 while True:
     time.sleep(0.05)
@@ -60,11 +60,15 @@ def test_ranks_are_labelled(vjob: Vjob) -> None:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it(vjob: Vjob, number: signal.Signals, code: int) -> None:
+    """The lines that the program writes at its end are shown."""
     vjob.write(WAIT, "wait.py")
-    started = vjob.start("run", "wait.py", new_session=True)
+    shown = vjob.folder / "shown"
+    with shown.open("w") as out:
+        started = vjob.start_into(out, "run", "--json", "wait.py")
     wait_for((vjob.folder / "ready").exists, 60, lambda: "the program did not start")
     started.send_signal(number)
     assert started.wait(timeout=120) == code
+    assert json.loads(shown.read_text().splitlines()[-1])["text"] == "the end"
     assert vjob.status("last")["state"] in ("CANCELLED", "FAILED")
 
 
