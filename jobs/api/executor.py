@@ -71,6 +71,8 @@ OWN: Mapping[str, Any] = {
 """`vjob_conf` and so on in `AutoExecutor.update_parameters`."""
 WARN_S = 90
 """Before the time limit, for a function that can checkpoint; submitit's signal_delay_s."""
+NO_LIMIT_MIN = 366 * 24 * 60
+"""For submitit, which wants a number, of a job without a time limit."""
 GB = 1024**3
 
 
@@ -187,8 +189,9 @@ class VjobExecutor(ScriptExecutor):
         if not is_split and find_written(source, "cluster", "requeue") is None:
             overrides.append("cluster.requeue=true")  # as submitit: preempted functions come again
         # submitit's protocol is to be called before the end.
-        if can_checkpoint(delayed.function) and not cluster.signal_before_end_s:
-            warn_s = min(WARN_S, 30 * cluster.walltime_min)
+        limit_min, is_told = cluster.walltime_min, cluster.signal_before_end_s > 0
+        if can_checkpoint(delayed.function) and limit_min is not None and not is_told:
+            warn_s = min(WARN_S, 30 * limit_min)
             overrides.append(f"cluster.signal_before_end_s={warn_s}")
         return resolve(replace(source, overrides=tuple(overrides)))
 
@@ -221,7 +224,7 @@ class VjobExecutor(ScriptExecutor):
     def _write_function(self, delayed: DelayedSubmission, conf: JobConf, run: RunFolder) -> None:
         name = name_function(delayed.function)
         write_facts(run, name)
-        delayed.set_timeout(conf.cluster.walltime_min, self.max_num_timeout)
+        delayed.set_timeout(conf.cluster.walltime_min or NO_LIMIT_MIN, self.max_num_timeout)
         try:
             write_pickle(run.submitted_pickle, delayed)
         except OSError:

@@ -107,7 +107,6 @@ STARTER: Mapping[str, object] = {
     "name": "my-run",
     "program": {"script": "train.py", "args": ["--lr", "1.5e-4"]},
     "parallel.pipeline": 1,
-    "cluster.walltime_min": 60,
     "cluster.nodes[].group": "master",
     "cluster.nodes[].count": 1,
     "cluster.nodes[].ranks": 1,

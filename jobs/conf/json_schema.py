@@ -25,7 +25,7 @@ from vjob.jobs.conf.parse import (
     get_members,
     strip_bounds,
 )
-from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, MODELS, JobConf, Model, Program
+from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, MODELS, JobConf, Model, NodeGroup, Program
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 LIMITS: Mapping[str, str] = {
@@ -147,6 +147,8 @@ def _build_member(member: Any) -> list[dict[str, Any]]:
     if origin is tuple:
         args = get_args(plain)
         found = {"type": "array", "items": _build_value(args[0])}
+        if args[0] is NodeGroup:
+            return [found, {"type": "integer", "minimum": 1}, {"$ref": "#/$defs/NodeGroup"}]
         exact = {} if args[-1] is ... else {"minItems": len(args), "maxItems": len(args)}
         return [{**found, **exact}]
     if isinstance(origin, type) and issubclass(origin, Mapping):

@@ -34,7 +34,7 @@ from vjob.jobs.conf.schema import (
     ProgramKind,
 )
 from vjob.jobs.conf.slurm_words import answer_word
-from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, join_key
+from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, Table, TableEntry, join_key
 from vjob.jobs.errors import Problem
 
 FAILED: Final = object()
@@ -281,6 +281,13 @@ def list_conf_keys(cls: type = JobConf, parent: str = "") -> tuple[str, ...]:
     return tuple(keys)
 
 
+def spell_groups(node: Node) -> Node:
+    """`cluster.nodes` as a list of groups, where it is a number of nodes or a single group."""
+    if isinstance(node, Scalar) and node.plain and _INT.fullmatch(node.text):
+        node = Table(entries={"count": TableEntry(node=node, where=node.where)}, where=node.where)
+    return Items(items=(node,), where=node.where) if isinstance(node, Table) else node
+
+
 class ConfReader:
     """Parses one tree; `lines` maps each key that was written to its place."""
 
@@ -304,6 +311,7 @@ class ConfReader:
 
     def read_value(self, node: Node, hint: Any, key: str) -> Any:
         self.lines.setdefault(key, node.where)
+        node = spell_groups(node) if key == "cluster.nodes" else node
         is_null = isinstance(node, Scalar) and node.is_null
         if is_null and is_optional(hint):
             return None

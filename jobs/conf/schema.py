@@ -295,8 +295,9 @@ class Parallel:
 class NodeGroup:
     """Nodes of one kind."""
 
-    group: str
-    """Name of the group; letters, digits, - and _."""
+    group: str = ""
+    """Name of the group; letters, digits, - and _. Default: master for the first group, then
+    group1, group2."""
     count: NodeCount = 1
     """Number of nodes."""
     queue: str | None = None
@@ -344,7 +345,8 @@ class Cluster:
     scheduler: (
         Literal["auto", "slurm", "local", "machines"] | Annotated[str, PluginOf("vjob.schedulers")]
     ) = "auto"
-    """auto: machines where there is a machine_list, slurm where sbatch is on PATH, else local."""
+    """auto: machines where there is a machine_list, slurm where sbatch is on PATH and the conf asks
+    for nodes or names something of Slurm's, else local."""
     machine_list: str | None = None
     """File of machines that ssh reaches, a host a line: the first of them are the nodes. With
     `morph` it is watched: a host that appears joins, one that goes leaves."""
@@ -353,8 +355,9 @@ class Cluster:
     hetero: Literal["auto", "hetjob", "split"] = "auto"
     """Several groups as one het job, or as jobs that find each other; auto: a het job, and split
     for a run that may morph, for Slurm ends a whole het job with one of its nodes."""
-    walltime_min: Annotated[PositiveInt, MINUTES] = 60
-    """Time limit; on a list of machines there is none."""
+    walltime_min: Annotated[PositiveInt, MINUTES] | None = None
+    """Time limit; default: an hour where jobs wait in a queue, none on this machine. On a list of
+    machines there is none."""
     account: str | None = None
     """Slurm account."""
     qos: str | None = None
@@ -394,7 +397,8 @@ class Cluster:
     sbatch: Mapping[str, Any] = field(default_factory=dict)
     """More sbatch options, such as {reservation: week7}."""
     nodes: tuple[NodeGroup, ...] = ()
-    """Groups of nodes; the first one holds rank 0 and the master's address."""
+    """Groups of nodes; the first one holds rank 0 and the master's address. A number is a group of
+    so many nodes; default: one node with the ranks of the layout."""
 
 
 @dataclass(frozen=True, kw_only=True)

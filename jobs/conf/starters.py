@@ -114,7 +114,8 @@ def _list_lines(kind: str, groups: Sequence[NodeGroup], note: str) -> Iterator[s
     yield f"name: my-{'run' if kind in ('minimal', 'script') else kind}"
     yield from starter.keys.splitlines()
     yield "cluster:"
-    yield "  walltime_min: 1h"
+    if groups:
+        yield "  walltime_min: 1h"
     if starter.restarts:
         yield f"  restarts: {starter.restarts}                      # as torchrun's --max-restarts"
     if note:

@@ -27,6 +27,7 @@ from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.inputs import explain_errors, find_profile, read_open_conf
 from vjob.jobs.planning.plan_file import SETTINGS, PlanFile, apply_cuts, apply_plan
+from vjob.jobs.schedulers import choose as schedulers
 
 if TYPE_CHECKING:
     from varuna_core.planner.profile.profile import Profile
@@ -123,8 +124,13 @@ def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
     changed = [key for key in keys if find_value(read.conf, key) != find_value(chosen.conf, key)]
     read = read.change(chosen.conf, changed)
     require_valid(read, require_env=require_env)
+    written = frozenset(read.lines)
+    cluster = schedulers.settle_cluster(chosen.conf.cluster, written)
     return Resolved(
-        path=read.path.resolve(), text=read.text, chosen=chosen, written=frozenset(read.lines)
+        path=read.path.resolve(),
+        text=read.text,
+        chosen=replace(chosen, conf=replace(chosen.conf, cluster=cluster)),
+        written=written,
     )
 
 

@@ -5,7 +5,8 @@ Callers import this module, not the function: a test then replaces the scheduler
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from varuna_core.plugins import BuiltIn, Seam
 from varuna_core.records.runfolder import RunFolder
@@ -28,6 +29,11 @@ SEAM = Seam(
 CONF_NAMES = {"machines": "ssh"}
 """Names in a conf that differ from those in a plan."""
 LOCAL = "local"
+QUEUE_KEYS = frozenset(
+    f"cluster.{name}" for name in ("nodes", "account", "qos", "exclude", "requeue", "sbatch")
+)
+"""A conf that writes one of these asks a queue for something."""
+DEFAULT_WALLTIME_MIN = 60
 AUTO = ("slurm", LOCAL)
 """The first of these that is here is what `auto` means; a plug-in has to be named."""
 
@@ -57,6 +63,21 @@ def choose_for(cluster: Cluster) -> Scheduler:
     """The scheduler that a conf asks for; it may not be here."""
     asked = "machines" if cluster.machine_list else cluster.scheduler
     return choose_auto() if asked == "auto" else get_scheduler(CONF_NAMES.get(asked, asked))
+
+
+def settle_cluster(cluster: Cluster, written: Collection[str]) -> Cluster:
+    """Replace defaults that depend on the scheduler; `written` are the keys that the conf sets.
+
+    A conf that asks for no nodes runs on this machine, though Slurm may be here too. Only a job
+    that may wait in a queue gets a time limit that nobody wrote.
+    """
+    is_open = cluster.scheduler == "auto" and cluster.machine_list is None
+    if is_open and QUEUE_KEYS.isdisjoint(written) and choose_for(cluster).can.has_queue:
+        cluster = replace(cluster, scheduler=LOCAL)
+    can = choose_for(cluster).can
+    if cluster.walltime_min is None and can.time_limit and not can.one_host:
+        cluster = replace(cluster, walltime_min=DEFAULT_WALLTIME_MIN)
+    return cluster
 
 
 def has_queue(scheduler: str) -> bool:

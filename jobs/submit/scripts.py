@@ -22,7 +22,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.jobs.schedulers.base import ScriptRequest
+from vjob.jobs.schedulers.base import Capabilities, ScriptRequest
 
 ENTER_CONTAINER = """/bin/sh -c 'exec bash "$1"' node"""
 """Starts a step in a container: srun would run `bash` by its path on the host."""
@@ -112,7 +112,7 @@ def render_batch(
             manager_failures=conf.morph.manager_failures,
             finish_s=conf.cluster.finish_s,
             over_ssh=scheduler.can.remote_shell,
-            walltime_s=60 * conf.cluster.walltime_min if scheduler.can.time_limit else None,
+            walltime_s=find_limit_s(conf, scheduler.can),
             may_requeue=conf.cluster.requeue,
             may_return=is_joining or (conf.cluster.requeue and not plan.morph),
             node_script=str(run.node_script),
@@ -179,12 +179,18 @@ def render_array(
 
 def build_limits(conf: JobConf, scheduler: str) -> JobLimits:
     """Build the limits that a job of this conf is submitted with."""
-    cluster, can = conf.cluster, schedulers.get_scheduler(scheduler).can
+    cluster, limit_s = conf.cluster, find_limit_s(conf, schedulers.get_capabilities(scheduler))
     return JobLimits(
-        walltime_s=60.0 * cluster.walltime_min if can.time_limit else None,
+        walltime_s=None if limit_s is None else float(limit_s),
         warn_s=float(cluster.signal_before_end_s),
         may_requeue=cluster.requeue,
     )
+
+
+def find_limit_s(conf: JobConf, can: Capabilities) -> int | None:
+    """The time limit of the run's jobs; None where they have none."""
+    limit_min = conf.cluster.walltime_min
+    return None if limit_min is None or not can.time_limit else 60 * limit_min
 
 
 def _as_raw(lines: Sequence[str]) -> list[Raw]:

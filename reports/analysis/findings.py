@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from varuna_core.facts.known import NotKnown
+from varuna_core.facts.remedy import SPELLINGS, Action, Context, Remedy, Target, render
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.plugins.installed import warn_once
 from varuna_core.records.formatting import format_duration
@@ -328,7 +329,7 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
                 f"{f'{found.num_steps} steps in a row' if found.num_steps else 'the steps'}."
             ),
             evidence=f"attempt {found.attempt or '-'}: work of a step, same stage, same GPU",
-            key=f"cluster.exclude: [{found.host}]" if found.host else "cluster.exclude",
+            key=_spell_exclude(job, found.host),
             cause="slow node",
             lost_s=(1 - 1 / found.ratio) * found.share_of_steps * analysis.accounting.stepping_s,
         )
@@ -634,6 +635,18 @@ def find_causes(job: Job, analysis: Analysis, before: Sequence[Finding]) -> list
     return found
 
 
+def _has(job: Job, target: Target) -> bool:
+    """True where a conf of this run's kind has the target."""
+    return job.plan.context in SPELLINGS[target]
+
+
+def _spell_exclude(job: Job, host: str) -> str:
+    """The key that leaves a node out; empty on one machine."""
+    if job.plan.context is Context.CONF:
+        return f"cluster.exclude: [{host}]" if host else "cluster.exclude"
+    return render(Remedy(Action.EXCLUDE, Target.NODE, value=host), job.plan.context)
+
+
 def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
     waited = analysis.accounting.seconds.get("data", 0.0)
     stepping = analysis.accounting.stepping_s
@@ -642,6 +655,8 @@ def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
     samples = _during_steps(job)
     busy = samples["cpu_percent"].astype(float).mean() if len(samples) else float("nan")
     is_own = job.plan.program in OWN_PROGRAMS
+    first = "more workers in the script's DataLoader" if is_own else "data.prefix on a faster disk"
+    more = ", or cluster.nodes[].cpus" if _has(job, Target.CPUS) else ""
     yield Finding(
         rule="data",
         values={"share": waited / stepping},
@@ -649,9 +664,7 @@ def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=f"Ranks wait for data {percent(waited / stepping)} of their steps' time"
         + (f"; the processors are {busy:.0f} % busy." if busy == busy else "."),
         evidence="spans named data in the traces" + (", samples" if busy == busy else ""),
-        key="more workers in the script's DataLoader, or cluster.nodes[].cpus"
-        if is_own
-        else "data.prefix on a faster disk, or cluster.nodes[].cpus",
+        key=first + more,
         cause="input",
         lost_s=waited,
     )
@@ -831,7 +844,9 @@ def _on_heat(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=f"GPU {gpu} of {node}{others} ran with its clock held down in {percent(share)} of "
         f"its samples, at up to {hottest:.0f} °C" + (f" ({', '.join(words)})." if words else "."),
         evidence=f"{len(own)} samples during the steps",
-        key=f"cluster.exclude: [{node}]; tell the administrators",
+        key=f"{_spell_exclude(job, node)}; tell the administrators"
+        if _has(job, Target.NODE)
+        else "the cooling of this machine, or the power limit of its GPUs",
         cause="throttle",
         lost_s=1.01 * lost * analysis.accounting.stepping_s,  # it is why its node is slow
     )
@@ -863,7 +878,8 @@ def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=f"{node} moved {grown.max() / 1024:.1f} GiB of memory to swap during the steps"
         f"{effect}.",
         evidence=f"{len(own)} samples of its memory",
-        key="cluster.nodes[].memory_gb, or fewer data workers",
+        key=("cluster.nodes[].memory_gb, or " if _has(job, Target.MEMORY) else "")
+        + "fewer data workers",
         cause="swap",
         lost_s=1.02 * (1 - 1 / ratio) * analysis.accounting.stepping_s,  # why its node is slow
     )
@@ -910,11 +926,11 @@ def _on_unused_memory(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    """A shorter limit starts sooner."""
+    """A shorter limit starts sooner, where a job waits in a queue."""
     asked = job.conf.get("cluster")
     limit = asked.get("walltime_min") if isinstance(asked, dict) else None
     attempts = analysis.accounting.attempts
-    if not isinstance(limit, (int, float)) or not attempts:
+    if not isinstance(limit, (int, float)) or not attempts or not _has(job, Target.QUEUE):
         return
     ran = attempts[-1].ended - attempts[0].started
     if ran <= 0 or not has_ended_well(job) or limit * 60 < max(MUCH_LIMIT * ran, LONG_LIMIT_S):

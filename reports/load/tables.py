@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from varuna_core.facts.partition import Partition
+from varuna_core.facts.remedy import Context, context_of
 from varuna_core.records.exits import read_reason
 from varuna_core.records.files import read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
@@ -71,6 +72,13 @@ class PlanFacts:
     """The user's own regular expression of lines about steps."""
     program: str = ""
     """What ranks run: script, megatron, ...; empty where an older version submitted."""
+    scheduler: str = ""
+    """Its name in plans; empty where there is no plan."""
+
+    @property
+    def context(self) -> Context:
+        """The words of remedies for this run."""
+        return context_of(self.scheduler)
 
 
 def read_plan_facts(path: Path) -> PlanFacts:
@@ -104,6 +112,7 @@ def parse_plan_facts(plan: dict[str, Any], layers: int | None = None) -> PlanFac
         prediction=parse_prediction(plan.get("prediction")),
         progress=str(plan["progress"]) if plan.get("progress") else None,
         program=str(plan.get("program") or ""),
+        scheduler=str(plan.get("scheduler") or ""),
     )
 
 

@@ -69,7 +69,7 @@ def build_conf(asked: JobConf | None) -> JobConf:
         asked.cluster,
         nodes=(replace(group, count=1, ranks=NUM_RANKS, gpus=gpus, devices=devices),),
         hetero="auto",
-        walltime_min=min(WALLTIME_MIN, asked.cluster.walltime_min),
+        walltime_min=min(WALLTIME_MIN, asked.cluster.walltime_min or WALLTIME_MIN),
         requeue=False,
         restarts=None,
         restart_same=False,

@@ -260,7 +260,8 @@ class Autoscaler:
         cluster = self.conf.cluster
         if cluster.requeue or math.isinf(left_s):
             return None
-        return min(cluster.walltime_min, math.ceil(left_s / 60) + SPARE_MIN)
+        wanted_min = math.ceil(left_s / 60) + SPARE_MIN
+        return min(cluster.walltime_min or wanted_min, wanted_min)
 
     def _is_wanted(self) -> bool:
         """True unless the last request of a user was for fewer nodes."""

@@ -180,13 +180,13 @@ def tell_duration(conf: JobConf, step_s: float | None, sure: str, steps: int | N
         return unknown(name, "for want of the step's time", steps=steps)
     if steps is None:
         return unknown(name, "the program's lines do not say how many steps it will do")
-    whole_s, limit_s = step_s * steps, 60.0 * conf.cluster.walltime_min
+    limit_min = None if conf.cluster.machine_list else conf.cluster.walltime_min
+    whole_s, limit_s = step_s * steps, None if limit_min is None else 60.0 * limit_min
     text = f"{format_duration(whole_s)} for {steps:,} steps"
-    has_limit = conf.cluster.machine_list is None
-    if has_limit:
+    if limit_s is not None:
         beside = "within" if whole_s <= limit_s else "MORE than"
         text += f", {beside} the limit of {format_duration(limit_s)}"
-    values = {"run_s": whole_s, "steps": steps, "limit_s": limit_s if has_limit else None}
+    values = {"run_s": whole_s, "steps": steps, "limit_s": limit_s}
     return Row(name=name, text=text, certainty=sure, values=values)
 
 
@@ -195,11 +195,12 @@ def tell_cost(
 ) -> Row:
     """Node-hours and GPU-hours of the whole run."""
     gpus = sum(group.count * group.num_gpus for group in conf.cluster.nodes)
-    hours = conf.cluster.walltime_min / 60
     if step_s is not None and steps is not None:
         hours = step_s * steps / 3600
+    elif conf.cluster.walltime_min is None:
+        return unknown("cost", "for want of the step's time or the number of steps")
     else:
-        sure = "at most, by the time limit"
+        hours, sure = conf.cluster.walltime_min / 60, "at most, by the time limit"
     text = f"{num_nodes * hours:,.3g} node-hours"
     text += f", {gpus * hours:,.3g} GPU-hours" if gpus else ""
     values = {"node_hours": num_nodes * hours, "gpu_hours": gpus * hours}

@@ -143,7 +143,7 @@ def _find_walltime_min(conf: JobConf, limit_min: int) -> int:
     most_min = START_MIN + limit_min * (SAVING if conf.program.kind in BUILT_IN else 1)
     if conf.container.image is not None and conf.container.runtime != "none":
         most_min += math.ceil(min(conf.cluster.prepare_s, IMAGE_S) / 60)
-    return min(conf.cluster.walltime_min, most_min)
+    return min(conf.cluster.walltime_min or most_min, most_min)
 
 
 def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:

@@ -175,7 +175,7 @@ def parse_conf_lines(
     if problems:
         raise ConfError(sort_problems(problems), is_first_round=True)
     assert isinstance(conf, JobConf), "a conf that could not be read has problems"
-    return add_default_group(resolve_paths(conf, base, environ)), reader.lines
+    return complete_groups(resolve_paths(conf, base, environ)), reader.lines
 
 
 def build_tree(
@@ -200,15 +200,19 @@ def build_tree(
     return tree, [*problems, *more]
 
 
-def add_default_group(conf: JobConf) -> JobConf:
-    """A conf without node groups gets one node with the ranks of its layout, to try things here."""
-    if conf.cluster.nodes:
-        return conf
-    parallel = close_layout(conf).parallel
-    data = 1 if parallel.data == "auto" else parallel.data
-    ranks = require_number(parallel.pipeline) * data * parallel.tensor
-    group = NodeGroup(group="master", ranks=max(1, ranks))
-    return replace(conf, cluster=replace(conf.cluster, nodes=(group,)))
+def complete_groups(conf: JobConf) -> JobConf:
+    """Name the groups that have no name; without groups add a node with the layout's ranks."""
+    groups = conf.cluster.nodes
+    if not groups:
+        parallel = close_layout(conf).parallel
+        data = 1 if parallel.data == "auto" else parallel.data
+        ranks = require_number(parallel.pipeline) * data * parallel.tensor
+        groups = (NodeGroup(ranks=max(1, ranks)),)
+    named = tuple(
+        group if group.group else replace(group, group=f"group{index}" if index else "master")
+        for index, group in enumerate(groups)
+    )
+    return replace(conf, cluster=replace(conf.cluster, nodes=named))
 
 
 def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
@@ -324,6 +328,8 @@ def _replace(node: Node, steps: Sequence[str], value: Node, path: str) -> Node:
 def _replace_item(node: Node, index: int, rest: Sequence[str], value: Node, path: str) -> Node:
     if not isinstance(node, Items):
         raise _UnusableError(f"{path or 'the conf'} is not a list")
+    if not node.items and index == 0 and rest:  # a conf may leave its groups out
+        node = Items(items=(Table(entries={}, where=WHERE),), where=WHERE)
     if index >= len(node.items):
         count = len(node.items)
         raise _UnusableError(f"{path} has {count} entries, counted from 0")

@@ -100,7 +100,7 @@ def test_what_submit_takes_it_takes(more: str) -> None:
         {"train": {"steps": 0}},
         {"train": {"precision": "fp61"}},
         {"cluster": {"walltime_min": "soon"}},
-        {"cluster": {"nodes": [{"count": 2}]}},
+        {"cluster": {"nodes": [{"count": "two"}]}},
         {"program": {"script": "a.py", "config": "ds.json"}},
         {"program": "train.py"},
         {"model": "gpt9"},

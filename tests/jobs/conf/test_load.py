@@ -358,3 +358,25 @@ def test_a_conf_may_come_through_a_pipe() -> None:
     os.close(theirs)
     assert read_text(Path(f"/dev/fd/{ours}"), "pipe") == "name: a\n"
     os.close(ours)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "overrides", "groups"),
+    [
+        ("", (), [("master", 1, 1)]),
+        ("parallel: {data: 3}", (), [("master", 1, 3)]),
+        ("", ("cluster.nodes=2",), [("master", 2, 1)]),
+        ("", ("cluster.nodes[0].ranks=2",), [("master", 1, 2)]),
+        ("cluster: {nodes: 2}", (), [("master", 2, 1)]),
+        ("cluster: {nodes: {ranks: 2}}", (), [("master", 1, 2)]),
+        ("cluster: {nodes: [{ranks: 2}]}", (), [("master", 1, 2)]),
+        ("cluster: {nodes: [{count: 2}, {ranks: 3}]}", (), [("master", 2, 1), ("group1", 1, 3)]),
+        ("cluster: {nodes: [{group: a}, {ranks: 3}]}", (), [("a", 1, 1), ("group1", 1, 3)]),
+    ],
+)
+def test_nodes_may_be_a_number_a_group_or_left_out(
+    cluster: str, overrides: tuple[str, ...], groups: list[tuple[str, int, int]]
+) -> None:
+    conf = parse_conf(f"name: a\nprogram: {{script: t.py}}\n{cluster}\n", "c", BASE, overrides)
+    found = [(one.group, one.count, one.num_ranks) for one in conf.cluster.nodes]
+    assert found == groups

@@ -39,7 +39,6 @@ cluster:
         "conf.yaml:7: nodes = 3: unknown key; write `count: 3` in a group of cluster.nodes",
         "conf.yaml:10: cluster.nodes[0].partition = a: unknown key; write `queue: a`",
         "conf.yaml:10: cluster.nodes[0].count = two: must be a whole number",
-        "conf.yaml:10: cluster.nodes[0].group: is required: text",
     ]
 
 

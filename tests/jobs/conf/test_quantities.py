@@ -95,7 +95,7 @@ cluster:
         ("walltime_min", "90s", "must be a whole number of minutes"),
         ("walltime_min", "soon", "or a time such as 90s, 30m, 2h, 1d12h or 1:30:00"),
         ("walltime_min", "2h 1d", "must be a whole number of minutes, or a time such as"),
-        ("walltime_min", '"90"', "must be a whole number, without quotes"),
+        ("walltime_min", '"90"', "must be a whole number or null, without quotes"),
         ("grace_s", "-5m", "must be a whole number of seconds, or a time"),
         ("log_limit_mb", "64Q", "or a size such as 512M, 64G or 1T"),
         ("log_limit_mb", "64K", "must be a whole number of MiB"),

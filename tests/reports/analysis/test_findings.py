@@ -19,7 +19,7 @@ from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis import findings
 from vjob.reports.analysis.accounting import describe_class
 from vjob.reports.analysis.measures import analyse
-from vjob.reports.load.tables import choose_steps, load_job
+from vjob.reports.load.tables import PlanFacts, choose_steps, load_job
 
 
 def test_each_finding_has_a_rule_of_its_own() -> None:
@@ -67,7 +67,9 @@ def test_a_hot_gpu_is_not_priced_by_the_slow_ranks_of_other_nodes() -> None:
         ]
     ).assign(temperature=60.0)
     job: Any = SimpleNamespace(
-        gpus=samples, traces=SimpleNamespace(steps=pd.DataFrame(), is_sample=False)
+        gpus=samples,
+        traces=SimpleNamespace(steps=pd.DataFrame(), is_sample=False),
+        plan=PlanFacts(scheduler="slurm"),
     )
     slow = SimpleNamespace(ratio=4.0, host="cool")
     analysis: Any = SimpleNamespace(
@@ -213,7 +215,8 @@ def make_swapping(swapped_mb: list[float], took_s: list[float]) -> tuple[Any, An
     traces = SimpleNamespace(steps=pd.DataFrame(), is_sample=False, zero_ns=0)
     accounting = SimpleNamespace(stepping_s=1000.0)
     analysis = SimpleNamespace(stragglers=[], times=times, accounting=accounting)
-    return SimpleNamespace(gpus=samples, traces=traces), analysis
+    plan = PlanFacts(scheduler="slurm")
+    return SimpleNamespace(gpus=samples, traces=traces, plan=plan), analysis
 
 
 def test_swap_costs_what_steps_take_longer_from_then_on() -> None:
@@ -233,9 +236,12 @@ def test_swap_that_was_there_before_is_no_finding() -> None:
     assert not list(findings._on_swap(*make_swapping([9000.0, 9000.0, 9400.0], [1.0] * 3)))
 
 
-def make_limited(queued_s: float, limit_min: float, ran_s: float = 100.0) -> tuple[Any, Any]:
+def make_limited(
+    queued_s: float, limit_min: float, ran_s: float = 100.0, scheduler: str = "slurm"
+) -> tuple[Any, Any]:
     """A run that ended well."""
-    job = SimpleNamespace(conf={"cluster": {"walltime_min": limit_min}}, record=None)
+    conf, plan = {"cluster": {"walltime_min": limit_min}}, PlanFacts(scheduler=scheduler)
+    job = SimpleNamespace(conf=conf, record=None, plan=plan)
     attempt = SimpleNamespace(started=1000.0, ended=1000.0 + ran_s)
     accounting = SimpleNamespace(attempts=(attempt,))
     return job, SimpleNamespace(accounting=accounting, headline=SimpleNamespace(queued_s=queued_s))
@@ -252,3 +258,15 @@ def test_a_long_limit_is_wrong_only_for_a_run_that_waited(monkeypatch: pytest.Mo
     assert not found.cause
     assert not list(findings._on_limit(*make_limited(600.0, 59)))
     assert not list(findings._on_limit(*make_limited(600.0, 120, 0.0))), "only its end is known"
+    for scheduler in ("local", "ssh"):
+        assert not list(findings._on_limit(*make_limited(600.0, 120, 100.0, scheduler)))
+
+
+def test_findings_of_a_local_run_name_no_key_of_a_queue() -> None:
+    job, analysis = make_swapping([0.0, 900.0, 9000.0], [1.0] * 20)
+    job.plan = PlanFacts(scheduler="local")
+    (found,) = findings._on_swap(job, analysis)
+    assert found.key == "fewer data workers"
+    assert findings._spell_exclude(job, "box") == ""
+    job.plan = PlanFacts(scheduler="ssh")
+    assert findings._spell_exclude(job, "n1") == "leave n1 out of the list of machines"
