@@ -262,6 +262,7 @@ def print_submitted(
     """Print the job and where its files are, then warnings, then its lines if followed."""
     from varuna_core.records.formatting import format_duration
     from varuna_core.records.logs.tail import clean
+    from vjob.jobs.schedulers import choose as schedulers
     from vjob.jobs.submit.snapshot import describe
     from vjob.jobs.submit.submit import find_warnings
 
@@ -273,9 +274,9 @@ def print_submitted(
         click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
         code = describe(record.code)
         more = {**more, **({"code": clean(code)} if code else {})}
-        if record.limits is not None and record.limits.walltime_s and plan.scheduler == "local":
-            limit = format_duration(record.limits.walltime_s)
-            more["limit"] = f"{limit}, then it is ended (cluster.walltime_min)"
+        limit_s = record.limits.walltime_s if record.limits is not None else None
+        if limit_s and schedulers.get_capabilities(record.scheduler).one_host:
+            more["limit"] = f"{format_duration(limit_s)} (cluster.walltime_min)"
         look = {"status": f"vjob status {ids[0]}", "logs": f"vjob logs -f {ids[0]}"}
         for label, text in {**more, "files": str(run.path), **look}.items():
             click.echo(f"  {label:<8}{text}")
