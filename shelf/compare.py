@@ -14,7 +14,7 @@ import yaml
 
 from varuna_core.records.files import read_bytes, read_text, write_atomic
 from varuna_core.records.formatting import wrap_text
-from varuna_core.records.logs.tail import clean
+from varuna_core.records.logs.tail import fold
 from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.api.face import JobLike, job
@@ -191,7 +191,7 @@ def _explain(view: RunView | None) -> str:
     """Why a run did not end well; empty for others."""
     if view is None or view.state == JobState.COMPLETED.value:
         return ""
-    return clean(" ".join(view.record.message.split()))
+    return fold(view.record.message)
 
 
 def _find_values(

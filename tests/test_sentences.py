@@ -18,13 +18,6 @@ CUTS |= {"index", "removeprefix", "removesuffix"}
 MAY_READ = {"varuna_core/facts/legacy.py"}
 """Reads run folders of before, in which sentences are all there is."""
 STILL = {
-    "jobs/monitor/model/run_row.py:render_rows",
-    "jobs/monitor/model/text.py:_render_head",
-    "jobs/monitor/rules/waiting.py:_list_waits",
-    "jobs/monitor/rules/waiting.py:_wait_values",
-    "jobs/submit/chain.py:_explain_problem",
-    "shelf/compare.py:_explain",
-    "shelf/screen/key_screen.py:_unsay",
     "varuna_core/agent/gpu/sampler.py:_read_gpus",
     "varuna_core/morph/manager.py:_find_full",
 }

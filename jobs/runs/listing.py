@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from varuna_core.records.formatting import align_columns, wrap_columns
-from varuna_core.records.logs.tail import clean, clean_name
+from varuna_core.records.logs.tail import clean, clean_name, fold
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs.find import find_removed, view_runs
@@ -85,7 +85,7 @@ def render_sweep(rows: Sequence[dict[str, Any]], width: int | None = None) -> st
     cells = [("JOB", "STATE", "RUN", *shorten_keys(keys).values(), "")]
     for row in rows:
         values = (clean(row["swept"].get(key, "-")) for key in keys)
-        message = clean(" ".join(str(row["message"]).split()))
+        message = fold(str(row["message"]))
         cells.append((",".join(row["jobs"]) or "-", row["state"], row["run"], *values, message))
     return "\n".join(fit_lines(cells, width))
 
@@ -112,7 +112,7 @@ def render(rows: list[dict[str, Any]], width: int | None = None) -> str:
         when = "-"
         if row["submitted"] is not None:
             when = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["submitted"]))
-        message = clean(" ".join(str(row["message"]).split()))
+        message = fold(str(row["message"]))
         cells.append((",".join(row["jobs"]) or "-", row["state"], when, row["run"], message))
     return "\n".join(fit_lines(cells, width))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from varuna_core.records import record as records
+from varuna_core.records.logs.tail import fold
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
@@ -85,7 +86,7 @@ def _explain_problem(
     if is_over(view):
         if not must_succeed or view.state == JobState.COMPLETED.value:
             return ""
-        why = " ".join(view.record.message.split())
+        why = fold(view.record.message)
         how = "was refused" if view.record.state == records.REFUSED else f"has ended {view.state}"
         return (
             f"{run.name} {how}{f': {why}' if why else ''}; a run --after it would never start, "

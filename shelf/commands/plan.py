@@ -113,12 +113,6 @@ def read_prices(
     metavar="FILE",
     help="Write a page with the figure of cost against time, plan.html.",
 )
-@click.option(
-    "--recalibrate",
-    "job",
-    metavar="JOB",
-    help="Instead of planning: fit the profile to JOB's trace, and write it (-o FILE).",
-)
 @click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
 @json_option
 def plan(
@@ -136,7 +130,6 @@ def plan(
     deadline_h: float | None,
     written: Path | None,
     output: Path | None,
-    job: str | None,
     cdn: bool,
     as_json: bool,
 ) -> None:
@@ -149,22 +142,9 @@ def plan(
     vjob plan conf.yaml --from-slurm --prices a100=12.5,a10=3.2 -o plan.html
     vjob plan conf.yaml --budget 500 --write plan.json
     vjob submit conf.yaml --plan plan.json
-    vjob plan --recalibrate last
     """
     from vjob.jobs.planning.inputs import explain_errors
 
-    if job is not None:
-        with explain_errors():
-            from vjob.jobs.planning.recalibrate import recalibrate_by_run, render_factors
-
-            target, fitted = recalibrate_by_run(job, Path.cwd(), profile, output)
-        if as_json:
-            factors = [{"what": one.what, "value": one.value} for one in fitted.factors]
-            print_object({"profile": str(target), "factors": factors})
-        else:
-            say(render_factors(fitted))
-        click.echo(f"wrote {target}: vjob plan CONF --profile {target}", err=as_json)
-        return
     if conf is None:
         raise click.UsageError("which conf? such as: vjob plan conf.yaml")
     with explain_errors():

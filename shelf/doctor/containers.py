@@ -8,11 +8,9 @@ own directories, so that no image is needed.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import re
 import shutil
-import stat
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -38,14 +36,6 @@ GIB = 1 << 30
 LOW_SCRATCH = 30 * GIB
 """A PyTorch image unpacked takes about 25 GB."""
 LOW_RUN = 30 * GIB
-SYSCTLS = (
-    ("user.max_user_namespaces", "/proc/sys/user/max_user_namespaces"),
-    ("kernel.unprivileged_userns_clone", "/proc/sys/kernel/unprivileged_userns_clone"),
-    (
-        "kernel.apparmor_restrict_unprivileged_userns",
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
-    ),
-)
 HOOKS = ("/etc/enroot/hooks.d", "/usr/local/etc/enroot/hooks.d")
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
 START_S = 60.0
@@ -65,13 +55,8 @@ def examine_containers() -> list[Diagnosis]:
     help_text = ask("srun", "--help") if shutil.which("srun") else None
     if help_text is not None:
         diagnoses.append(judge_pyxis(help_text, _read_plugstack(), _find_mount("/run")))
-    diagnoses.append(judge_namespaces({name: read_text(path) for name, path in SYSCTLS}))
     diagnoses.append(judge_scratch(scratch, *_find_mount(scratch)))
     diagnoses.append(judge_squashfs(shutil.which("unsquashfs"), shutil.which("mksquashfs")))
-    diagnoses.append(judge_fuse(_read_mode("/dev/fuse")))
-    if "podman" in found and os.getuid() != 0:
-        texts = (read_text("/etc/subuid"), read_text("/etc/subgid"))
-        diagnoses.append(judge_subids(_find_user(), os.getuid(), *texts))
     if read_text("/proc/driver/nvidia/version") is not None:
         diagnoses += examine_gpus(found)
     return diagnoses
@@ -140,31 +125,6 @@ def judge_pyxis(help_text: str, plugstack: str, run: tuple[str, str, int]) -> Di
     return Diagnosis(name="pyxis", status="ok", text=f"srun has pyxis, which unpacks in {where}")
 
 
-def judge_namespaces(sysctls: Mapping[str, str | None]) -> Diagnosis:
-    """Sysctls of user namespaces; one that is missing is a switch that the kernel does not have."""
-    values = {name: value.strip() for name, value in sysctls.items() if value}
-    name = "user namespaces"
-    most = values.get("user.max_user_namespaces")
-    if most is None:
-        return Diagnosis(name=name, status="note", text="not known on this system")
-    wrong = []
-    if int(most) <= 1:
-        wrong.append("user.max_user_namespaces=15000")
-    if values.get("kernel.unprivileged_userns_clone") == "0":
-        wrong.append("kernel.unprivileged_userns_clone=1")
-    if values.get("kernel.apparmor_restrict_unprivileged_userns") == "1":
-        wrong.append("kernel.apparmor_restrict_unprivileged_userns=0")
-    if not wrong:
-        return Diagnosis(name=name, status="ok", text=f"up to {most}")
-    return Diagnosis(
-        name=name,
-        status="warn",
-        text="ordinary users may not make them: no runtime but docker can start",
-        remedy=f"an admin sets, and keeps in /etc/sysctl.d: sysctl {' '.join(wrong)}"
-        + ("; or gives the runtime an AppArmor profile" if "apparmor" in wrong[-1] else ""),
-    )
-
-
 def judge_scratch(path: str, kind: str, options: str, free: int) -> Diagnosis:
     """The default of container.scratch: local, executable, with room."""
     text = f"{path}, the default of container.scratch, is {kind or 'of unknown type'}"
@@ -193,32 +153,6 @@ def judge_squashfs(unpacker: str | None, packer: str | None) -> Diagnosis:
         )
     text = "unsquashfs is there" + ("" if packer else "; mksquashfs, to make images, is not")
     return Diagnosis(name="squashfs", status="ok", text=text)
-
-
-def judge_fuse(mode: int | None) -> Diagnosis:
-    if mode is not None and mode & 0o006 == 0o006:
-        return Diagnosis(name="fuse", status="ok", text="/dev/fuse is open to users")
-    state = "is missing" if mode is None else f"has mode {mode & 0o777:04o}"
-    return Diagnosis(
-        name="fuse",
-        status="note",
-        text=f"/dev/fuse {state}: users cannot mount image files (vjob unpacks them instead)",
-        remedy="for apptainer's .sif files an admin may load fuse and make it mode 0666",
-    )
-
-
-def judge_subids(user: str, user_id: int, *texts: str | None) -> Diagnosis:
-    """From /etc/subuid and /etc/subgid; a directory service may give ranges too."""
-    ranges = rf"^({re.escape(user)}|{user_id}):\d+:(\d+)$"
-    sizes = [re.findall(ranges, text or "", re.MULTILINE) for text in texts]
-    if all(found and max(int(size) for _, size in found) >= 65536 for found in sizes):
-        return Diagnosis(name="subuid", status="ok", text=f"{user} has subordinate ids for podman")
-    return Diagnosis(
-        name="subuid",
-        status="note",
-        text=f"{user} has no 65536 subordinate ids here: podman cannot hold images of many users",
-        remedy=render_all(_get_row("no subuid").remedies, Context.CONF),
-    )
 
 
 def examine_gpus(found: Collection[str]) -> list[Diagnosis]:
@@ -292,20 +226,6 @@ def _read_plugstack() -> str:
     folder = Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf")).parent
     paths = [folder / "plugstack.conf", *sorted(folder.glob("plugstack.conf.d/*.conf"))]
     return "\n".join(read_text(str(path)) or "" for path in paths)
-
-
-def _read_mode(path: str) -> int | None:
-    try:
-        return stat.S_IMODE(os.stat(path).st_mode)
-    except OSError:
-        return None
-
-
-def _find_user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def try_start(kind: type[Runtime], scratch: str) -> str:

@@ -77,6 +77,7 @@ class KeyScreen(Screen[None]):
         self.marks = marks
         self.message = ""
         """In place of the hints, for a while."""
+        self._num_said = 0
 
     def place_panes(self) -> None:
         """Draw all parts."""
@@ -87,10 +88,12 @@ class KeyScreen(Screen[None]):
         self.message = message
         self.place_panes()
         if message:
-            self.set_timer(MESSAGE_S, lambda: self._unsay(message))
+            self._num_said += 1
+            number = self._num_said
+            self.set_timer(MESSAGE_S, lambda: self._unsay(number))
 
-    def _unsay(self, message: str) -> None:
-        if self.message == message:
+    def _unsay(self, number: int) -> None:
+        if number == self._num_said:
             self.say("")
 
     def render_hint(self, width: int) -> Text:

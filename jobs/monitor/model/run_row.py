@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from varuna_core.records.formatting import format_duration, wrap_columns
-from varuna_core.records.logs.tail import clean, clean_name
+from varuna_core.records.logs.tail import clean_name, fold
 from vjob.jobs.monitor.model.snapshot import Verdict
 
 HEAD = ("JOB", "STATE", "STEP", "A STEP", "LEFT", "AGE", "RUN", "")
@@ -89,6 +89,6 @@ def render_rows(rows: Sequence[RunRow], width: int) -> str:
     for row in rows:
         jobs = ",".join(row.jobs) or "-"
         times = map(_format_time, (row.step_s, row.left_s, row.age_s))
-        message = clean(" ".join(row.message.split()))
+        message = fold(row.message)
         cells.append((jobs, row.health, format_step(row), *times, clean_name(row.run), message))
     return "\n".join(wrap_columns(cells, width))

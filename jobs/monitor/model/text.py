@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from varuna_core.records.formatting import format_duration
-from varuna_core.records.logs.tail import clean, clean_name
+from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
     FORMAT,
     Echo,
@@ -27,6 +27,8 @@ NUM_RECENT = 5
 """The pace shown is the median of so many points."""
 NUM_ERRORS = 10
 NUM_EVIDENCE = 3
+TELLS_RECORD = ("refused", "done", "dead")
+"""Rules whose sentence is the record's, where no fact says how the run ended."""
 
 
 def render_json(snapshot: Snapshot, verdict: Verdict | None) -> str:
@@ -89,14 +91,14 @@ def choose_nodes(snapshot: Snapshot, verdict: Verdict | None) -> tuple[Node, ...
 def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
     word = snapshot.state if verdict is None else f"{snapshot.state}  {verdict.health.value}"
     lines = [f"{snapshot.run}  {word}".rstrip()]
-    if snapshot.message and (verdict is None or snapshot.message not in verdict.reason):
-        lines.append(f"  {_one_line(snapshot.message)}")
+    if snapshot.message and not _tells_end(snapshot, verdict):
+        lines.append(f"  {fold(snapshot.message)}")
     if verdict is not None:
         lines += _render_verdict(verdict)
     scheduler = snapshot.scheduler
     if scheduler.problem and verdict is None:  # else a remark says so
         age = f"; what follows is {format_duration(scheduler.age_s)} old" if scheduler.jobs else ""
-        lines.append(f"  no answer: {_one_line(scheduler.problem)}{age}")
+        lines.append(f"  no answer: {fold(scheduler.problem)}{age}")
     lines += [f"  job {_render_job(job)}" for job in scheduler.jobs]
     lines += [f"  joined by job {_render_job(job)}" for job in scheduler.joined]
     if age := format_queue_age(snapshot):
@@ -106,9 +108,9 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
     if snapshot.morphs:
         count = len(snapshot.morphs)
         times = f" {count} times, last" if count > 1 else ""
-        lines.append(f"  morphed{times} {_one_line(snapshot.morphs[-1])}")
+        lines.append(f"  morphed{times} {fold(snapshot.morphs[-1])}")
     for name, why in scheduler.lost_nodes.items():
-        lines.append(f"  {scheduler.name} calls {name} {_one_line(why)}")
+        lines.append(f"  {scheduler.name} calls {name} {fold(why)}")
     if snapshot.world:
         start = f"attempt {snapshot.attempt}, " if snapshot.attempt is not None else ""
         if snapshot.max_restarts:
@@ -116,13 +118,23 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         lines.append(f"  {start}{snapshot.world} ranks{_count_ends(snapshot)}")
     for earlier in snapshot.earlier:
         step = "" if earlier.step is None else f" at step {earlier.step}"
-        lines.append(f"  attempt {earlier.number} ended{step}: {_one_line(earlier.reason)}")
+        lines.append(f"  attempt {earlier.number} ended{step}: {fold(earlier.reason)}")
     if snapshot.progress is not None:
         lines.append(f"  {format_progress(snapshot)}")
     if snapshot.commit:
         lines.append(f"  commit {clean(snapshot.commit)}")
     lines.append(f"  files {snapshot.folder}")
     return lines
+
+
+def _tells_end(snapshot: Snapshot, verdict: Verdict | None) -> bool:
+    """True where the verdict says how the run ended, as its record does."""
+    if verdict is None:
+        return False
+    told, end = snapshot.end, verdict.end
+    if told is None or end is None:
+        return verdict.rule in TELLS_RECORD
+    return (told.cause, told.rank, told.node) == (end.cause, end.rank, end.node)
 
 
 def format_queue_age(snapshot: Snapshot) -> str:
@@ -137,16 +149,16 @@ def format_queue_age(snapshot: Snapshot) -> str:
 def _render_verdict(verdict: Verdict) -> list[str]:
     lines = []
     if verdict.reason:
-        lines.append(f"  {_one_line(verdict.reason)}")
-    reason = _one_line(verdict.reason)
+        lines.append(f"  {fold(verdict.reason)}")
+    reason = fold(verdict.reason)
     for line in verdict.evidence[:NUM_EVIDENCE]:
-        text = _one_line(line.text)
+        text = fold(line.text)
         if not reason or (text not in reason and reason not in text):  # else it is read twice
             lines.append(f"    {_place(line)}{line.text}")
-    lines += [f"    {_one_line(fact)}" for fact in verdict.facts]
+    lines += [f"    {fold(fact)}" for fact in verdict.facts]
     if verdict.advice:
-        lines.append(f"  next: {_one_line(verdict.advice)}")
-    return lines + [f"  note: {_one_line(remark)}" for remark in verdict.remarks]
+        lines.append(f"  next: {fold(verdict.advice)}")
+    return lines + [f"  note: {fold(remark)}" for remark in verdict.remarks]
 
 
 def _render_job(job: JobRow) -> str:
@@ -272,7 +284,3 @@ def _size(count: int) -> str:
             return f"{size:.0f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-def _one_line(text: str) -> str:
-    return clean(" ".join(text.split()))

@@ -32,6 +32,8 @@ ORPHAN_S = 600.0
 FRESH_S = 120.0
 """The scheduler shows a job after so long at the latest."""
 NO_START = NotKnown("the scheduler expects no start yet")
+DEPENDENCY = "Dependency"
+"""Row of the catalogue for a job that waits for others."""
 WAIT = Remedy(Action.WAIT)
 SHOW_START = Remedy(
     Action.INSPECT, Target.EXPECTED_START, detail="for the start that the scheduler expects"
@@ -178,10 +180,15 @@ def morphing(snapshot: Snapshot) -> Verdict | None:
     return conclude(Health.MORPHING, "morphing", {"change": snapshot.morph})
 
 
+def _waits_for_runs(row: JobRow) -> bool:
+    known = find_reason(row.reason)
+    return known is not None and known.name == DEPENDENCY
+
+
 def _wait_values(snapshot: Snapshot, row: JobRow) -> dict[str, Any]:
     """The reason for a wait, its meaning, and the start that the scheduler itself expects."""
     known = find_reason(row.reason)
-    is_chain = row.reason == "Dependency"
+    is_chain = _waits_for_runs(row)
     return {
         "reason": row.reason or NotKnown("the scheduler gives no reason"),
         "meaning_of_reason": known.meaning if known is not None else "",
@@ -193,7 +200,7 @@ def _wait_values(snapshot: Snapshot, row: JobRow) -> dict[str, Any]:
 
 def _list_waits(snapshot: Snapshot, row: JobRow) -> Sequence[Remedy]:
     before = (*snapshot.after, *snapshot.after_any)
-    if row.reason == "Dependency" and before:
+    if _waits_for_runs(row) and before:
         return WAIT, do(f"vjob status {before[0]}")
     known = find_reason(row.reason)
     more = known.remedies if known is not None else ()

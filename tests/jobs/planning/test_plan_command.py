@@ -449,12 +449,11 @@ def test_nodes_come_from_slurm(conf: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "--from-slurm" in plan(conf, "--queue", "x", code=2)
 
 
-@pytest.mark.parametrize("words", [["plan", "conf.yaml"], ["plan", "--recalibrate", "last"]])
-def test_without_numpy_it_says_how_to_get_it(tmp_path: Path, words: list[str]) -> None:
+def test_without_numpy_it_says_how_to_get_it(tmp_path: Path) -> None:
     (tmp_path / "conf.yaml").write_text(CONF)
     code = (
         "import sys; sys.modules['numpy'] = None; from vjob.shelf.commands.cli import cli\n"
-        f"cli.main({words})"
+        "cli.main(['plan', 'conf.yaml'])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -104,12 +104,11 @@ NAMES_RUN = {
     "tend": [["{run}"]],
     "share": [["{run}", "--group", "users"], ["{run}", "--private"]],
     "submit": [["--like", "{run}", "--dry-run"], ["{conf}", "--after", "{run}", "--dry-run"]],
-    "plan": [["--recalibrate", "{run}", "-o", "{out}/profile.json"]],
     "prune": [["{log}", "--days", "0", "--delete"]],
 }
 """What is typed of each command that takes a run or a folder of runs."""
 NAMES_NONE = {
-    "list", "init", "schema", "doctor", "completion", "try", "profile", "data prepare",
+    "list", "init", "schema", "doctor", "completion", "try", "plan", "profile", "data prepare",
     "data inspect", "data sample", "container import", "container build", "container list",
     "container clean", "there",
 }  # fmt: skip

@@ -199,7 +199,6 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "prune": ("prune", "FOLDER", "--days", "0", "--checkpoints"),
     "share": ("share", "RUN", "--group", "root", "--dry-run"),
     "submit --like": ("submit", "--like", "RUN", "--dry-run"),
-    "profile": ("plan", "--recalibrate", "RUN"),
 }
 EXPORTS = tuple(name for name in COMMANDS if name.startswith("report --export"))
 SLOW = ("report", *EXPORTS, "compare", "submit --like")

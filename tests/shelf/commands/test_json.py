@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.jobs.planning.test_plan_command import CONF, put_profile
-from tests.jobs.planning.test_recalibrate import make_run
 from tests.jobs.schedulers.slurm.test_commands import ESTIMATES
 from tests.jobs.stub_programs import StubPrograms
 from tests.shelf.elastic.test_autoscale import GROWS, Idle, make_training_run
@@ -81,16 +79,6 @@ def test_slurms_estimate_has_its_start_and_nodes(
     (job,) = found["jobs"]
     assert job["group"] is None and job["nodes"] == ["a1", "a2"] and job["num_cpus"] == 8
     assert job["text"] == ESTIMATES[0]
-
-
-def test_a_recalibrated_profile_is_named_with_its_factors(here: Path) -> None:
-    conf = here / "plan.yaml"
-    conf.write_text(CONF)
-    old, run = put_profile(here), make_run(conf, 1.25)
-    words = ("plan", "--recalibrate", str(run.path), "--profile", str(old), "-o", "new.json")
-    found = ask_one(*words)
-    assert found["profile"] == "new.json"
-    assert any(factor["what"].startswith("A10, forward") for factor in found["factors"])
 
 
 def test_what_tend_says_is_an_object_a_line(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

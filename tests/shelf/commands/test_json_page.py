@@ -21,7 +21,6 @@ from tests.command import PROGRAMS, read_out, wait_for
 from tests.documents import get_commands
 from tests.jobs.monitor.builders import change_gpus, healthy, make_line, make_outcome, over
 from tests.jobs.planning.test_plan_command import CONF, PRICES, put_profile
-from tests.jobs.planning.test_recalibrate import make_run
 from tests.jobs.schedulers.slurm.test_commands import ESTIMATES
 from tests.jobs.stub_programs import StubPrograms
 from tests.shelf.commands.json_pages import Comparison, list_keys, read_page
@@ -232,12 +231,9 @@ def ask_stacks(stage: Stage) -> None:
 def test_plans(stage: Stage) -> None:
     conf = stage.folder / "plan.yaml"
     conf.write_text(CONF)
-    old = put_profile(stage.folder)
+    put_profile(stage.folder)
     stage.ask("plan", "plan", str(conf), "--limit", "60", *PRICES)
     stage.ask("plan", "plan", str(conf), "--limit", "60", "--set", "parallel.schedule=1f1b")
-    run = make_run(conf, 1.25)
-    words = ("plan", "--recalibrate", str(run.path), "--profile", str(old))
-    stage.ask("plan --recalibrate", *words, "-o", "new.json")
     compare(stage)
 
 

@@ -35,6 +35,11 @@ def clean(text: str) -> str:
     return CONTROL.sub(lambda match: _spell(ord(match.group())), text)
 
 
+def fold(text: str) -> str:
+    """`clean` on one line, each run of white space as one space."""
+    return clean(" ".join(text.split()))
+
+
 def clean_name(text: str) -> str:
     """`clean` for what must stay in its line, such as the name of a file."""
     return clean(text).replace("\n", "\\n")
