@@ -57,9 +57,9 @@ def build_conf(
     cluster = build_cluster(given)
     found = python or find_python(environ, prefix)
     more: dict[str, Any] = {}
-    if found is not None and "command" not in program:
+    if found is not None:
         more["python"] = found
-    if place == LOCAL and "script" in program:
+    if place == LOCAL:
         more["snapshot"] = "none"
     conf = {
         "name": str(given.get("job-name") or name_program(program)),

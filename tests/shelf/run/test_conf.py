@@ -108,13 +108,16 @@ def test_the_python_is_that_of_the_active_environment(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "program", [{"script": "train.py"}, {"module": "train"}, {"command": ["bash", "train.sh"]}]
+)
+@pytest.mark.parametrize(
     ("given", "scheduler", "snapshot"),
     [({"ntasks": "2"}, "local", "none"), ({"time": "2h"}, "slurm", "auto")],
 )
 def test_a_run_here_takes_the_files_as_they_are(
-    given: dict[str, str], scheduler: str, snapshot: str, folder: Path
+    given: dict[str, str], scheduler: str, snapshot: str, program: dict[str, Any], folder: Path
 ) -> None:
-    made = build_conf({"script": "train.py"}, given, environ={}, prefix="/")
+    made = build_conf(program, given, environ={}, prefix="/")
     conf = parse_conf(dump_yaml(made), "x", folder)
     assert (conf.cluster.scheduler, conf.program.snapshot) == (scheduler, snapshot)
     assert conf.name == "train"

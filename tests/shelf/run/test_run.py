@@ -47,6 +47,30 @@ def test_a_script_runs_as_its_user_would_start_it(vjob: Vjob) -> None:
     assert fill_references(conf).program.args == tuple(words)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-m", "pkg.show", "-n", "-m"], "python -n -m none"),
+        (["./start", "a b"], "sh a b none"),
+        (["job.sh", "--", "x"], "sh -- x none"),
+        (["--", "sh", "start", "${x}"], "sh ${x} none"),
+        (["sh", "start"], "sh none"),
+        (["-n", "1", "sh", "start"], "sh none"),
+    ],
+    ids=str,
+)
+def test_any_program_is_one_plain_process(vjob: Vjob, words: list[str], said: str) -> None:
+    (vjob.folder / "pkg").mkdir()
+    vjob.write(
+        "import os, sys; print('python', *sys.argv[1:], os.environ.get('RANK', 'none'))",
+        "pkg/show.py",
+    )
+    for name in ("start", "job.sh"):
+        vjob.write('#!/bin/sh\necho sh "$@" ${RANK-none}\n', name)
+    (vjob.folder / "start").chmod(0o755)
+    assert vjob("run", *words).stdout == f"{said}\n"
+
+
 def test_the_exit_code_is_the_programs(vjob: Vjob) -> None:
     vjob.env["END"] = "41"
     assert "exited 41" in vjob("run", "show.py", code=41).stderr
