@@ -72,10 +72,12 @@ class Problem:
 class ConfError(InputError):
     """All problems of a conf at once; after the first round, keys are held against each other."""
 
-    def __init__(self, problems: Sequence[Problem], *, is_first_round: bool = False) -> None:
+    def __init__(
+        self, problems: Sequence[Problem], *, is_first_round: bool = False, what: str = "the conf"
+    ) -> None:
         self.problems = tuple(problems)
         count = len(self.problems)
-        head = f"{count} problem{'s' if count > 1 else ''} in the conf"
+        head = f"{count} problem{'s' if count > 1 else ''} in {what}"
         if is_first_round:
             head += " (fix these first; checks across keys run afterwards)"
         super().__init__(head + ":\n" + "\n".join(f"  {problem}" for problem in self.problems))

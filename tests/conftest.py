@@ -40,6 +40,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 # As the ranks of most tests have: a sum over several threads is rounded otherwise, and threads that
 # wait for each other's turn on a busy processor spin.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A site's file of the machine is no part of a test.
+os.environ["VJOB_SITE"] = ""
 
 HANDLED = [signal.Signals[f"SIG{name}"] for name in ("TERM", "INT", "HUP", "USR1", "USR2", "CHLD")]
 LAB = (

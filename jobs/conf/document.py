@@ -173,7 +173,8 @@ def _parse_source() -> dict[str, dict[str, str]]:
 
 def get_doc(cls: type, name: str) -> str:
     """The doc line under a field."""
-    return _parse_source()[cls.__name__].get(name, "")
+    docs = (_parse_source().get(one.__name__, {}) for one in cls.__mro__)
+    return next((found[name] for found in docs if name in found), "")
 
 
 def get_default(field: Field[Any]) -> Any:

@@ -25,7 +25,18 @@ from vjob.jobs.conf.parse import (
     get_members,
     strip_bounds,
 )
-from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf.schema import (
+    BUILT_IN,
+    FUNCTION,
+    MODELS,
+    JobConf,
+    Model,
+    NodeGroup,
+    Program,
+    Queue,
+    SiteCluster,
+    SiteFile,
+)
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 LIMITS: Mapping[str, str] = {
@@ -71,6 +82,38 @@ def build_schema() -> dict[str, Any]:
         "if": {"required": ["include"]},
         "else": {"required": needed},
         "$defs": {**_DEFS, **defs},
+    }
+
+
+def build_site_schema() -> dict[str, Any]:
+    """Schema of a site's file, whose `defaults` are a conf of which any key may be missing."""
+    conf = build_schema()
+    defs = conf.pop("$defs")
+    for name in ("if", "else", "$schema", "title"):
+        del conf[name]
+    del conf["properties"]["include"]
+    found = _build_record(SiteFile)
+    cluster = _build_record(SiteCluster)
+    for one in (found, cluster):
+        one["properties"]["defaults"] = {"$ref": "#/$defs/JobConf"}
+    program: dict[str, Any] = {}
+    for form in defs[Program.__name__]["anyOf"]:
+        program |= form.get("properties", {})
+    return {
+        "$schema": DIALECT,
+        "title": "site.yaml of vjob",
+        **found,
+        "$defs": {
+            **defs,
+            Program.__name__: {
+                "type": "object",
+                "properties": program,
+                "additionalProperties": False,
+            },
+            JobConf.__name__: conf,
+            SiteCluster.__name__: cluster,
+            Queue.__name__: _build_record(Queue),
+        },
     }
 
 

@@ -301,7 +301,7 @@ class NodeGroup:
     count: NodeCount = 1
     """Number of nodes."""
     queue: str | None = None
-    """Slurm partition; default: the cluster's own."""
+    """Slurm partition; auto chooses one (docs/site.md); default: the cluster's own."""
     gpus: str | int | None = None
     """GPUs of a node: `a100:4` (type and count), 4, or none."""
     cpus: PositiveInt | None = None
@@ -584,3 +584,48 @@ class JobConf:
     """Tools in which the run is shown: W&B, MLflow, TensorBoard, Prometheus."""
     log_folder: str = "log"
     """Where run folders are made (relative to the conf's folder), on the shared file system."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """A queue of a site: what its nodes have, and what a job may ask for."""
+
+    gpus: str | int | tuple[str, ...] | None = None
+    """GPUs of a node: `a100:4`, or a list where its nodes differ; none without it."""
+    cpus: PositiveInt | None = None
+    """CPUs of a node."""
+    memory_gb: Annotated[PositiveInt, GIB] | None = None
+    """Memory of a node."""
+    nodes: PositiveInt | None = None
+    """The most nodes of a job."""
+    walltime_min: Annotated[PositiveInt, MINUTES] | None = None
+    """The longest time limit of a job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteSection:
+    """What a site says of all its clusters, or of one. `defaults`, a conf, stands beside these."""
+
+    message: str | None = None
+    """Shown at each submit on a terminal."""
+    locked: Mapping[str, str] = field(default_factory=dict)
+    """Keys that keep the value of `defaults`, else their own default, each with the sentence for
+    whoever sets another; in a site's file alone."""
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    """Queues in the order in which `queue: auto` tries them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteCluster(SiteSection):
+    """One of several clusters."""
+
+    hosts: tuple[str, ...] = ()
+    """Host names where it counts, such as `login*.alpha`; or VJOB_CLUSTER names the cluster."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteFile(SiteSection):
+    """A whole site.yaml."""
+
+    clusters: Mapping[str, SiteCluster] = field(default_factory=dict)
+    """Clusters by name, each over what is said of all."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.fates import count_micro_batches
 from vjob.jobs.conf.layout import is_open
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
+from vjob.jobs.conf.loading.site import NO_SITE, Site, choose_queues
 from vjob.jobs.conf.references import find_value, may_change_layout
 from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
 from vjob.jobs.errors import InputError, VjobError
@@ -75,6 +76,11 @@ class Resolved:
     chosen: Chosen
     written: Collection[str] = ()
     """Keys that the conf, --set or the chosen plan sets."""
+    lines: Mapping[str, str] = field(default_factory=dict)
+    """Their places."""
+    site: Site = NO_SITE
+    queues: Mapping[str, str] = field(default_factory=dict)
+    """Why each group that left its queue to vjob got the one that it has."""
 
     @property
     def conf(self) -> JobConf:
@@ -126,11 +132,16 @@ def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
     require_valid(read, require_env=require_env)
     written = frozenset(read.lines)
     cluster = schedulers.settle_cluster(chosen.conf.cluster, written)
+    conf = replace(chosen.conf, cluster=cluster)
+    conf, queues = choose_queues(conf, read.site)
     return Resolved(
         path=read.path.resolve(),
         text=read.text,
-        chosen=replace(chosen, conf=replace(chosen.conf, cluster=cluster)),
+        chosen=replace(chosen, conf=conf),
         written=written,
+        lines=read.lines,
+        site=read.site,
+        queues=queues,
     )
 
 

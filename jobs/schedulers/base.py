@@ -15,7 +15,7 @@ from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import Cluster, NodeGroup
+from vjob.jobs.conf.schema import Cluster, NodeGroup, Queue
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.jobs.schedulers.foreign_job import ForeignJob
@@ -224,6 +224,10 @@ class Scheduler(ABC):
     def list_queues(self) -> list[str]:
         """Names of queues, for completion."""
         return []
+
+    def describe_queues(self) -> dict[str, Queue]:
+        """Queues with what their nodes have, the default one first; none where nothing tells."""
+        return {}
 
     def list_nodes(self, queue: str | None = None) -> list[NodeGroup]:
         """Nodes with GPUs that a job could get, alike ones as one group; InputError where there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from varuna_core.records.formatting import align_columns
 from varuna_core.records.logs.tail import clean
 from varuna_core.records.plan import render_plan
+from vjob.jobs.conf.loading.site import Origin, list_origins
 from vjob.jobs.conf.redact import REDACTED, redact_string, redact_value
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs.listing import shorten_keys
@@ -38,7 +40,30 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     for run in after.runs:
         how = "has ended well" if run in after.succeeded else "has ended"
         head += f"# It would start once {run.name} {how}\n"
+    head += _comment(render_origins(_list_origins(ready), str(ready.resolved.path)))
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
+
+
+def _list_origins(ready: Prepared) -> dict[str, Origin]:
+    resolved = ready.resolved
+    return list_origins(resolved.conf, resolved.lines, resolved.site, resolved.queues)
+
+
+def render_origins(origins: Mapping[str, Origin], conf: str) -> str:
+    """The values that a conf does not write, a paragraph for each place where they are from."""
+    found: dict[str, list[str]] = {}
+    for key, origin in origins.items():
+        place = origin.where.rpartition(":")[0] if origin.source in ("site", "user") else ""
+        head = f"{origin.source} ({place})" if place else origin.source
+        value = origin.where if origin.source == "chosen" else origin.value
+        found.setdefault(head, []).append(f"{key} {value}")
+    lines = [f"Values that {conf} does not write:"] if found else []
+    for head in sorted(found, key=lambda head: head == "default"):
+        text = clean(f"{head}: {', '.join(found[head])}")
+        lines += textwrap.wrap(
+            text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
+    return "\n".join(lines)
 
 
 def describe_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> dict[str, Any]:
@@ -50,6 +75,10 @@ def describe_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> dict[str, A
         "scheduler": ready.plan.scheduler,
         "code": clean(describe(ready.snapshot.build_record())),
         "after": [{"run": run.name, "must_succeed": run in after.succeeded} for run in after.runs],
+        "origins": {
+            key: {"value": origin.value, "from": origin.source, "where": origin.where}
+            for key, origin in _list_origins(ready).items()
+        },
         "files": _list_scripts(ready) | others,
         "plan": _describe_plan(ready),
     }

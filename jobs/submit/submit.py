@@ -161,6 +161,7 @@ def _build(
     plan = replace(
         plan,
         planned=chosen.why,
+        queues=dict(resolved.queues) or None,
         prediction=chosen.prediction,
         command=(*plan.command, *map(escape_placeholders, words)),
     )

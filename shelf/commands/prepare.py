@@ -68,18 +68,20 @@ def init(source: Path | None, minimal: bool, kind: str | None) -> None:
 
 
 @click.command()
-def schema() -> None:
+@click.option("--site", is_flag=True, help="That of a site's file (docs/site.md).")
+def schema(site: bool) -> None:
     """Print the JSON Schema of conf.yaml, for completion and checks in an editor.
 
     \b
     vjob schema > conf.schema.json
+    vjob schema --site > site.schema.json
 
     With the YAML extension of VS Code, and other editors that run yaml-language-server, a conf
     whose first line is `# yaml-language-server: $schema=conf.schema.json` is checked as you type.
     """
-    from vjob.jobs.conf.json_schema import build_schema
+    from vjob.jobs.conf.json_schema import build_schema, build_site_schema
 
-    click.echo(json.dumps(build_schema(), indent=1))
+    click.echo(json.dumps(build_site_schema() if site else build_schema(), indent=1))
 
 
 @click.command()

@@ -171,11 +171,14 @@ def submit(
         else:
             say("\n".join(one.text for one in estimates.values()))
         return
+    say_message(resolved, as_json=as_json)
     executor = make_executor(resolved)
     ready = submitting.prepare(resolved, snapshot=snapshot)
     run, record = submitting.submit_prepared(ready, after=before, executor=executor)
     promise = describe_promise(ready.plan) or describe_partition(resolved.conf)
     more = {"plan": promise} if promise else {}
+    if resolved.queues:
+        more["queue"] = "; ".join(f"{group}: {why}" for group, why in resolved.queues.items())
     print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
 
 
@@ -214,6 +217,7 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
     from vjob.jobs.submit.submit import find_warnings
     from vjob.jobs.submit.sweep import build_json, render_submitted, submit_sweep
 
+    say_message(sweep.runs[0].ready.resolved, as_json=as_json)
     count, show = 0, _show_progress("submitted")
 
     def progress(done: int, total: int) -> None:
@@ -241,6 +245,12 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
         say(render_submitted(sweep, submitted))
     for warning in find_warnings(submitted[0][0], sweep.runs[0].ready.plan):
         say(f"vjob: {warning}", err=True)
+
+
+def say_message(resolved: Resolved, *, as_json: bool) -> None:
+    """The site's message of the day, to a person."""
+    if resolved.site.message and not as_json and sys.stderr.isatty():
+        say(resolved.site.message, err=True)
 
 
 def make_executor(resolved: Resolved) -> VjobExecutor:

@@ -7,20 +7,26 @@ recorded text.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import socket
 import sys
 from collections.abc import Mapping
 
 from varuna_core.agent.checks.gpus import DRIVER
 from varuna_core.agent.meeting.network import list_addresses
+from vjob.jobs.conf.loading import load
+from vjob.jobs.conf.loading.site import SITE, list_default_keys, load_site
+from vjob.jobs.errors import VjobError
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.diagnosis import Diagnosis, read_text
 from vjob.shelf.doctor.containers import examine_containers
 
+BROKEN = "no conf can be read until it is right; `VJOB_SITE= vjob ...` leaves the site's file out"
+
 
 def examine() -> list[Diagnosis]:
     """Look at everything; nothing here raises."""
-    diagnoses: list[Diagnosis] = []
+    diagnoses = examine_site(os.environ)
     for scheduler in schedulers.list_with_queue():
         obstacle = scheduler.find_obstacle()
         if not obstacle:
@@ -35,6 +41,30 @@ def examine() -> list[Diagnosis]:
     diagnoses.append(judge_interfaces(list_addresses()))
     diagnoses.append(judge_ports(read_text("/proc/sys/net/ipv4/ip_local_port_range")))
     return diagnoses
+
+
+def examine_site(environ: Mapping[str, str]) -> list[Diagnosis]:
+    """The site's file and the user's: what each sets for every conf, and where."""
+    try:
+        site = load_site(environ, load.read_text)
+    except VjobError as error:
+        return [Diagnosis(name="site", status="fail", text=str(error), remedy=BROKEN)]
+    rows = []
+    defaults = list(list_default_keys(site.defaults))
+    for path, source in site.files.items():
+        own = [f"{key} (line {place[len(path) + 1 :]})" for key, place in defaults
+               if place.rpartition(":")[0] == path]  # fmt: skip
+        parts = {"cluster": site.cluster, "defaults": ", ".join(own)}
+        if source == "site":
+            parts["locked"] = ", ".join(site.locks)
+        said = [f"{name} {text}" for name, text in parts.items() if text]
+        rows.append(Diagnosis(name=source, status="ok", text="; ".join([path, *said])))
+    if site.queues:
+        text = f"for queue: auto, in this order: {', '.join(site.queues)}"
+        rows.append(Diagnosis(name="queues", status="ok", text=text))
+    if site.message:
+        rows.append(Diagnosis(name="message", status="note", text=site.message))
+    return rows or [Diagnosis(name="site", status="ok", text=f"no {SITE} and none of your own")]
 
 
 def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagnosis:

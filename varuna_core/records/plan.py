@@ -241,6 +241,8 @@ class Plan:
     """Where `morph` is true."""
     planned: Optional[str] = None
     """Where the layout is from, in a sentence."""
+    queues: Optional[Dict[str, str]] = None
+    """Why each group that left its queue to vjob got the one that it has."""
     prediction: Optional[Prediction] = None
     """Of the layout for all nodes."""
     layouts: Optional[Dict[str, Tuple[int, int, str]]] = None

@@ -118,15 +118,15 @@ def list_own_env() -> tuple[str, ...]:
 
 def check_numbers(conf: JobConf) -> Iterator[KeyProblem]:
     """Numbers outside the bounds that the schema gives them."""
-    yield from _check_section(conf, "")
+    yield from check_section(conf, "")
 
 
-def _check_section(section: object, key: str) -> Iterator[KeyProblem]:
+def check_section(section: object, key: str) -> Iterator[KeyProblem]:
     cls: type = type(section)
     for name, hint in get_annotations(cls).items():
         value, inner, bounds = getattr(section, name), join_key(key, name), find_bounds(hint)
         if is_dataclass(value):
-            yield from _check_section(value, inner)
+            yield from check_section(value, inner)
         elif isinstance(value, tuple):
             items = {f"{inner}[{index}]": item for index, item in enumerate(value)}
             yield from _check_items(items, bounds)
@@ -143,7 +143,7 @@ def _check_items(items: Mapping[str, Any], bounds: Sequence[Bound]) -> Iterator[
     """Node groups, and numbers in a list or mapping; a message names the whole range."""
     for key, item in items.items():
         if is_dataclass(item):
-            yield from _check_section(item, key)
+            yield from check_section(item, key)
         elif not all(bound.allows(item) for bound in bounds):
             yield key, item, f"must be {' and '.join(map(str, bounds))}"
 

@@ -12,7 +12,7 @@ from vjob.jobs.errors import KeyProblem
 # Linux hands these out to outgoing connections (net.ipv4.ip_local_port_range).
 EPHEMERAL = (32768, 60999)
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_GPUS = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*:)?[1-9][0-9]{0,3}")
+GPUS = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]*:)?[1-9][0-9]{0,3}")
 _TYPE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:,@^=-]{1,128}")
 _WORD = re.compile(r"[^\s,\x00-\x1f\x7f]+")
@@ -44,7 +44,7 @@ def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
 
 def _check_gpus(group: NodeGroup, key: str) -> Iterator[KeyProblem]:
     gpus, devices = group.gpus, group.devices
-    if isinstance(gpus, str) and (not _GPUS.fullmatch(gpus) or gpus.startswith("gpu:")):
+    if isinstance(gpus, str) and (not GPUS.fullmatch(gpus) or gpus.startswith("gpu:")):
         message = "must be a type and a number such as a100:4, a number, or null"
         meant = to_gpus(gpus) or (f"{gpus}:1" if _TYPE.fullmatch(gpus) else None)
         yield f"{key}.gpus", gpus, message + (f"; write `gpus: {spell(meant)}`" if meant else "")

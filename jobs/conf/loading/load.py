@@ -18,7 +18,22 @@ from pathlib import Path
 
 from vjob.jobs.conf.layout import close_layout, require_number
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset, locate
-from vjob.jobs.conf.loading.compose import INCLUDE, fill_tree, include_files, refuse_include
+from vjob.jobs.conf.loading.compose import (
+    INCLUDE,
+    fill_tree,
+    include_files,
+    merge,
+    refuse_include,
+)
+from vjob.jobs.conf.loading.site import (
+    NO_SITE,
+    NOTHING,
+    Site,
+    build_locked,
+    check_locks,
+    leave_out_misfits,
+    load_site,
+)
 from vjob.jobs.conf.parse import ConfReader
 from vjob.jobs.conf.paths import resolve_paths
 from vjob.jobs.conf.redact import show
@@ -52,6 +67,10 @@ class ReadConf:
     """With the overrides in it."""
     lines: Mapping[str, str]
     """The place of each key that was written."""
+    site: Site = NO_SITE
+    """The files whose defaults are in the conf."""
+    refused: tuple[Problem, ...] = ()
+    """Keys that differ from what the site locked."""
 
     @property
     def base(self) -> Path:
@@ -94,11 +113,26 @@ def load_conf(
     With `text` there is no file: the path is what messages call it, and its folder is where
     relative paths start.
     """
+    environ = os.environ if environ is None else environ
     is_file = text is None
     text = read_text(path, str(path)) if text is None else text
     base = Path(os.path.abspath(path)).parent
-    conf, lines = parse_conf_lines(text, str(path), base, overrides, environ, is_file=is_file)
-    return ReadConf(path=path, text=text, conf=conf, lines=lines)
+    site = load_site(environ, read_text)
+
+    def parse(over: Table = NOTHING) -> tuple[JobConf, dict[str, str]]:
+        return parse_conf_lines(
+            text, str(path), base, overrides, environ,
+            is_file=is_file, under=site.defaults, over=over,
+        )  # fmt: skip
+
+    conf, lines = parse()
+    while (fitting := leave_out_misfits(site, conf, lines)) is not site:
+        site = fitting
+        conf, lines = parse()
+    refused: tuple[Problem, ...] = ()
+    if site.locks:
+        refused = tuple(check_locks(site, conf, parse(build_locked(site))[0], lines))
+    return ReadConf(path=path, text=text, conf=conf, lines=lines, site=site, refused=refused)
 
 
 def require_valid(
@@ -114,7 +148,8 @@ def require_valid(
     lacks, and of files outside the conf's folder: they may lie on the cluster alone.
     """
     environ = os.environ if environ is None else environ
-    problems = check_conf(
+    problems = [*read.refused]
+    problems += check_conf(
         read.conf,
         read.lines,
         base=read.base,
@@ -161,13 +196,18 @@ def parse_conf_lines(
     environ: Mapping[str, str] | None = None,
     *,
     is_file: bool = False,
+    under: Table = NOTHING,
+    over: Table = NOTHING,
 ) -> tuple[JobConf, dict[str, str]]:
     """The conf, and for each key that was written its place, as check_conf wants them.
 
-    With `is_file` it may include other files; the conf of a run may not.
+    With `is_file` it may include other files; the conf of a run may not. What is `under` it counts
+    where it has no value of its own, what is `over` it counts before all else.
     """
     environ = os.environ if environ is None else environ
-    tree, problems = build_tree(text, source, base, overrides, environ, is_file=is_file)
+    tree, problems = build_tree(
+        text, source, base, overrides, environ, is_file=is_file, under=under, over=over
+    )
     reader = ConfReader()
     conf = reader.read(tree)
     refused = {problem.key for problem in problems if "${" in problem.value}
@@ -186,6 +226,8 @@ def build_tree(
     environ: Mapping[str, str],
     *,
     is_file: bool,
+    under: Table = NOTHING,
+    over: Table = NOTHING,
 ) -> tuple[Node, list[Problem]]:
     """A conf's tree with what it includes, its overrides, and the values that it refers to."""
     tree, problems = parse_tree(text, source)
@@ -194,9 +236,11 @@ def build_tree(
     else:
         tree, more = refuse_include(tree)
     problems += more
+    if under.entries and isinstance(tree, Table):
+        tree = merge(under, tree)
     tree, more = apply_overrides(tree, overrides)
     problems += more
-    tree, more = fill_tree(tree)
+    tree, more = fill_tree(merge(tree, over) if over.entries else tree)
     return tree, [*problems, *more]
 
 

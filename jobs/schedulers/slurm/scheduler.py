@@ -20,7 +20,7 @@ from varuna_core.records.machine import KEPT, clean_environment
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
-from vjob.jobs.conf.schema import NodeGroup
+from vjob.jobs.conf.schema import NodeGroup, Queue
 from vjob.jobs.errors import RefusedError, UncertainError, VjobError
 from vjob.jobs.known_lines import load_catalogue
 from vjob.jobs.schedulers import broker
@@ -43,7 +43,9 @@ from vjob.jobs.schedulers.slurm.header import render_header
 from vjob.jobs.schedulers.slurm.nodes import (
     build_sinfo_idle_command,
     build_sinfo_nodes_command,
+    build_sinfo_queues_command,
     parse_idle_nodes,
+    parse_queues,
     parse_sinfo_nodes,
     parse_starting_nodes,
 )
@@ -226,6 +228,9 @@ class SlurmScheduler(Scheduler):
         """Slurm partitions; none where sinfo does not answer."""
         text = _ask(build_sinfo_nodes_command())
         return sorted({line.split("|")[1].strip(" *") for line in text.splitlines() if "|" in line})
+
+    def describe_queues(self) -> dict[str, Queue]:
+        return parse_queues(_ask(build_sinfo_queues_command()))
 
     def list_nodes(self, queue: str | None = None) -> list[NodeGroup]:
         command = build_sinfo_nodes_command(queue)

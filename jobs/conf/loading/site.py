@@ -1,0 +1,494 @@
+"""A site's file: what an administrator, and then a user, set for every conf; and the queues.
+
+    /etc/vjob/site.yaml ─► ~/.config/vjob/site.yaml ─► conf.yaml ─► --set
+     (VJOB_SITE=path)        (XDG_CONFIG_HOME)
+
+Both are read where a conf is read, and nowhere else: no other command depends on them. A default
+counts as if the conf had it, except where it does not fit the conf; there it is left out.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from vjob.jobs.conf.fates import (
+    NEEDS,
+    find_default,
+    find_variable,
+    goes_by_reference,
+    list_leaves,
+)
+from vjob.jobs.conf.loading.check import check_conf, check_numbers, check_section, locate
+from vjob.jobs.conf.loading.check_cluster import GPUS, check_cluster, check_groups
+from vjob.jobs.conf.loading.compose import merge
+from vjob.jobs.conf.parse import FAILED, ConfReader, suggest
+from vjob.jobs.conf.redact import show
+from vjob.jobs.conf.references import find_value, spell_value
+from vjob.jobs.conf.schema import OWN_MODEL, JobConf, NodeGroup, Queue, SiteFile, SiteSection
+from vjob.jobs.conf.yaml_tree import Node, Scalar, Table, TableEntry, join_key, parse_tree
+from vjob.jobs.errors import ConfError, InputError, KeyProblem, Problem
+from vjob.jobs.schedulers import choose as schedulers
+
+SITE = "/etc/vjob/site.yaml"
+AUTO = "auto"
+DEFAULTS = "defaults"
+ReadText = Callable[[Path, str], str]
+NOTHING = Table(entries={}, where="")
+_SAMPLE = """\
+name: site
+program: {script: site.py}
+container: {image: site.sqsh}
+cluster: {nodes: [{group: site}]}
+"""
+"""A conf for which defaults are checked: most keys have an effect in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """A key that keeps its value."""
+
+    sentence: str
+    """The administrator's words."""
+    where: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What counts here: the site's file, the user's over it, and of both the part of a cluster."""
+
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Paths of the files that were read, and whose each is: site or user."""
+    cluster: str = ""
+    message: str = ""
+    defaults: Table = NOTHING
+    fixed: Table = NOTHING
+    """Defaults of the site's file alone: the values of locked keys."""
+    locks: Mapping[str, Lock] = field(default_factory=dict)
+    queues: Mapping[str, Queue] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
+    """Defaults that do not fit the conf."""
+
+    def find_origin(self, where: str) -> str:
+        """site or user for a place in their files; else empty."""
+        return self.files.get(where.rpartition(":")[0], "")
+
+
+NO_SITE = Site()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A value that the conf does not write."""
+
+    value: str
+    source: str
+    """site, user, chosen or default."""
+    where: str = ""
+    """File and line, or the reason of a choice."""
+
+
+def list_files(environ: Mapping[str, str]) -> dict[str, str]:
+    """Paths of the files that are there, or that VJOB_SITE names, and whose each is."""
+    found = {}
+    named = environ.get("VJOB_SITE")
+    if named or (named is None and os.path.exists(SITE)):
+        found[named or SITE] = "site"
+    home = environ.get("XDG_CONFIG_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".config")
+    own = os.path.join(home, "vjob", "site.yaml")
+    if os.path.exists(own):
+        found.setdefault(own, "user")
+    return found
+
+
+def load_site(environ: Mapping[str, str], read_text: ReadText, host: str = "") -> Site:
+    """The files of this machine; ConfError with the path and line of what is wrong in one."""
+    site = Site()
+    for path, source in list_files(environ).items():
+        file = _parse_file(read_text(Path(path), path), path, source)
+        name = _choose_cluster(file, environ, host or socket.gethostname())
+        for part in (file.parts[""], *((file.parts[name],) if name else ())):
+            site = _lay_over(site, part, source)
+        site = replace(site, files={**site.files, path: source}, cluster=name or site.cluster)
+    return site
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Part:
+    section: SiteSection
+    defaults: Table
+    locks: Mapping[str, Lock]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File:
+    path: str
+    parts: Mapping[str, _Part]
+    """By cluster; the part of all by an empty name."""
+    hosts: Mapping[str, tuple[str, ...]]
+
+
+def _lay_over(site: Site, part: _Part, source: str) -> Site:
+    defaults, fixed = merge(site.defaults, part.defaults), site.fixed
+    if source == "site":
+        fixed = merge(fixed, part.defaults)  # type: ignore[assignment]  # two mappings make one
+    assert isinstance(defaults, Table) and isinstance(fixed, Table)
+    return replace(
+        site,
+        message=part.section.message or site.message,
+        defaults=defaults,
+        fixed=fixed,
+        locks={**site.locks, **part.locks},
+        queues={**site.queues, **part.section.queues},
+    )
+
+
+def _choose_cluster(file: _File, environ: Mapping[str, str], host: str) -> str:
+    named = environ.get("VJOB_CLUSTER", "")
+    if named:
+        if file.hosts and named not in file.hosts:
+            known = ", ".join(file.hosts)
+            raise InputError(f"VJOB_CLUSTER is {named}, and {file.path} has the clusters {known}")
+        return named if named in file.hosts else ""
+    for name, hosts in file.hosts.items():
+        if any(fnmatch.fnmatchcase(host, one) for one in hosts):
+            return name
+    return ""
+
+
+class _SiteReader(ConfReader):
+    """Reads a site's file, which has other keys than a conf."""
+
+    def suggest_key(self, parent: str, name: str, node: Node, hints: Mapping[str, Any]) -> str:
+        is_section = parent == "" or parent.startswith("clusters.")
+        return suggest(name, [*([DEFAULTS] if is_section else []), *hints])
+
+
+@lru_cache(maxsize=8)
+def _parse_file(text: str, path: str, source: str) -> _File:
+    """One file, checked as a conf is; cached, for each run of a sweep reads it."""
+    tree, problems = parse_tree(text, path)
+    tree = NOTHING if isinstance(tree, Scalar) and tree.is_null else tree
+    if not isinstance(tree, Table):
+        message = "a site's file is a mapping of keys"
+        problem = Problem(where=f"{path}:1", key="", value="", message=message)
+        raise ConfError([*problems, problem], what=path)
+    bare, defaults = _take_defaults(tree, problems)
+    reader = _SiteReader()
+    file = reader.read_record(bare, SiteFile, "")
+    problems += reader.problems
+    for key, table in defaults.items():
+        problems += _check_defaults(table, path, key)
+    if file is FAILED or problems:
+        raise ConfError(problems, what=path)
+    parts = {}
+    for name, section in {"": file, **file.clusters}.items():
+        key = f"clusters.{name}" if name else ""
+        locked = join_key(key, "locked")
+        locks = {
+            word: Lock(sentence=sentence, where=reader.lines[f"{locked}.{word}"])
+            for word, sentence in section.locked.items()
+        }
+        own = defaults.get(join_key(key, DEFAULTS), NOTHING)
+        parts[name] = _Part(section=section, defaults=own, locks=locks)
+        problems += locate(_check_section(section, key, source), reader.lines)
+    if problems:
+        raise ConfError(problems, what=path)
+    hosts = {name: cluster.hosts for name, cluster in file.clusters.items()}
+    return _File(path=path, parts=parts, hosts=hosts)
+
+
+def _take_defaults(tree: Table, problems: list[Problem]) -> tuple[Table, dict[str, Table]]:
+    """The tree without its defaults, which are a conf; and these by their keys."""
+    found: dict[str, Table] = {}
+
+    def take(table: Table, parent: str) -> Table:
+        entries = dict(table.entries)
+        entry = entries.pop(DEFAULTS, None)
+        key = join_key(parent, DEFAULTS)
+        if entry is not None and isinstance(entry.node, Table):
+            found[key] = entry.node
+        elif entry is not None:
+            message = "must be a mapping, with the keys of a conf"
+            problems.append(Problem(where=entry.where, key=key, value="", message=message))
+        return Table(entries=entries, where=table.where)
+
+    bare = take(tree, "")
+    clusters = bare.entries.get("clusters")
+    if clusters is None or not isinstance(clusters.node, Table):
+        return bare, found
+    entries = {
+        name: replace(one, node=take(one.node, f"clusters.{name}"))
+        if isinstance(one.node, Table)
+        else one
+        for name, one in clusters.node.entries.items()
+    }
+    node = Table(entries=entries, where=clusters.node.where)
+    return replace(bare, entries={**bare.entries, "clusters": replace(clusters, node=node)}), found
+
+
+def _check_defaults(table: Table, path: str, key: str) -> list[Problem]:
+    """What is wrong with defaults, whatever conf they are for."""
+    reader = ConfReader()
+    conf = reader.read(merge(parse_tree(_SAMPLE, "")[0], table))
+    problems = reader.problems
+    if conf is not FAILED and not problems:
+        findings = [*check_numbers(conf), *check_groups(conf), *check_cluster(conf)]
+        problems = locate(findings, reader.lines)
+    return [
+        replace(one, key=join_key(key, one.key))
+        for one in problems
+        if one.where.rpartition(":")[0] == path
+    ]
+
+
+def _check_section(section: SiteSection, key: str, source: str) -> Iterator[KeyProblem]:
+    for word, sentence in section.locked.items():
+        place = f"{join_key(key, 'locked')}.{word}"
+        known = [one for one in list_leaves() if "[]" not in one]
+        if source != "site":
+            yield place, sentence, "only the site's file locks keys"
+        elif word not in known and word.rpartition(".")[0] not in known:
+            yield place, sentence, f"cannot be locked; {suggest(word, known, what='keys')}"
+    for name, queue in section.queues.items():
+        place = f"{join_key(key, 'queues')}.{name}"
+        yield from check_section(queue, place)
+        for gpus in _list_gpus(queue):
+            if not GPUS.fullmatch(gpus):
+                yield f"{place}.gpus", gpus, "must be a type and a number such as a100:4"
+
+
+def _list_gpus(queue: Queue) -> tuple[str, ...]:
+    if queue.gpus is None or queue.gpus == 0:
+        return ()
+    return queue.gpus if isinstance(queue.gpus, tuple) else (str(queue.gpus),)
+
+
+def list_default_keys(table: Table, parent: str = "") -> Iterator[tuple[str, str]]:
+    """Keys of values in a table of defaults, each with its place."""
+    leaves = list_leaves()
+    for name, entry in table.entries.items():
+        key = join_key(parent, name)
+        if isinstance(entry.node, Table) and key not in leaves:
+            yield from list_default_keys(entry.node, key)
+        else:
+            yield key, entry.where
+
+
+def leave_out_misfits(site: Site, conf: JobConf, lines: Mapping[str, str]) -> Site:
+    """The site without the defaults that a check refuses in this conf, such as a key of containers
+    where there is none; the same site where all fit."""
+    if not site.defaults.entries:
+        return site
+    problems = check_conf(conf, lines, require_paths=False)
+    wrong = {one.key.partition("[")[0] for one in problems if site.find_origin(one.where)}
+    keys = {key for key, _ in list_default_keys(site.defaults)}
+    misfits = frozenset(key for key in keys if key in wrong or key.rpartition(".")[0] in wrong)
+    if not misfits:
+        return site
+    defaults = _drop(site.defaults, misfits, "")
+    return replace(site, defaults=defaults, left_out=site.left_out | misfits)
+
+
+def _drop(table: Table, keys: frozenset[str], parent: str) -> Table:
+    entries = {}
+    for name, entry in table.entries.items():
+        key = join_key(parent, name)
+        if key in keys:
+            continue
+        node = entry.node
+        if isinstance(node, Table) and any(one.startswith(f"{key}.") for one in keys):
+            node = _drop(node, keys, key)
+        entries[name] = TableEntry(node=node, where=entry.where)
+    return Table(entries=entries, where=table.where)
+
+
+def build_locked(site: Site) -> Table:
+    """The locked keys that have a default of the site's, with it."""
+    keys = {key for key, _ in list_default_keys(site.fixed)}
+    kept = {key for key in keys if key in site.locks} - site.left_out
+    kept |= {key for key in keys if any(lock.startswith(f"{key}.") for lock in site.locks)}
+    return _drop(site.fixed, frozenset(keys - kept), "")
+
+
+def check_locks(
+    site: Site, conf: JobConf, fixed: JobConf, lines: Mapping[str, str]
+) -> list[Problem]:
+    """A problem for each locked key of the conf that is not as in `fixed`, in the site's words."""
+    problems = []
+    for key, lock in site.locks.items():
+        if key in site.left_out:
+            continue
+        value, wanted = _find(conf, key), _find(fixed, key)
+        if not _has(site.fixed, key):
+            wanted = find_default(key) if key in list_leaves() else None
+        if value != wanted:
+            shown = show(key, spell_value(wanted))
+            found = Problem(
+                where=next((lines[one] for one in _list_around(key) if one in lines), "conf"),
+                key=key,
+                value=show(key, value),
+                message=f"{lock.sentence} ({lock.where} locks it at {shown})",
+            )
+            problems.append(found)
+    return problems
+
+
+def _find(conf: JobConf, key: str) -> Any:
+    try:
+        return find_value(conf, key)
+    except LookupError:
+        return None
+
+
+def _has(table: Node, key: str) -> bool:
+    for name in key.split("."):
+        entry = table.entries.get(name) if isinstance(table, Table) else None
+        if entry is None:
+            return False
+        table = entry.node
+    return True
+
+
+def _list_around(key: str) -> Iterator[str]:
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def choose_queues(conf: JobConf, site: Site) -> tuple[JobConf, dict[str, str]]:
+    """The conf with a queue for each group that leaves it to vjob, and the reason for each.
+
+    InputError where none fits, or nothing says which queues there are.
+    """
+    groups = conf.cluster.nodes
+    if not any(group.queue == AUTO for group in groups):
+        return conf, {}
+    scheduler = schedulers.choose_for(conf.cluster)
+    queues, source = site.queues, "the site's queues"
+    if scheduler.can.has_queue and not queues:
+        queues, source = scheduler.describe_queues(), f"the queues that {scheduler.title} shows"
+    chosen: list[NodeGroup] = []
+    reasons: dict[str, str] = {}
+    for group in groups:
+        queue = group.queue
+        if queue == AUTO and not scheduler.can.has_queue:
+            queue = None
+        elif queue == AUTO:
+            queue, why = choose_queue(group, conf.cluster.walltime_min, queues, source)
+            reasons[group.group] = f"{queue}, {why}"
+        chosen.append(replace(group, queue=queue))
+    return replace(conf, cluster=replace(conf.cluster, nodes=tuple(chosen))), reasons
+
+
+def choose_queue(
+    group: NodeGroup, walltime_min: int | None, queues: Mapping[str, Queue], source: str
+) -> tuple[str, str]:
+    """The first queue that has what a group asks for, and why. Without GPUs, queues that have none
+    come first."""
+    if not queues:
+        raise InputError(
+            f"queue: auto of group {group.group}: nothing says which queues there are; name one "
+            "here, or all in a site's file (docs/site.md)"
+        )
+    ordered = dict(queues)
+    if not group.num_gpus:
+        ordered = dict(sorted(queues.items(), key=lambda item: bool(_list_gpus(item[1]))))
+    unfit: list[str] = []
+    for name, queue in ordered.items():
+        lack = find_lack(group, walltime_min, queue)
+        if not lack:
+            asked = _describe_request(group, walltime_min)
+            others = f" ({'; '.join(unfit)})" if unfit else ""
+            return name, f"the first of {source} with {asked}{others}"
+        unfit.append(f"{name} {lack}")
+    raise InputError(
+        f"queue: auto of group {group.group}: none of {source} has "
+        f"{_describe_request(group, walltime_min)}:\n" + "\n".join(f"  {one}" for one in unfit)
+    )
+
+
+def find_lack(group: NodeGroup, walltime_min: int | None, queue: Queue) -> str:
+    """The first thing that a group asks for and a queue does not have; empty where it fits. What
+    is not said of a queue is not held against it."""
+    have = _list_gpus(queue)
+    if group.num_gpus and not any(_has_gpus(one, group) for one in have):
+        return f"has {' and '.join(have) if have else 'no GPUs'}"
+    for name, asked, limit in (
+        ("CPUs a node", group.cpus, queue.cpus),
+        ("GiB a node", group.memory_gb, queue.memory_gb),
+    ):
+        if asked is not None and limit is not None and asked > limit:
+            return f"has {limit} {name}"
+    if queue.nodes is not None and group.count > queue.nodes:
+        return f"gives a job {queue.nodes} nodes at most"
+    if None not in (walltime_min, queue.walltime_min) and walltime_min > queue.walltime_min:  # type: ignore[operator]  # both are numbers
+        return f"ends jobs after {queue.walltime_min} min"
+    return ""
+
+
+def _has_gpus(have: str, group: NodeGroup) -> bool:
+    kind, _, count = have.rpartition(":")
+    asked = (group.gpu_type or "").lower()
+    return int(count) >= group.num_gpus and asked in ("", kind.lower())
+
+
+def _describe_request(group: NodeGroup, walltime_min: int | None) -> str:
+    """`a100:4 and 256 GiB a node, 2 nodes, for 120 min`."""
+    gpus = f"{group.gpu_type}:{group.num_gpus}" if group.gpu_type else f"{group.num_gpus} GPUs"
+    parts = [gpus] if group.num_gpus else []
+    parts += [f"{group.cpus} CPUs"] if group.cpus else []
+    parts += [f"{group.memory_gb} GiB"] if group.memory_gb else []
+    nodes = f"{group.count} node{'s' if group.count > 1 else ''}"
+    limit = f" for {walltime_min} min" if walltime_min is not None else ""
+    return (f"{' and '.join(parts)} a node, " if parts else "") + nodes + limit
+
+
+def list_origins(
+    conf: JobConf, lines: Mapping[str, str], site: Site, queues: Mapping[str, str]
+) -> dict[str, Origin]:
+    """Values that the conf does not write, by key, each with where it is from.
+
+    Left out are defaults without a value, and those that mean nothing to the conf's program.
+    """
+    found: dict[str, Origin] = {}
+    for key in list_leaves():
+        value = _find(conf, key) if "[]" not in key else None
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                one = join_key(key, name)
+                _add_origin(found, one, inner, lines.get(one, ""), site)
+        elif key in lines:
+            _add_origin(found, key, value, lines[key], site)
+        elif value not in (None, (), "") and _counts(conf, key, lines):
+            found[key] = Origin(value=show(key, spell_value(value)), source="default")
+    for index, group in enumerate(conf.cluster.nodes):
+        if group.group in queues:
+            key = f"cluster.nodes[{index}].queue"
+            reason = queues[group.group]
+            found[key] = Origin(value=str(group.queue), source="chosen", where=reason)
+    return found
+
+
+def _add_origin(found: dict[str, Origin], key: str, value: object, where: str, site: Site) -> None:
+    source = site.find_origin(where)
+    if source:
+        found[key] = Origin(value=show(key, spell_value(value)), source=source, where=where)
+
+
+def _counts(conf: JobConf, key: str, lines: Mapping[str, str]) -> bool:
+    """False for a default of which the conf's program never hears."""
+    kind = conf.program.kind
+    is_unwritten = kind in OWN_MODEL and find_variable(key) is not None
+    if key.startswith("program.") or is_unwritten or goes_by_reference(kind, key):
+        return False
+    switches = NEEDS.get(key, ())
+    return not switches or any(switch in lines for switch in switches)
