@@ -225,9 +225,10 @@ class Scheduler(ABC):
         """Names of queues, for completion."""
         return []
 
-    def describe_queues(self) -> dict[str, Queue]:
-        """Queues with what their nodes have, the default one first; none where nothing tells."""
-        return {}
+    def describe_queues(self) -> list[tuple[str, Queue]]:
+        """Queues with what their nodes have, the default one first, and once for each kind of
+        node; none where nothing tells."""
+        return []
 
     def list_nodes(self, queue: str | None = None) -> list[NodeGroup]:
         """Nodes with GPUs that a job could get, alike ones as one group; InputError where there

@@ -61,7 +61,12 @@ def render_origins(origins: Mapping[str, Origin], conf: str) -> str:
     for head in sorted(found, key=lambda head: head == "default"):
         text = clean(f"{head}: {', '.join(found[head])}")
         lines += textwrap.wrap(
-            text, 78, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+            text,
+            78,
+            initial_indent="  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,
+            break_long_words=False,
         )
     return "\n".join(lines)
 

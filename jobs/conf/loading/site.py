@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -373,7 +373,7 @@ def choose_queues(conf: JobConf, site: Site) -> tuple[JobConf, dict[str, str]]:
     if not any(group.queue == AUTO for group in groups):
         return conf, {}
     scheduler = schedulers.choose_for(conf.cluster)
-    queues, source = site.queues, "the site's queues"
+    queues, source = list(site.queues.items()), "the site's queues"
     if scheduler.can.has_queue and not queues:
         queues, source = scheduler.describe_queues(), f"the queues that {scheduler.title} shows"
     chosen: list[NodeGroup] = []
@@ -390,7 +390,7 @@ def choose_queues(conf: JobConf, site: Site) -> tuple[JobConf, dict[str, str]]:
 
 
 def choose_queue(
-    group: NodeGroup, walltime_min: int | None, queues: Mapping[str, Queue], source: str
+    group: NodeGroup, walltime_min: int | None, queues: Sequence[tuple[str, Queue]], source: str
 ) -> tuple[str, str]:
     """The first queue that has what a group asks for, and why. Without GPUs, queues that have none
     come first."""
@@ -399,11 +399,10 @@ def choose_queue(
             f"queue: auto of group {group.group}: nothing says which queues there are; name one "
             "here, or all in a site's file (docs/site.md)"
         )
-    ordered = dict(queues)
     if not group.num_gpus:
-        ordered = dict(sorted(queues.items(), key=lambda item: bool(_list_gpus(item[1]))))
+        queues = sorted(queues, key=lambda item: bool(_list_gpus(item[1])))
     unfit: list[str] = []
-    for name, queue in ordered.items():
+    for name, queue in queues:
         lack = find_lack(group, walltime_min, queue)
         if not lack:
             asked = _describe_request(group, walltime_min)

@@ -106,35 +106,33 @@ def parse_sinfo_nodes(text: str) -> list[NodeGroup]:
 def build_sinfo_queues_command() -> list[str]:
     """A line for each kind of node of a partition."""
     layout = "Partition:|,Available:|,Time:|,Gres:|,CPUs:|,Memory:|,Nodes:|"
-    return ["sinfo", "--noheader", "-O", layout]
+    return ["sinfo", "--noheader", "--exact", "-O", layout]
 
 
-def parse_queues(text: str) -> dict[str, Queue]:
-    """Partitions that are up, with the most that a node of each has; the default one first.
+def parse_queues(text: str) -> list[tuple[str, Queue]]:
+    """Partitions that are up, once for each kind of node; the default one first.
 
-    sinfo does not say who may use one, nor how many nodes a job may have. A GPU without a type in
-    GRES cannot be asked for by one.
+    sinfo does not say who may use one, nor how many of its nodes a job may have. A GPU without a
+    type in GRES cannot be asked for by one.
     """
-    found: dict[str, Queue] = {}
-    defaults = set()
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        if len(cells) < 7 or cells[1].lower() != "up":
-            continue
-        name, gpus = cells[0].rstrip("*"), parse_gres(cells[3])
-        if cells[0].endswith("*"):
-            defaults.add(name)
-        before = found.get(name, Queue(gpus=()))
-        assert isinstance(before.gpus, tuple), "made here"
-        more = [f"{kind}:{count}" if kind else str(count) for kind, count in gpus]
-        found[name] = Queue(
-            gpus=tuple(dict.fromkeys([*before.gpus, *more])),
-            cpus=max(before.cpus or 1, _to_int(cells[4])),
-            memory_gb=max(before.memory_gb or 1, _to_int(cells[5]) // 1024),
-            walltime_min=to_minutes(cells[2]),
-            nodes=(before.nodes or 0) + _to_int(cells[6]),
+    lines = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    rows = [cells for cells in lines if len(cells) > 6 and cells[1].lower() == "up"]
+    sizes: Counter[str] = Counter()
+    for cells in rows:
+        sizes[cells[0]] += _to_int(cells[6])
+    return [
+        (
+            cells[0].rstrip("*"),
+            Queue(
+                gpus=tuple(f"{kind}:{num}".lstrip(":") for kind, num in parse_gres(cells[3])),
+                cpus=_to_int(cells[4]),
+                memory_gb=_to_int(cells[5]) // 1024,
+                walltime_min=to_minutes(cells[2]),
+                nodes=sizes[cells[0]],
+            ),
         )
-    return dict(sorted(found.items(), key=lambda item: item[0] not in defaults))
+        for cells in sorted(rows, key=lambda cells: not cells[0].endswith("*"))
+    ]
 
 
 def parse_starting_nodes(text: str) -> list[NodeGroup]:

@@ -229,7 +229,7 @@ class SlurmScheduler(Scheduler):
         text = _ask(build_sinfo_nodes_command())
         return sorted({line.split("|")[1].strip(" *") for line in text.splitlines() if "|" in line})
 
-    def describe_queues(self) -> dict[str, Queue]:
+    def describe_queues(self) -> list[tuple[str, Queue]]:
         return parse_queues(_ask(build_sinfo_queues_command()))
 
     def list_nodes(self, queue: str | None = None) -> list[NodeGroup]:

@@ -230,12 +230,12 @@ def test_a_dry_run_says_where_each_value_is_from(
     assert "#SBATCH --partition=short" in render_preview(ready)
 
 
-QUEUES = {
-    "short": Queue(gpus="a100:4", walltime_min=60),
-    "gpu1": Queue(gpus="a100:4", memory_gb=62, walltime_min=2880, nodes=2),
-    "gpu2": Queue(gpus=("a10:4", "v100:8")),
-    "cpu": Queue(cpus=64),
-}
+QUEUES = [
+    ("short", Queue(gpus="a100:4", walltime_min=60)),
+    ("gpu1", Queue(gpus="a100:4", memory_gb=62, walltime_min=2880, nodes=2)),
+    ("gpu2", Queue(gpus=("a10:4", "v100:8"))),
+    ("cpu", Queue(cpus=64)),
+]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_a_choice_says_why_the_queues_before_it_did_not_fit() -> None:
         "  cpu has no GPUs",
     ]
     with pytest.raises(InputError, match="nothing says which queues there are"):
-        choose_queue(NodeGroup(group="g"), 60, {}, "the site's queues")
+        choose_queue(NodeGroup(group="g"), 60, [], "the site's queues")
 
 
 def test_sinfo_tells_what_a_queue_has() -> None:
@@ -291,11 +291,14 @@ all*                |up  |infinite   |gpu:2             |8   |32000  |4 |
 old                 |down|infinite   |(null)            |8   |32000  |4 |
 cpu                 |up  |10:00      |(null)            |8   |32000  |4 |
 """)
-    assert found == {
-        "all": Queue(gpus=("a100:4", "2"), cpus=64, memory_gb=500, nodes=6),
-        "gpu1": Queue(gpus=("a100:4",), cpus=64, memory_gb=500, walltime_min=2880, nodes=2),
-        "cpu": Queue(gpus=(), cpus=8, memory_gb=31, walltime_min=10, nodes=4),
-    }
+    assert found == [
+        ("all", Queue(gpus=("a100:4",), cpus=64, memory_gb=500, nodes=6)),
+        ("all", Queue(gpus=("2",), cpus=8, memory_gb=31, nodes=6)),
+        ("gpu1", Queue(gpus=("a100:4",), cpus=64, memory_gb=500, walltime_min=2880, nodes=2)),
+        ("cpu", Queue(gpus=(), cpus=8, memory_gb=31, walltime_min=10, nodes=4)),
+    ]
+    group = NodeGroup(group="g", gpus=2, cpus=16)  # no node has both
+    assert choose_queue(group, 60, found[1:], "the queues")[0] == "gpu1"
 
 
 def test_each_value_that_the_conf_does_not_write_has_an_origin(environ: dict[str, str]) -> None:
