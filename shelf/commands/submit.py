@@ -177,8 +177,6 @@ def submit(
     run, record = submitting.submit_prepared(ready, after=before, executor=executor)
     promise = describe_promise(ready.plan) or describe_partition(resolved.conf)
     more = {"plan": promise} if promise else {}
-    if resolved.queues:
-        more["queue"] = "; ".join(f"{group}: {why}" for group, why in resolved.queues.items())
     print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
 
 
@@ -277,6 +275,8 @@ def print_submitted(
     from vjob.jobs.submit.submit import find_warnings
 
     ids = [job.id for job in record.jobs]
+    if plan.queues:
+        more = {**more, "queue": "; ".join(f"{name}: {why}" for name, why in plan.queues.items())}
     if as_json:
         facts = {"run": run.name, "folder": str(run.path), "jobs": ids, **more}
         print_object(facts, is_line=True)

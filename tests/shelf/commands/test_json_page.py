@@ -52,8 +52,8 @@ TYPED = {
 }
 """Under these headings stand the fields of types, of which a staged run has only some."""
 ADDED = {"format", "verdict", "exit_code", "speeds[].utilization"}
-NOT_STAGED = [("submit, run, profile", "profile")]
-"""A profile takes torch, and minutes."""
+NOT_STAGED = [("submit, run, profile", name) for name in ("profile", "queue")]
+"""A profile takes torch, and minutes; a queue is chosen on Slurm."""
 WITHOUT = [(), ("init",), ("completion",), ("schema",), ("shell",), ("container",), ("data",)]
 """Print no facts, print JSON always, run what they are told, or are groups of commands."""
 SCRIPT = """
