@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from varuna_core.agent.gpu.accelerator import list_variables
 from varuna_core.plugins import list_plugins
@@ -22,23 +20,20 @@ from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf import references
 from vjob.jobs.conf.fates import check_effect
 from vjob.jobs.conf.layout import close_layout
+from vjob.jobs.conf.loading.check_bounds import check_numbers, locate
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
 from vjob.jobs.conf.loading.check_program import find_launch_problems, suggest_program
-from vjob.jobs.conf.parse import find_bounds, get_annotations
 from vjob.jobs.conf.paths import split_blend
-from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import (
     BUILT_IN,
     FUNCTION,
     OWN,
-    Bound,
     Container,
     JobConf,
     Mlflow,
     Parallel,
 )
-from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
 from vjob.jobs.programs.megatron import SCRIPTS
@@ -96,56 +91,9 @@ def check_conf(
     return locate(problems, lines)
 
 
-def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Problem]:
-    """Problems of keys with their places in the file."""
-    return [
-        Problem(where=find_line(lines, key), key=key, value=show(key, value), message=message)
-        for key, value, message in problems
-    ]
-
-
-def find_line(lines: Mapping[str, str], key: str) -> str:
-    """Place of a key, or of the nearest one around it that was written."""
-    while key and key not in lines:
-        key = key[: max(key.rfind("."), key.rfind("["), 0)]
-    return lines.get(key, "conf")
-
-
 def list_own_env() -> tuple[str, ...]:
     """Variables that the agent sets for each rank."""
     return (*_OWN_ENV, *list_variables())
-
-
-def check_numbers(conf: JobConf) -> Iterator[KeyProblem]:
-    """Numbers outside the bounds that the schema gives them."""
-    yield from check_section(conf, "")
-
-
-def check_section(section: object, key: str) -> Iterator[KeyProblem]:
-    cls: type = type(section)
-    for name, hint in get_annotations(cls).items():
-        value, inner, bounds = getattr(section, name), join_key(key, name), find_bounds(hint)
-        if is_dataclass(value):
-            yield from check_section(value, inner)
-        elif isinstance(value, tuple):
-            items = {f"{inner}[{index}]": item for index, item in enumerate(value)}
-            yield from _check_items(items, bounds)
-        elif isinstance(value, Mapping):
-            items = {join_key(inner, word): item for word, item in value.items()}
-            yield from _check_items(items, bounds)
-        elif isinstance(value, int | float):
-            for bound in bounds:
-                if not bound.allows(value):
-                    yield inner, value, f"must be {bound}"
-
-
-def _check_items(items: Mapping[str, Any], bounds: Sequence[Bound]) -> Iterator[KeyProblem]:
-    """Node groups, and numbers in a list or mapping; a message names the whole range."""
-    for key, item in items.items():
-        if is_dataclass(item):
-            yield from check_section(item, key)
-        elif not all(bound.allows(item) for bound in bounds):
-            yield key, item, f"must be {' and '.join(map(str, bounds))}"
 
 
 def check_names(conf: JobConf) -> Iterator[KeyProblem]:

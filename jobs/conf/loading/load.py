@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vjob.jobs.conf.layout import close_layout, require_number
-from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset, locate
+from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset
+from vjob.jobs.conf.loading.check_bounds import locate
 from vjob.jobs.conf.loading.compose import (
     INCLUDE,
     fill_tree,
@@ -126,7 +127,11 @@ def load_conf(
         )  # fmt: skip
 
     conf, lines = parse()
-    while (fitting := leave_out_misfits(site, conf, lines)) is not site:
+    while site.defaults.entries:
+        problems = check_conf(conf, lines, require_paths=False)
+        fitting = leave_out_misfits(site, problems)
+        if fitting is site:
+            break
         site = fitting
         conf, lines = parse()
     refused: tuple[Problem, ...] = ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,7 +25,7 @@ from vjob.jobs.conf.fates import (
     goes_by_reference,
     list_leaves,
 )
-from vjob.jobs.conf.loading.check import check_conf, check_numbers, check_section, locate
+from vjob.jobs.conf.loading.check_bounds import check_numbers, check_section, find_line, locate
 from vjob.jobs.conf.loading.check_cluster import GPUS, check_cluster, check_groups
 from vjob.jobs.conf.loading.compose import merge
 from vjob.jobs.conf.parse import FAILED, ConfReader, suggest
@@ -283,12 +283,9 @@ def list_default_keys(table: Table, parent: str = "") -> Iterator[tuple[str, str
             yield key, entry.where
 
 
-def leave_out_misfits(site: Site, conf: JobConf, lines: Mapping[str, str]) -> Site:
+def leave_out_misfits(site: Site, problems: Iterable[Problem]) -> Site:
     """The site without the defaults that a check refuses in this conf, such as a key of containers
     where there is none; the same site where all fit."""
-    if not site.defaults.entries:
-        return site
-    problems = check_conf(conf, lines, require_paths=False)
     wrong = {one.key.partition("[")[0] for one in problems if site.find_origin(one.where)}
     keys = {key for key, _ in list_default_keys(site.defaults)}
     misfits = frozenset(key for key in keys if key in wrong or key.rpartition(".")[0] in wrong)
@@ -333,7 +330,7 @@ def check_locks(
         if value != wanted:
             shown = show(key, spell_value(wanted))
             found = Problem(
-                where=next((lines[one] for one in _list_around(key) if one in lines), "conf"),
+                where=find_line(lines, key),
                 key=key,
                 value=show(key, value),
                 message=f"{lock.sentence} ({lock.where} locks it at {shown})",
@@ -356,12 +353,6 @@ def _has(table: Node, key: str) -> bool:
             return False
         table = entry.node
     return True
-
-
-def _list_around(key: str) -> Iterator[str]:
-    while key:
-        yield key
-        key = key.rpartition(".")[0]
 
 
 def choose_queues(conf: JobConf, site: Site) -> tuple[JobConf, dict[str, str]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from vjob.jobs.conf.document import list_sections
-from vjob.jobs.conf.loading.check import check_conf, find_line
+from vjob.jobs.conf.loading.check import check_conf
+from vjob.jobs.conf.loading.check_bounds import find_line
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.parse import (
     describe,
