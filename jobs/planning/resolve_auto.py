@@ -47,6 +47,7 @@ KEYS = (
     "train.micro_batch_size",
 )
 """They count whether the conf writes them or not: a submit keeps defaults."""
+LIMIT = "cluster.walltime_min"
 BY_RUNTIME = "the runtime balances stages by counted work"
 
 
@@ -131,7 +132,10 @@ def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
     read = read.change(chosen.conf, changed)
     require_valid(read, require_env=require_env)
     written = frozenset(read.lines)
-    cluster = schedulers.settle_cluster(chosen.conf.cluster, written)
+    of_site = {key for key in written if read.site.find_origin(read.lines[key])}
+    cluster = schedulers.settle_cluster(chosen.conf.cluster, written - of_site)
+    if LIMIT in of_site and schedulers.choose_for(cluster).can.one_host:
+        cluster = replace(cluster, walltime_min=None)  # a site's limit is for its queues
     conf = replace(chosen.conf, cluster=cluster)
     conf, queues = choose_queues(conf, read.site)
     return Resolved(

@@ -17,6 +17,7 @@ from vjob.jobs.conf.loading.site import choose_queue, list_origins
 from vjob.jobs.conf.schema import NodeGroup, Queue
 from vjob.jobs.errors import ConfError, InputError
 from vjob.jobs.planning.resolve_auto import resolve_conf
+from vjob.jobs.schedulers.choose import choose_for
 from vjob.jobs.schedulers.slurm.nodes import parse_queues
 from vjob.jobs.submit.preview import describe_preview, render_preview
 from vjob.jobs.submit.submit import prepare
@@ -228,6 +229,21 @@ def test_a_dry_run_says_where_each_value_is_from(
     assert ready.plan.groups[0].queue == "short"
     assert ready.plan.queues == {"a": resolved.queues["a"]}
     assert "#SBATCH --partition=short" in render_preview(ready)
+
+
+def test_a_run_on_this_machine_gets_no_limit_and_no_queue_of_the_site(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(environ["VJOB_SITE"]).write_text("defaults: {cluster: {walltime_min: 9, account: x}}\n")
+    path = read(environ).path
+    monkeypatch.setenv("VJOB_SITE", environ["VJOB_SITE"])
+    cluster = resolve_conf(path, []).conf.cluster
+    assert cluster.walltime_min is None and choose_for(cluster).can.one_host
+    assert resolve_conf(path, ["cluster.scheduler=slurm"]).conf.cluster.walltime_min == 9
+    own = resolve_conf(path, ["cluster.walltime_min=7", "cluster.scheduler=local"]).conf
+    assert own.cluster.walltime_min == 7
+    auto = resolve_conf(path, ["cluster={scheduler: local, nodes: [{queue: auto}]}"])
+    assert auto.conf.cluster.nodes[0].queue is None and auto.queues == {}
 
 
 QUEUES = [
