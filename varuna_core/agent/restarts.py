@@ -337,7 +337,7 @@ def describe_failure(
     found = read_exit(attempt, plan, rank) if rank is not None else None
     how, said = f"exit {outcome.code}", (stop or {}).get("reason", outcome.reason)
     if found is not None:
-        said = found.last_error
+        said = found.last_words
         if found.signal:  # it had no last word: its last line may be any
             how, said = found.signal, ""
     error = f"{how}: {_NUMBERS.sub('#', str(said))}".rstrip(": ")

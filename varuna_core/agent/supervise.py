@@ -46,7 +46,7 @@ from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.track.process import END_S, TrackerProcess
 from varuna_core.facts.cause import EndCause
-from varuna_core.records.exits import NodeExits, RankExit, rank_exit
+from varuna_core.records.exits import NodeExits, RankExit, rank_exit, read_exception
 from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
@@ -312,7 +312,7 @@ class Supervisor:
     def _end_failed(self, rank: int, returncode: int, ended: float) -> None:
         value = self._write(rank, returncode, ended, stopped=False)
         how = f"was ended by {value.signal}" if value.signal else f"exited {value.code}"
-        self._fail(rank, value.code, f"{how}: {value.last_error}".rstrip(": "))
+        self._fail(rank, value.code, f"{how}: {value.last_words}".rstrip(": "))
 
     def _fail(self, rank: int, code: int, how: str) -> None:
         """After the exit file: whoever reads the stop finds the culprit's record."""
@@ -331,6 +331,7 @@ class Supervisor:
         self, rank: int, returncode: int, ended: float, error: str, *, stopped: bool
     ) -> RankExit:
         started = self._started[rank]
+        raised = read_exception(self._attempt.error_file(rank)) if returncode else None
         value = rank_exit(
             rank,
             self._site.host,
@@ -339,6 +340,7 @@ class Supervisor:
             started=started,
             ended=ended,
             error=error,
+            exception=raised.text if raised is not None else "",
         )
         try:
             self._exits.write(value)

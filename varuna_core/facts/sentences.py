@@ -23,6 +23,8 @@ STOP = "stop.json"
 """Source of the words with which an attempt was asked to end."""
 LAST_LINE = "rank stderr"
 """Source of evidence that is the last line a rank wrote."""
+ERROR_FILE = "error file"
+"""Source of evidence that is the exception in a rank's TORCHELASTIC_ERROR_FILE."""
 
 
 def describe_end(end: End) -> str:
@@ -125,11 +127,11 @@ def _cancelled(end: End) -> str:
 
 
 def _rank(end: End) -> str:
-    """A rank that ended by itself, with the last line that it wrote."""
+    """A rank that ended by itself, with its exception, else the last line that it wrote."""
     if end.rank is None:
         return _quote(end)
     how = f"was ended by {end.signal}" if end.signal else f"exited {end.code}"
-    said = _find(end, LAST_LINE)
+    said = _find(end, ERROR_FILE) or _find(end, LAST_LINE)
     tail = f": {said.text}" if said is not None and said.text else ""
     return f"{name_rank(end.rank, end.node)} {how}{tail}"
 

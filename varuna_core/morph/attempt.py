@@ -31,7 +31,7 @@ FALLOUT = re.compile(
 def find_culprit(plan: Plan, exits: Dict[int, RankExit], missing: Sequence[int]) -> Optional[int]:
     """The node's index in the plan of the attempt; `missing` are ranks that left no exit."""
     failed = [item for item in exits.values() if item.code != 0 and not item.stopped]
-    own = [item.rank for item in failed if item.signal or not FALLOUT.search(item.last_error)]
+    own = [item.rank for item in failed if item.signal or not FALLOUT.search(item.last_words)]
     nodes = {plan.node_of_rank(rank).index for rank in own or missing}
     return nodes.pop() if len(nodes) == 1 else None
 

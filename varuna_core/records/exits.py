@@ -11,13 +11,15 @@ import json
 import os
 import re
 import signal
+import stat
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Iterable, Mapping
 
 from varuna_core.facts import legacy
 from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
 from varuna_core.facts.known import Evidence, Sure
-from varuna_core.facts.sentences import LAST_LINE, NOTES, STOP, describe_end
+from varuna_core.facts.sentences import ERROR_FILE, LAST_LINE, NOTES, STOP, describe_end
 from varuna_core.records.files import (
     expect_types,
     list_names,
@@ -56,6 +58,13 @@ class RankExit:
     ended: float
     last_error: str
     """Last line that the rank wrote to stderr."""
+    exception: str = ""
+    """Name and message of the exception that ended it, where it left them in its error file."""
+
+    @property
+    def last_words(self) -> str:
+        """The exception, else the last line of stderr, which may be anything."""
+        return self.exception or self.last_error
 
 
 @dataclass(frozen=True)
@@ -83,6 +92,7 @@ def rank_exit(
     started: float,
     ended: float,
     error: str,
+    exception: str = "",
 ) -> RankExit:
     """From `Popen.returncode`, which is negative for a signal."""
     name = None
@@ -92,7 +102,45 @@ def rank_exit(
         except ValueError:
             name = f"signal {-returncode}"
     code = 128 - returncode if returncode < 0 else returncode
-    return RankExit(rank, node, code, name, stopped, started, ended, error)
+    return RankExit(rank, node, code, name, stopped, started, ended, error, exception)
+
+
+MOST_ERROR_BYTES = 1024 * 1024
+"""A larger error file says nothing: it would be read for one line."""
+EXCEPTION_CHARS = 500
+
+
+@dataclass(frozen=True)
+class RankException:
+    """An error file: the exception that ended a rank, as torch's `record` decorator writes it."""
+
+    text: str
+    """Name and the first line of the message."""
+    stack: tuple[str, ...]
+    """Lines of the traceback, where it has one."""
+
+
+def read_exception(path: Path) -> RankException | None:
+    """The exception in an error file; None where there is none. The rank may write anything."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        try:
+            told = json.loads(handle.read(MOST_ERROR_BYTES + 1))["message"]
+            is_whole = isinstance(told, dict)
+            message = told["message"] if is_whole else told
+            stack = told.get("extraInfo", {}).get("py_callstack") if is_whole else None
+            text = next(line.strip() for line in message.splitlines() if line.strip())
+        # What a program wrote there may be no JSON, or other JSON.
+        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError,
+                StopIteration):  # fmt: skip
+            return None
+    lines = stack.splitlines() if isinstance(stack, str) else []
+    return RankException(text[:EXCEPTION_CHARS], tuple(lines))
 
 
 class NodeExits:
@@ -113,7 +161,7 @@ class NodeExits:
     def write(self, value: RankExit) -> None:
         """Add an exit to the file; OSError where there is no room after all."""
         self._values.append(value)
-        content = {"exits": [asdict(one) for one in self._values]}
+        content = {"exits": [_to_plain(one) for one in self._values]}
         if self._reserve.exists():
             write_reserved(self._reserve, self._path, content)
             return
@@ -130,6 +178,11 @@ class NodeExits:
         except OSError:
             os.rename(self._reserve, self._path)
             raise
+
+
+def _to_plain(value: RankExit) -> dict[str, Any]:
+    """Without an exception where there is none: older readers refuse what they do not know."""
+    return {name: one for name, one in asdict(value).items() if name != "exception" or one}
 
 
 def read_exits(attempt: AttemptFolder, world: int) -> dict[int, RankExit]:
@@ -245,8 +298,10 @@ def judge_exits(
 
 
 def _end_of_rank(first: RankExit) -> End:
+    cause = EndCause.RANK_EXCEPTION if first.exception else EndCause.RANK_EXIT
+    raised = Evidence(ERROR_FILE, Sure.REPORTED, text=first.exception)
     return End(
-        cause=EndCause.RANK_SIGNAL if first.signal else EndCause.RANK_EXIT,
+        cause=EndCause.RANK_SIGNAL if first.signal else cause,
         actor=Actor.UNKNOWN if first.signal else Actor.RANK,
         code=first.code,
         signal=first.signal or "",
@@ -255,6 +310,7 @@ def _end_of_rank(first: RankExit) -> End:
         evidence=(
             Evidence("exit file", Sure.MEASURED),
             Evidence(LAST_LINE, Sure.REPORTED, text=first.last_error),
+            *((raised,) if first.exception else ()),
         ),
     )
 

@@ -66,7 +66,7 @@ _SHARED = (
     r"|code\.diff|packages\.txt|report\.html|events[\w.-]*\.jsonl|scheduler[\w.-]*\.out"
     r"|morph/(?:manager|epochs/\d+\.(?:claim|manager)|(?:nodes|leave|joins)/\d+(?:\.job)?)\.json"
     rf"|{_ATTEMPT}/(?:preflight\.txt|(?:training|plan\.shared)\.json"
-    r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err)|trace/(?:node-)?\d+\.jsonl"
+    r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err|error\.json)|trace/(?:node-)?\d+\.jsonl"
     r"|(?:nodes|beat|exit)/(?:node-)?\d+\.json"
     r"|state/(?:outcome|end|stop|signal|next|skipped|\w+\.shared)\.json)"
 )

@@ -14,9 +14,10 @@ from functools import cache, lru_cache
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope, Stream
 from varuna_core.facts.catalogue.patterns import MOST_CHARS
-from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED
+from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, PYTHON_EXCEPTION
 from varuna_core.facts.catalogue.tables import compile_pattern
 from varuna_core.facts.remedy import Action, Context, Remedy, explain
+from varuna_core.records.exits import RankExit
 from varuna_core.records.logs.literals import find_literals
 from varuna_core.records.logs.progress import MARKS, split_tag
 from varuna_core.records.logs.training_log import PHASE_MARKS
@@ -179,6 +180,21 @@ def merge_same(lines: Iterable[Line]) -> list[Line]:
             line if first is None else replace(first, num_same=first.num_same + line.num_same)
         )
     return list(merged.values())
+
+
+def list_exceptions(exits: Iterable[RankExit], known: Sequence[Line]) -> list[Line]:
+    """A line for each exception that a rank left in its error file and did not print."""
+    found: list[Line] = []
+    for one in exits:
+        text = show(one.exception.encode())
+        printed = (line for line in (*known, *found) if line.rank in (None, one.rank))
+        if one.exception and not any(text in line.text for line in printed):
+            kind = classify_line(text) or PYTHON_EXCEPTION
+            file = f"ranks/{one.rank}.error.json"
+            line = Line(text=text, node=one.node, rank=one.rank, file=file, kind=kind,
+                        at=one.ended, last_at=one.ended, stream="stderr")  # fmt: skip
+            found.append(line)
+    return found
 
 
 def _find_times(lines: Sequence[Line]) -> list[float | None]:

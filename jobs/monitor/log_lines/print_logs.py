@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.records import record as records
+from varuna_core.records.exits import RankExit, read_exception, read_exits
 from varuna_core.records.logs.rank_output import RankOutput, find_output
 from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
 from varuna_core.records.nodes import read_reports
@@ -26,6 +28,7 @@ from vjob.jobs.monitor.log_lines.errors import (
     find_remedy,
     first_root,
     is_proof,
+    list_exceptions,
     merge_same,
 )
 from vjob.jobs.monitor.log_lines.stream import (
@@ -65,21 +68,33 @@ class FirstError:
     """Other errors, each once, in time."""
 
 
-def find_first_error(logs: Sequence[Log], again: Sequence[Log]) -> FirstError | None:
-    """The root error; None where no line is one. `again` are the same logs, not read yet."""
+def find_first_error(
+    logs: Sequence[Log],
+    again: Sequence[Log],
+    *,
+    exits: Iterable[RankExit] = (),
+    attempt: AttemptFolder | None = None,
+) -> FirstError | None:
+    """The root error; None where no line is one. `again` are the same logs, not read yet.
+
+    `exits` of ranks of the attempt tell of exceptions that were not printed.
+    """
     lines = [line for log in logs for line in _scan(log)]
+    lines += list_exceptions(exits, lines)
     root = first_root(lines)
     remedy = find_remedy(root)
     if root is None:  # lines that a program printed of errors that it caught: shown, not explained
         root = first_root([replace(line, stream="") for line in lines])
     if root is None:
         return None
-    place = next(log for log in again if (log.path.name, log.label) == (root.file, root.node))
+    place = [log for log in again if (log.path.name, log.label) == (root.file, root.node)]
     others = merge_same(line for line in lines if is_proof(line, Proof.CAUSE))
     return FirstError(
         line=root,
         remedy=remedy,
-        context=tuple(_read_context(place.read(final=True), root)),
+        context=tuple(
+            _read_context(place[0].read(final=True), root) if place else _read_stack(attempt, root)
+        ),
         others=tuple(line for line in others if line.text != root.text)[:MOST_OTHERS],
     )
 
@@ -129,6 +144,15 @@ def _read_context(lines: Iterable[LogLine], root: Line) -> Iterator[str]:
             if after > LINES_AFTER:
                 return
             yield line.text
+
+
+def _read_stack(attempt: AttemptFolder | None, root: Line) -> Iterator[str]:
+    """The traceback in the error file of a rank, whose last line is the root."""
+    found = None
+    if attempt is not None and root.rank is not None:
+        found = read_exception(attempt.error_file(root.rank))
+    lines = [clean(line) for line in found.stack[-LONGEST_TRACEBACK:]] if found is not None else []
+    return iter(lines if root.text in lines else [*lines, root.text])
 
 
 def _cut_before(lines: list[str]) -> list[str]:
@@ -403,7 +427,15 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
     found = None
     if attempts:
         check_nodes(run, attempts[-1:], wanted, wait=False)
-        found = find_first_error(*(find_logs(attempts[-1], wanted) for _ in range(2)))
+        last = attempts[-1]
+        exits = (
+            one
+            for one in read_exits(last, sys.maxsize).values()
+            if (not wanted.ranks or one.rank in wanted.ranks)
+            and (not wanted.nodes or one.node in wanted.nodes)
+        )
+        logs, again = (find_logs(last, wanted) for _ in range(2))
+        found = find_first_error(logs, again, exits=exits, attempt=last)
     if found is None and not wanted.nodes and not wanted.ranks:
         batch = sorted(run.path.glob("scheduler*.out"))
         found = find_first_error(*([Log(path, path.name) for path in batch] for _ in range(2)))

@@ -22,7 +22,7 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import read_training
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
-from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier
+from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier, list_exceptions
 from vjob.jobs.monitor.model.snapshot import AttemptView, Line, Node, Progress, Rank
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
@@ -188,6 +188,8 @@ class AttemptReader:
         outcome = parse_outcome(self._state.values.get("outcome"))
         written = self._state.values.get("end")
         progress = self._find_progress()
+        errors = merge_errors(logs, failed)
+        raised = list_exceptions(self._parsed_exits.values(), errors)
         self.settings = self._list_settings()
         return AttemptView(
             attempt_started=self._state.time("master"),
@@ -198,7 +200,7 @@ class AttemptReader:
             phase=find_phase(self.files.values(), progress),
             phases_s=longest,
             phase_ended_at=find_last_end(self.files.values()),
-            errors=merge_errors(logs, failed),
+            errors=(*errors, *raised),
             stop=stop,
             outcome=outcome,
             attempt_end=None if outcome is None else parse_judged(outcome, written, stop),

@@ -165,8 +165,9 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
         root = root or (other if other is not None and other.node in ("", node) else None)
     if root is not None and format_line(root)[:40] not in reason and reason[:40] not in root.text:
         reason = f"{reason} ({format_line(root)})"
-    cause = EndCause.RANK_SIGNAL if name else EndCause.RANK_EXIT
-    end = End(cause, signal=name or "", rank=rank, node=node)
+    raised = any(item.rank == rank and item.exit and item.exit.exception for item in snapshot.ranks)
+    cause = EndCause.RANK_EXCEPTION if raised else EndCause.RANK_EXIT
+    end = End(EndCause.RANK_SIGNAL if name else cause, signal=name or "", rank=rank, node=node)
     return Cause(end=end, reason=reason, line=root, node=node, rank=rank)
 
 
@@ -182,7 +183,7 @@ def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None
     if first is None:
         return None
     how = f"was ended by {first.signal}" if first.signal else f"exited {first.code}"
-    tail = f": {first.last_error}" if first.last_error else ""
+    tail = f": {first.last_words}" if first.last_words else ""
     return (
         first.rank,
         first.node,

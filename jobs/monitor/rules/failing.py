@@ -77,7 +77,7 @@ def exit_values(item: RankExit) -> dict[str, Any]:
         "node": item.node,
         "signal": item.signal,
         "code": item.code,
-        "last_error": item.last_error,
+        "last_error": item.last_words,
     }
 
 

@@ -1,5 +1,9 @@
 """The verdict on an attempt, from what its ranks left behind."""
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.varuna_core.agent.local_run import make_group, make_plan
+from varuna_core.facts.cause import EndCause
 from varuna_core.records import exits
 from varuna_core.records.exits import (
     NODE_LOST,
@@ -17,6 +22,7 @@ from varuna_core.records.exits import (
     find_exited,
     judge_exits,
     rank_exit,
+    read_exception,
     read_exit,
     read_exits,
     read_outcome,
@@ -187,3 +193,70 @@ def test_exits_of_run_folders_of_before_are_read(attempt: AttemptFolder) -> None
     assert read_exits(attempt, 4) == {rank: make_exit(rank, rank) for rank in range(4)}
     assert find_exited(attempt, PLAN, range(4)) == {0, 1, 2, 3}
     assert read_exit(attempt, PLAN, 3) == make_exit(3, 3)
+
+
+RECORDED = {
+    "message": {
+        "message": "ValueError: no such shard\nat 7",
+        "extraInfo": {"py_callstack": "Traceback\n  ...\nValueError: no such shard\n"},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (json.dumps(RECORDED), "ValueError: no such shard"),
+        ('{"message": "Boom"}', "Boom"),
+        (json.dumps({"message": {"message": "x" * 9999}}), "x" * exits.EXCEPTION_CHARS),
+        (json.dumps({"message": "x" * exits.MOST_ERROR_BYTES}), None),
+        ('{"message": {"message": "Bo', None),
+        ('{"message": {"message": 3}}', None),
+        ('{"message": {"message": "E", "extraInfo": [1]}}', None),
+        ('{"message": ""}', None),
+        ("[1]", None),
+        ("\xff", None),
+    ],
+)
+def test_an_error_file_may_hold_anything(tmp_path: Path, content: str, text: str | None) -> None:
+    path = tmp_path / "0.error.json"
+    assert read_exception(path) is None
+    path.write_text(content, encoding="latin-1")
+    found = read_exception(path)
+    assert (found and found.text) == text
+
+
+def test_a_link_or_a_pipe_is_no_error_file(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text(json.dumps(RECORDED))
+    (tmp_path / "link").symlink_to("real")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_exception(tmp_path / "link") is None
+    assert read_exception(tmp_path / "pipe") is None
+
+
+@pytest.mark.slow
+def test_torchs_own_error_file_is_read(tmp_path: Path) -> None:
+    program = (
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\n"
+        "def main(): raise KeyError('tokens')\n"
+        "main()\n"
+    )
+    path = tmp_path / "0.error.json"
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
+    assert subprocess.run([sys.executable, "-c", program], env=env, check=False).returncode == 1
+    found = read_exception(path)
+    assert found is not None and found.text == "KeyError: 'tokens'"
+    assert found.stack[0].startswith("Traceback") and found.stack[-1] == found.text
+
+
+def test_an_exception_says_more_than_the_last_line(attempt: AttemptFolder) -> None:
+    raised = make_exit(0, 1, last_error="warning: group not destroyed", exception="Boom: 3")
+    found = judge_exits(PLAN, {0: raised}, None, NAMES, 9.0)
+    assert found.end.cause is EndCause.RANK_EXCEPTION
+    assert found.outcome.reason == "rank 0 on n60 exited 1: Boom: 3"
+    writer = NodeExits(attempt, 0, 2)
+    writer.write(raised)
+    writer.write(make_exit(1, 1))
+    assert read_exits(attempt, 2) == {0: raised, 1: make_exit(1, 1)}
+    assert attempt.node_exits(0).read_text().count('"exception"') == 1, "older readers refuse it"

@@ -30,6 +30,8 @@ from varuna_core.facts.catalogue.remedies import (
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Action, Remedy, Target
 
+PYTHON_EXCEPTION = "python exception"
+"""Name of the row for an exception of any kind."""
 ATTEMPT_ENDED = "attempt ended"
 """Name of the lines that say how an attempt ended, with an error or a bare exit code."""
 REFUSED_BY_VJOB = "refused by vjob"
@@ -537,7 +539,7 @@ PYTHON = (
         within_s=TEARDOWN_S,
     ),
     cause(
-        "python exception",
+        PYTHON_EXCEPTION,
         r"^(?:[A-Za-z_]\w{0,60}\.){0,12}(?:(?:ArithmeticError|AssertionError|AttributeError|Exception"
         r"|IndexError|KeyError|NotImplementedError|OSError|OutOfResources|OverflowError|RuntimeError|TypeError"
         r"|ValueError|ZeroDivisionError)(?:: .*)?$|[A-Z]\w{0,80}(?:Error|Exception)"

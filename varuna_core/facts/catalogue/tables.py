@@ -34,7 +34,7 @@ class CatalogueError(ValueError):
     """Rows that cannot stand in one table; the message says why."""
 
 
-GENERAL_FROM = "python exception"
+GENERAL_FROM = rank_output.PYTHON_EXCEPTION
 """The first of the last rows, which fit any error and explain none."""
 
 

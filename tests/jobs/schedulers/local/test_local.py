@@ -478,3 +478,33 @@ def test_logs_show_the_first_error_with_its_traceback(vjob: Vjob) -> None:
     assert said[1] == "  Traceback (most recent call last):"
     assert "> KeyError: 'tokens'" in said
     assert "no line of" in vjob("logs", "last", "--errors", "--rank", "0").stdout
+
+
+SILENT = """
+import json, os, time
+rank = int(os.environ["RANK"])
+if rank != 2:
+    time.sleep(60)
+error = {"message": "shard.LostError: \\x1b[1m7", "extraInfo": {"py_callstack": "Traceback\\n  a"}}
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({"message": error}, file)
+os._exit(3)
+"""
+
+
+def test_an_exception_in_an_error_file_is_known_though_nothing_was_printed(
+    vjob: Vjob,
+) -> None:
+    script = vjob.folder / "silent.py"
+    script.write_text(SILENT)
+    run = vjob.submit(fate("-1", "hang").replace(str(PROGRAMS / "fail_as_told.py"), str(script)))
+    record = vjob.wait_over(run)
+    assert record["end"]["cause"] == "rank-exception"
+    assert "rank 2 on local1 exited 3: shard.LostError: " in record["message"]
+    found = json.loads(vjob("status", "last", "--json", code=10).stdout)
+    assert found["verdict"]["end"]["cause"] == "rank-exception"
+    said = vjob("logs", "last", "--errors").stdout.splitlines()
+    assert said[0] == "rank 2 on local1, ranks/2.error.json"
+    assert said[1] == "  Traceback" and said[3].startswith("> shard.LostError: ")
+    assert "\x1b" not in "".join(said)
+    assert "no line of" in vjob("logs", "last", "--errors", "--rank", "0").stdout
