@@ -105,7 +105,7 @@ class Program:
     """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
     python: str | None = None
     """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob. Its
-    folder leads the PATH of a command."""
+    folder leads the PATH of a command, and of a script that another program runs."""
     snapshot: Literal["auto", "copy", "git", "none"] = "auto"
     """The code that ranks run. copy: that of the submit, copied into the run folder, where they
     run; git: the same, of the last commit, with nothing changed since; none: the files as they are

@@ -57,6 +57,8 @@ class ProgramFiles:
     """The user's ds_config."""
     interpreter: str = ""
     """Of an executable script, the program of its first line, where that is not Python."""
+    is_led: bool = False
+    """Whether PYTHONPATH leads to a module's copy, so that the current folder must not."""
     launcher: str = ""
     """What such a script calls to start ranks, with the line."""
 
@@ -68,6 +70,9 @@ class Launch:
     name: str
     why: str = ""
     """Empty where it goes without saying."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}" if self.why else self.name
 
 
 class Starter:
@@ -124,7 +129,7 @@ class Own(Starter):
     """A program of the user's own: here a module."""
 
     def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
-        return (python, "-u", "-m")
+        return (python, "-u", *(("-P",) if found.is_led else ()), "-m")
 
     def build_words(self, conf: JobConf, found: ProgramFiles, folder: str) -> tuple[str, ...]:
         return (conf.program.module or "", *conf.program.args)
@@ -354,10 +359,15 @@ def choose_launch(conf: JobConf, found: ProgramFiles, written: Collection[str]) 
         return Launch(name="node", why=f"{launcher} starts the ranks of its node")
     is_plain = conf.program.arguments == "none" and not conf.morph.enabled
     if get_world(conf) == 1 and is_plain and not list_layout_keys(written):
-        return Launch(name="python", why="one rank without a layout: no RANK, no MASTER_ADDR")
-    if conf.program.kind == "script" and not found.interpreter:
+        return Launch(name="python", why="one rank, so it has no RANK and no MASTER_ADDR")
+    if starter.build_interpreter(conf, found, ""):
         return Launch(name="torchrun")
-    return Launch(name="torchrun", why="one process a rank; no launcher is known in it")
+    return Launch(name="torchrun", why=f"one process a rank, {get_world(conf)} in all")
+
+
+def describe_launch(conf: JobConf, written: Collection[str]) -> Launch:
+    """The launch, with what the program's own files tell of it."""
+    return choose_launch(conf, get_starter(conf).read_files(conf), written)
 
 
 def list_layout_keys(written: Collection[str]) -> list[str]:
@@ -385,10 +395,6 @@ def read_first_line(conf: JobConf) -> ProgramFiles:
         raise InputError(
             f"program.script: {path} begins with {first} and is not executable: chmod +x {path}, "
             f"or write program: {{command: [{interpreter}, {path}]}}"
-        )
-    if conf.program.python is not None:
-        raise InputError(
-            f"program.python: {path} is run by its own first line, {first}: remove python"
         )
     launcher, line = find_in_script(text)
     return ProgramFiles(

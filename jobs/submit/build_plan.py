@@ -7,6 +7,7 @@ The stage of a rank follows from the stage map (`varuna_core.records.layout.buil
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -160,6 +161,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         address=conf.cluster.address,
         program=conf.program.kind,
         launch=launch.name,
+        path="%{path}" if containers else choose_path(conf, here, python),
         track=build_track(conf, here, python),
         timeline=conf.profile.timeline
         and "profile.timeline" in here.written
@@ -185,6 +187,18 @@ def list_known_lines(python: str, containers: Sequence[ContainerPlan]) -> tuple[
 def get_python(conf: JobConf, containers: Sequence[ContainerPlan], own: str) -> str:
     """The interpreter of the ranks; `own` is that of this vjob."""
     return conf.program.python or ("python3" if containers else own)
+
+
+def choose_path(conf: JobConf, here: PlanContext, python: str) -> str:
+    """PATH of a program that is no Python's argument: the folder of the ranks' Python leads it
+    where the conf names that, or where it is on PATH here and no `setup` lines choose another;
+    else it is looked at last."""
+    if start.get_starter(conf).build_interpreter(conf, here.found, python) or "/" not in python:
+        return "%{path}"
+    folder = os.path.dirname(python)
+    is_usual = folder in here.environ.get("PATH", "").split(os.pathsep) and not conf.setup
+    leads = conf.program.python is not None or is_usual
+    return f"{folder}:%{{path}}" if leads else f"%{{path}}:{folder}"
 
 
 def build_track(conf: JobConf, here: PlanContext, python: str) -> TrackPlan | None:

@@ -25,7 +25,7 @@ from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.plan_file import PlanFile
 from vjob.jobs.planning.resolve_auto import Resolved, resolve_conf
-from vjob.jobs.submit.snapshot import Snapshot, is_file_program, read_snapshot, take_snapshot
+from vjob.jobs.submit.snapshot import COPIED_KINDS, Snapshot, read_snapshot, take_snapshot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +57,14 @@ def resolve_like(
     others = {"program", "program.snapshot", f"program.{asked[0]}"} if asked is not None else set()
     if asked is not None and others.isdisjoint(given):
         kept = read_snapshot(run, record, moves_workdir=plain["program"].get("snapshot") != "auto")
-    if asked is not None and kept is not None:
+    is_path = asked is not None and asked[0] not in ("module", "command")
+    if asked is not None and kept is not None and is_path:
         # The conf's checks look for the program: the user's own may be there no more.
         plain["program"][asked[0]] = str(run.code / kept.program)
     resolved = resolve_conf(
         Path(record.conf), overrides, plan=plan, text=dump_yaml(plain), require_env=require_env
     )
-    if asked is not None and kept is not None:
+    if asked is not None and kept is not None and is_path:
         conf = resolved.conf
         conf = replace(conf, program=replace(conf.program, path=asked[1]))
         resolved = replace(resolved, chosen=replace(resolved.chosen, conf=conf))
@@ -73,7 +74,7 @@ def resolve_like(
         return Again(resolved=resolved, snapshot=kept)
     today = take_snapshot(resolved.conf, resolved.path.parent, os.environ)
     warning = ""
-    if is_file_program(resolved.conf):
+    if resolved.conf.program.kind in COPIED_KINDS:
         warning = explain_difference(run, record, today)
     return Again(resolved=resolved, snapshot=today, warning=warning)
 

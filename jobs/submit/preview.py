@@ -37,6 +37,7 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     head = f"# Nothing is written or submitted. The run folder would be {ready.run.path}\n"
     code = describe(ready.snapshot.build_record())
     head += f"# Its code: {clean(code)}\n" if code else ""
+    head += f"# Its launch: {clean(str(ready.launch))}\n" if ready.launch.why else ""
     for run in after.runs:
         how = "has ended well" if run in after.succeeded else "has ended"
         head += f"# It would start once {run.name} {how}\n"
@@ -79,6 +80,7 @@ def describe_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> dict[str, A
         "folder": str(ready.run.path),
         "scheduler": ready.plan.scheduler,
         "code": clean(describe(ready.snapshot.build_record())),
+        "launch": clean(str(ready.launch)),
         "after": [{"run": run.name, "must_succeed": run in after.succeeded} for run in after.runs],
         "origins": {
             key: {"value": origin.value, "from": origin.source, "where": origin.where}

@@ -9,17 +9,21 @@ Paths of a conf are those that ranks see; in a container, mounts lead from them 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from varuna_core.records.files import read_json, read_text, write_atomic, write_json
 from varuna_core.records.record import CodeRecord, RunRecord, format_commit
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.references import has_references
+from vjob.jobs.conf.schema import OWN, JobConf, Program
 from vjob.jobs.errors import InputError
+from vjob.jobs.programs.code.modules import find_module
 from vjob.jobs.programs.code.packages import find_editable, find_site_folders
 from vjob.jobs.programs.code.repository import Git, GitError, show_name
 from vjob.jobs.programs.code.state import CodeState, find_excluded, read_state
@@ -29,12 +33,15 @@ from vjob.jobs.submit.build_plan import PlanContext, parse_mount
 AUTO = Limits(num_files=500, size_mb=20)
 """Under which a submit takes no longer than one would notice, on a shared file system too."""
 MOST = Limits(num_files=20_000, size_mb=500)
-AUTO_KINDS = ("script", "deepspeed")
+AUTO_KINDS = (*OWN, "deepspeed")
 """Programs of the user's own; a Megatron-LM checkout is large, and is edited less."""
 COPIED_KINDS = (*AUTO_KINDS, "megatron")
+CODE = (".py", ".sh", ".bash")
 NAMED = 3
 """Files that a note names."""
 _PATH = "PYTHONPATH"
+SAFE_PATH = 11
+"""Python 3.11 has -P, with which `python -m` does not import from its current folder first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,14 +132,45 @@ def read_snapshot(run: RunFolder, record: RunRecord, *, moves_workdir: bool) -> 
 
 def find_folder(conf: JobConf, base: Path) -> Path:
     """The folder here whose repository is the program's, else the conf's folder."""
-    path = find_here(conf.program.path, conf, base) if is_file_program(conf) else None
+    path = find_program(conf, base)
     if path is None or not path.exists():
         return base
     return path if path.is_dir() else path.parent
 
 
-def is_file_program(conf: JobConf) -> bool:
-    return conf.program.kind in COPIED_KINDS and conf.program.path is not None
+def find_program(conf: JobConf, base: Path) -> Path | None:
+    """The program's file or folder here; None where it is not known to be here.
+
+    Of a command it is the first file of code that a word names.
+    """
+    program = conf.program
+    if program.kind == "module":
+        found = find_code(conf, base)
+        return found[0] if found is not None else None
+    if program.kind == "command":
+        words = filter(None, (*program.command, *program.args))
+        named = filter(None, (find_word(word, conf, base) for word in words))
+        return next(filter(is_code, named), None)
+    return find_here(program.path, conf, base) if program.kind in COPIED_KINDS else None
+
+
+def find_code(conf: JobConf, base: Path) -> tuple[Path, Path] | None:
+    """The file here of a conf's module, and the folder that it is imported from."""
+    entries = ("", *filter(None, conf.env.get(_PATH, "").split(os.pathsep)))
+    folders = [find_word(entry, conf, base) for entry in entries]
+    with suppress(FileNotFoundError):  # the conf's checks say what is wrong
+        return find_module(conf.program.module or "", [*filter(None, folders)])
+    return None
+
+
+def find_word(word: str, conf: JobConf, base: Path) -> Path | None:
+    """The path here of what a word names in the ranks' folder; that folder itself for an empty."""
+    workdir = conf.container.workdir or conf.workdir or str(base)
+    return None if has_references(word) else find_here(os.path.join(workdir, word), conf, base)
+
+
+def is_code(path: Path) -> bool:
+    return path.is_file() and (path.suffix in CODE or os.access(path, os.X_OK))
 
 
 def take_snapshot(
@@ -143,21 +181,29 @@ def take_snapshot(
     log_folder = Path(conf.log_folder)
     state = read_state(git, find_folder(conf, base), log_folder)
     asked = conf.program.snapshot
-    if not is_file_program(conf) or asked == "none":
+    if conf.program.kind not in COPIED_KINDS or asked == "none":
         return Snapshot(state=state)
     if asked == "auto" and (conf.program.kind not in AUTO_KINDS or state.repository is None):
         return Snapshot(state=state)
-    path = find_here(conf.program.path, conf, base)
+    path = find_program(conf, base)
     if path is None or not path.exists():  # it lies in the image
         if asked == "auto":
             return Snapshot(state=state)
+        own = conf.program
+        named = own.path or own.module or " ".join(own.command)
         raise InputError(
-            f"program.snapshot {asked}: program.{conf.program.kind} {conf.program.path} is not on "
-            "this machine, or the container does not see it; use none for a program of the image"
+            f"program.snapshot {asked}: program.{own.kind} {named} is not on this "
+            "machine, or the container does not see it; use none for a program of the image"
         )
+    if asked == "auto" and conf.program.kind == "module":
+        problem = _find_import_problem(conf, base, python)
+        if problem:
+            return Snapshot(state=state, note=f"not copied: {problem}")
     if asked == "git":
         _require_commit(state)
-    root = state.repository.root if state.repository is not None else _find_own_root(path)
+    root = (
+        state.repository.root if state.repository is not None else _find_own_root(conf, base, path)
+    )
     limits = AUTO if asked == "auto" else MOST
     try:
         tree = list_tree(
@@ -191,6 +237,20 @@ def take_snapshot(
     return replace(found, editable=editable, note="; ".join(filter(None, notes)))
 
 
+def _find_import_problem(conf: JobConf, base: Path, python: str) -> str:
+    """The reason why a module cannot be imported from a copy while ranks stay in their folder."""
+    found = find_code(conf, base)
+    if found is None or found[1] != find_word("", conf, base):
+        return ""  # by PYTHONPATH
+    if conf.setup:
+        return "setup has lines, which may set PYTHONPATH; snapshot: copy runs in the copy"
+    known = [] if conf.container.image else find_site_folders(find_python(conf, python))
+    versions = [re.search(r"/python3\.(\d+)", str(folder)) for folder in known]
+    if not any(match and int(match[1]) >= SAFE_PATH for match in versions):
+        return "python -m needs Python 3.11 for it; snapshot: copy runs in the copy"
+    return ""
+
+
 def _find_editable(conf: JobConf, snapshot: Snapshot, python: str) -> tuple[str, ...]:
     container, tree = conf.container, snapshot.tree
     if tree is None or (container.image is not None and container.runtime != "none"):
@@ -206,8 +266,15 @@ def find_python(conf: JobConf, python: str) -> str:
     return chosen if "/" in chosen else shutil.which(chosen) or ""
 
 
-def _find_own_root(path: Path) -> Path:
-    return Path(os.path.realpath(path if path.is_dir() else path.parent))
+def _find_own_root(conf: JobConf, base: Path, path: Path) -> Path:
+    """The folder to copy without git: of a module what it is imported from, of a command the
+    ranks' own."""
+    found = find_code(conf, base) if conf.program.kind == "module" else None
+    folder = found[1] if found is not None else path if path.is_dir() else path.parent
+    workdir = find_word("", conf, base) if conf.program.kind == "command" else None
+    if workdir is not None and find_inside(path, workdir) is not None:
+        folder = workdir
+    return Path(os.path.realpath(folder))
 
 
 def _find_problem(tree: Tree, program: str | None, path: Path) -> str:
@@ -254,7 +321,10 @@ def _note_arguments(conf: JobConf, base: Path, snapshot: Snapshot) -> str:
     files = set(snapshot.tree.files)
     workdir = Path(conf.container.workdir or conf.workdir or base)
     named = []
-    for word in conf.program.args:
+    for word in (*conf.program.command, *conf.program.args):
+        here = find_word(word, conf, base)
+        if conf.program.kind == "command" and here is not None and is_code(here):
+            continue
         here = find_here(str(workdir / word.rpartition("=")[2]), conf, base)
         inside = find_inside(here, snapshot.root) if here is not None else None
         if inside in files:
@@ -317,10 +387,14 @@ def relocate(
     base = Path(here.base)
     moved = _Moved(conf, base, snapshot, code)
     workdir = conf.container.workdir or conf.workdir or str(base)
+    lead = ""
+    if conf.program.module is not None and not snapshot.moves_workdir:
+        lead = moved.find_lead(conf.program.module, workdir)
+    adds = _PATH not in conf.pass_env
     changed = replace(
         conf,
-        program=replace(conf.program, path=str(code / snapshot.program)),
-        env=moved.map_env(conf.env, workdir, adds=_PATH not in conf.pass_env),
+        program=moved.map_program(),
+        env=moved.map_env(conf.env, workdir, adds=adds, lead=lead if adds else ""),
         cluster=replace(
             conf.cluster,
             nodes=tuple(
@@ -333,8 +407,9 @@ def relocate(
     if checkout is not None:
         script = moved.map_path(checkout.script)
         found = replace(found, checkout=replace(checkout, script=script))
+    found = replace(found, is_led=bool(lead))
     mounts = () if conf.container.workdir else (conf.workdir or str(base), str(snapshot.root))
-    passed = moved.map_env(here.environ, workdir)
+    passed = moved.map_env(here.environ, workdir, lead="" if adds else lead)
     here = replace(here, environ=passed, found=found, mounts=mounts)
     if not snapshot.moves_workdir:
         return changed, here
@@ -360,13 +435,37 @@ class _Moved:
             return path
         return str(self.code) if inside == os.curdir else str(self.code / inside)
 
+    def map_program(self) -> Program:
+        """The program, with its file in the copy, or those that words of a command name."""
+        program = self.conf.program
+        if program.kind == "command":
+            command, args = (tuple(map(self.map_word, w)) for w in (program.command, program.args))
+            return replace(program, command=command, args=args)
+        path = str(self.code / self.snapshot.program)
+        return program if program.kind == "module" else replace(program, path=path)
+
+    def map_word(self, word: str) -> str:
+        """A word of a command, which may name a file of code."""
+        here = find_word(word, self.conf, self.base)
+        inside = find_inside(here, self.snapshot.root) if here is not None else None
+        if inside is None or inside not in self.tree.files or not is_code(self.tree.root / inside):
+            return word
+        return str(self.code / inside).replace("${", "$${")
+
+    def find_lead(self, module: str, workdir: str) -> str:
+        """The copy of the ranks' folder, where that is what they import a module from."""
+        here = find_here(workdir, self.conf, self.base)
+        inside = find_inside(here, self.snapshot.root) if here is not None else None
+        folders = [self.tree.root / inside] if inside is not None else []
+        return self.map_path(workdir) if find_module(module, folders) else ""
+
     def map_env(
-        self, env: Mapping[str, str], workdir: str, *, adds: bool = False
+        self, env: Mapping[str, str], workdir: str, *, adds: bool = False, lead: str = ""
     ) -> dict[str, str]:
-        """With the entries of PYTHONPATH in the copy, and what was installed from there; with
-        `adds` also where there are no entries."""
+        """With the entries of PYTHONPATH in the copy, `lead` before them, and what was installed
+        from there; with `adds` also where there are no entries."""
         entries = env.get(_PATH, "").split(os.pathsep) if env.get(_PATH) else []
-        mapped = []
+        mapped = [lead] if lead else []
         for entry in entries:
             absolute = os.path.join(workdir, entry)
             moved = self.map_path(absolute)

@@ -98,6 +98,11 @@ class Prepared:
     """Of the user's own code."""
     run: RunFolder
 
+    @property
+    def launch(self) -> start.Launch:
+        """The processes that the program has, and why."""
+        return start.choose_launch(self.conf, self.here.found, self.here.written)
+
 
 def prepare(
     resolved: Resolved,
@@ -198,6 +203,21 @@ def expect_gpus(conf: JobConf) -> None:
         )
 
 
+def expect_command(ready: Prepared) -> None:
+    """InputError where a run on this machine would not find its command."""
+    plan, kind = ready.plan, ready.conf.program.kind
+    word = plan.command[0].replace("%{percent}", "%")
+    if kind != "command" or plan.containers or ready.conf.setup or "PATH" in plan.env:
+        return
+    place = os.path.join(plan.workdir, word) if "/" in word else word
+    if shutil.which(place, path=plan.find_path(os.environ)) is None:
+        where = f"on PATH or beside {plan.python}" if place == word else "there"
+        raise InputError(
+            f"program.command: {word} is not {where}, or not executable: install it, give its "
+            "path, or name with program.python an interpreter that it lies beside"
+        )
+
+
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     """The name in the plan; a preview needs no scheduler that is there."""
     scheduler = schedulers.choose_for(conf.cluster)
@@ -236,6 +256,7 @@ def submit_prepared(
     """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
     if schedulers.get_capabilities(ready.plan.scheduler).one_host:
         expect_gpus(ready.conf)
+        expect_command(ready)
     if fill is no_more:  # the pickle would not be written
         start.refuse_function(ready.conf)
     waits = resolve_after(after, ready.plan.scheduler)

@@ -138,6 +138,7 @@ def run(
     from vjob.jobs.api.confs import ConfText, resolve
     from vjob.jobs.conf.write import dump_yaml
     from vjob.jobs.monitor.log_lines.print_logs import LineFilter
+    from vjob.jobs.programs import start
     from vjob.jobs.schedulers import choose as schedulers
     from vjob.jobs.submit import submit as submitting
     from vjob.jobs.submit.chain import NO_RUNS
@@ -175,7 +176,9 @@ def run(
     num_gpus = counted.value if isinstance(counted, Value) else 0
     has_slurm = not schedulers.get_scheduler("slurm").find_obstacle()
     notes = confs.list_notes(resolved.conf, given, has_slurm=has_slurm, num_gpus=num_gpus)
-    for line in notes:
+    launch = start.describe_launch(resolved.conf, resolved.written)
+    said = [f"launch {launch}"] if launch.why and launch.name != "python" else []
+    for line in (*notes, *said):
         say(f"vjob: {line}", err=True)
     if detach:
         ready = submitting.prepare(resolved)

@@ -177,6 +177,8 @@ def submit(
     run, record = submitting.submit_prepared(ready, after=before, executor=executor)
     promise = describe_promise(ready.plan) or describe_partition(resolved.conf)
     more = {"plan": promise} if promise else {}
+    if ready.launch.why:
+        more["launch"] = str(ready.launch)
     print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
 
 

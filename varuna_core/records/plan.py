@@ -7,11 +7,12 @@ is an index into them, so that a plan for ten thousand nodes stays small.
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder, shared_copy
@@ -275,9 +276,15 @@ class Plan:
     by its name."""
     launch: str = "torchrun"
     """torchrun, srun, python or node: what the processes are told (docs/starts.md)."""
+    path: str = "%{path}"
+    """PATH of a command; `%{path}` stands for the node's own."""
     track: Optional[TrackPlan] = None
     timeline: bool = False
     """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""
+
+    def find_path(self, env: Mapping[str, str]) -> str:
+        """PATH of a process, from the node's environment."""
+        return self.path.replace("%{path}", env.get("PATH", os.defpath))
 
     def command_of(self, rank: int) -> Tuple[str, ...]:
         """Command of this rank, its placeholders still to be filled in."""

@@ -36,6 +36,7 @@ from vjob.jobs.conf.schema import (
 )
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
+from vjob.jobs.programs.code.modules import find_module
 from vjob.jobs.programs.megatron import SCRIPTS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -341,6 +342,13 @@ def find_missing_paths(conf: JobConf, base: Path | None) -> Iterator[KeyProblem]
             written = os.path.relpath(path, base) if base is not None else path
             better = suggest_program(written) if program.kind == "script" else ""
             yield key, path, _explain("is not a file", path) + better
+    if program.module is not None and conf.container.image is None and base is not None:
+        entries = conf.env.get("PYTHONPATH", "").split(os.pathsep)
+        folders = [Path(conf.workdir or base, entry) for entry in ("", *filter(None, entries))]
+        try:
+            find_module(program.module, folders)
+        except FileNotFoundError as error:
+            yield "program.module", program.module, str(error)
     config = program.config
     if (
         config is not None

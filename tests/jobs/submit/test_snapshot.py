@@ -377,3 +377,45 @@ def test_all_attempts_of_a_run_have_the_same_copy(vjob: Vjob) -> None:
     vjob.wait_over(run, may_fail=True)
     assert "RAN 1 old" in read_out(run, attempt=1)
     assert (vjob.folder / "src/train.py").read_text() == "raise SystemExit(9)"
+
+
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [
+        ("{module: src.train, snapshot: auto}", "RAN old helped HOME input"),
+        ("{module: src.train, snapshot: copy}", "RAN old helped CODE input"),
+        ("{command: python src/train.py, snapshot: auto}", "RAN old helped HOME input"),
+        ("{command: 'python src/train.py', snapshot: copy}", "RAN old helped CODE input"),
+    ],
+)
+def test_a_module_and_a_command_run_from_the_copy(vjob: Vjob, program: str, line: str) -> None:
+    if "module" in program:
+        text = TRAIN.replace("import helper", "import src.helper as helper")
+        (vjob.folder / "src/train.py").write_text(text)
+    conf = CONF.replace("{script: src/train.py, snapshot: MODE}", program)
+    run = vjob.submit(conf)
+    vjob.wait_over(run)
+    assert find_word(run, "RAN") == line.replace("HOME", str(vjob.folder)).replace(
+        "CODE", str(run.code)
+    )
+    plan = read_plan(run.plan)
+    assert plan is not None
+    assert ("-P" in plan.command) == ("auto" in program and "module" in program)
+    assert code_of(run).kept == "copy"
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("src.train", "a copy of"),
+        ("src.other", "src is in HOME, and has no other.py in HOME/src"),
+        ("src", "src is a package in HOME, and `python -m` needs its __main__.py"),
+        ("elsewhere.train", ""),
+    ],
+)
+def test_a_module_that_its_package_lacks_is_refused(vjob: Vjob, module: str, said: str) -> None:
+    (vjob.folder / "src/__init__.py").write_text("")
+    vjob.write(CONF.replace("{script: src/train.py, snapshot: MODE}", f"{{module: {module}}}"))
+    done = vjob("submit", "conf.yaml", "--dry-run", code=None)
+    assert said.replace("HOME", str(vjob.folder)) in " ".join((done.stdout + done.stderr).split())
+    assert (done.returncode == 2) == said.startswith("src ")

@@ -51,14 +51,15 @@ def check_program(site: Site) -> list[CheckResult]:
     """The program of a run without container; in one, only the container knows."""
     if site.plan.containers:
         return []
-    env = {**site.env, **site.plan.env, **site.node.group.env}
+    asked = {**site.plan.env, **site.node.group.env}
+    path = asked.get("PATH") or site.plan.find_path(site.env)
     commands = {site.plan.command_of(rank)[:1] for rank in site.node.ranks}
     words = {word for command in commands | {site.plan.command[:1]} for word in command}
     results = []
     for word in sorted(fill_in(sorted(words), site)):
         # A path with a slash counts from the working folder, a bare word from PATH.
         word = os.path.join(site.plan.workdir, word) if "/" in word else word
-        found = shutil.which(word, path=env.get("PATH"))
+        found = shutil.which(word, path=path)
         results.append(
             CheckResult(FAIL, f"{word}: not there, or not executable")
             if found is None

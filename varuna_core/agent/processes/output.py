@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import threading
 import time
@@ -174,6 +175,7 @@ def _cut_long(line: bytes) -> list[bytes]:
 
 
 LAST_ERROR_CHARS = 500
+_WORD = re.compile(rb"\w")
 _READ = 256 * 1024
 _TICK_S = 0.25
 
@@ -187,6 +189,8 @@ class _Stream:
         self.splitter = LineSplitter()
         self.last = b""
         """Last line with something in it."""
+        self.raised = b""
+        """Last line of stderr that names an exception with its text."""
         self.ended = threading.Event()
 
 
@@ -235,7 +239,9 @@ class Pump(threading.Thread):
         for stream in self._streams[rank]:
             # A process that the rank left in another session may hold the pipe for ever.
             stream.ended.wait(max(deadline - time.monotonic(), 0))
-        last = next(item.last for item in self._streams[rank] if item.kind == "err")
+        errors = next(item for item in self._streams[rank] if item.kind == "err")
+        # torchrun ends what it says of a rank that failed with a line of ====.
+        last = errors.last if _WORD.search(errors.last) else errors.raised or errors.last
         text = last.decode("utf-8", "replace").strip()[:LAST_ERROR_CHARS]
         lossy = [sink for sink in self._merged.values() if sink.dropped]
         if lossy:
@@ -270,6 +276,10 @@ class Pump(threading.Thread):
     def _write_lines(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
             return
+        if stream.kind == "err":
+            for line in lines:
+                if b"Error: " in line or b"Exception: " in line:
+                    stream.raised = line
         for line in reversed(lines):
             if line.strip():
                 stream.last = line

@@ -106,6 +106,8 @@ def build_rank(
         **asked,
         **fixed,
     }
+    if container is None and "PATH" not in asked:
+        env["PATH"] = plan.find_path(env)
     first = f"{meeting.run}/{STARTUP}" if plan.timeline else None
     if first is not None and (container is None or container.step):
         env["PYTHONPATH"] = ":".join(filter(None, (first, env.get("PYTHONPATH"))))
