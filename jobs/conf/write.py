@@ -92,8 +92,8 @@ def _to_plain(value: Any) -> Any:
 
 
 def _spell_program(program: Program) -> Any:
-    named = program.path or program.module or list(program.command)
-    if not named:
+    named = program.module or list(program.command) if program.path is None else program.path
+    if program.path is None and not named:
         return program.kind
     spelled: dict[str, Any] = {program.kind: named}
     if program.config is not None:

@@ -344,7 +344,7 @@ def test_what_is_no_file_is_not_read_as_a_conf(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("train.py", "{script: train.py}"), ("job.sh", "--from job.sh > conf")]
+    ("name", "remedy"), [("train.py", "vjob run train.py"), ("job.sh", "--from job.sh > conf")]
 )
 def test_a_script_in_place_of_a_conf_is_told_apart(name: str, remedy: str) -> None:
     with pytest.raises(ConfError) as error:

@@ -104,6 +104,8 @@ PROGRAMS = (
         python=st.none() | PATHS,
     )
     | st.builds(Program, kind=st.just("script"), path=PATHS, arguments=st.just("varuna"))
+    | st.builds(Program, kind=st.just("module"), module=st.just("a.b"), launch=st.just("srun"))
+    | st.builds(Program, kind=st.just("command"), command=st.lists(PLAIN, min_size=1).map(tuple))
     | st.builds(Program, kind=st.just("function"), path=PLAIN, python=st.none() | PATHS)
     | st.builds(Program, kind=st.just("deepspeed"), path=PATHS, config=st.none() | PATHS)
 )
