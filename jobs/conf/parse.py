@@ -217,8 +217,11 @@ def suggest_close(parent: str, name: str, names: Iterable[str]) -> str:
         same = [f'"{key}"' for key in list_conf_keys() if key.rpartition(".")[2] == name]
         if same and not parent:
             return f"did you mean {' or '.join(same)}?"
+        inside = [key for key in same if key.startswith(f'"{_INDEX.sub("[]", parent)}.')]
+        if inside:
+            return f"did you mean {' or '.join(inside)}?"
         if same:
-            return f"no key of {parent}; there is {' and '.join(same)}"
+            return f"elsewhere there is {' and '.join(same)}"
     return suggest(name, known)
 
 
@@ -405,7 +408,7 @@ class ConfReader:
         """The key that may have been meant: Slurm's word for one, one close to it, or elsewhere."""
         text = node.text if isinstance(node, Scalar) else None
         is_shown = show(join_key(parent, name), node) == text
-        answer = answer_word(parent, name, text if is_shown else None)
+        answer = answer_word(parent, name, text if is_shown else None, is_set=node.where == "--set")
         if answer and (isinstance(node, Scalar) or f"cluster.{name}" not in list_conf_keys()):
             return answer
         return suggest_close(parent, name, hints)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,8 @@ class SlurmWord:
     same."""
     note: str = ""
     """What the key counts where that differs, or what to do where there is no key."""
+    outside: str = ""
+    """The key to use outside a group of nodes, where there is a shorter one."""
 
 
 _NODES = "cluster.nodes[]."
@@ -112,7 +115,7 @@ WORDS: Mapping[str, SlurmWord] = {
     "job-name": SlurmWord("name", to_name),
     "output": SlurmWord("log_folder"),
     "error": SlurmWord("log_folder"),
-    "nodes": SlurmWord(f"{_NODES}count", to_number),
+    "nodes": SlurmWord(f"{_NODES}count", to_number, outside="cluster.nodes"),
     "ntasks": SlurmWord(f"{_NODES}ranks", None, "of one node"),
     "ntasks-per-node": _RANKS,
     "tasks-per-node": _RANKS,
@@ -169,41 +172,58 @@ PASSED_ON = frozenset({
     "tres-per-task", "use-min-nodes", "wait-all-nodes", "wckey", "x11",
 })  # fmt: skip
 """Options of sbatch that go through `cluster.sbatch` as they are."""
-_PLACES = ("", "cluster")
+_CLUSTER = "cluster"
+_PLACES = ("", _CLUSTER)
 
 
-def answer_word(parent: str, name: str, text: str | None) -> str:
+def answer_word(parent: str, name: str, text: str | None, *, is_set: bool = False) -> str:
     """What to write for one of Slurm's words at this place; empty where it is none.
 
-    `text` is its value; None is no single value, or one that is not to be shown.
+    `text` is its value; None is no single value, or one that is not to be shown. With `is_set` the
+    answer is a word of `--set`.
     """
     option = name.strip().lstrip("-").lower().replace("_", "-")
-    is_group = _GROUP.fullmatch(parent) is not None
-    if not (is_group or parent in _PLACES or parent.endswith("sbatch")):
+    group = parent if _GROUP.fullmatch(parent) else ""
+    if not (group or parent in _PLACES or parent.endswith("sbatch")):
         return ""
     word = WORDS.get(option)
-    if word is not None:
-        return _answer(word, parent, text, is_group=is_group)
-    if option not in PASSED_ON or parent.endswith("sbatch"):
-        return ""
-    value = spell("VALUE" if text is None else text)
-    place = "" if is_group or parent == "cluster" else " in cluster"
-    return f"it is an option of sbatch: write `sbatch: {{{option}: {value}}}`{place}"
-
-
-def _answer(word: SlurmWord, parent: str, text: str | None, *, is_group: bool) -> str:
+    if word is None:
+        if option not in PASSED_ON or parent.endswith("sbatch"):
+            return ""
+        value = spell("VALUE" if text is None else text)
+        if is_set:
+            return f"write {_spell_set(f'{parent or _CLUSTER}.sbatch.{option}', value)}"
+        place = "" if parent else " in cluster"
+        return f"it is an option of sbatch: write `sbatch: {{{option}: {value}}}`{place}"
     if not word.key:
         return word.note if word is not _OURS or parent.endswith("sbatch") else ""
-    section, _, key = word.key.rpartition(".")
-    value = word.respell(text) if word.respell is not None and text is not None else None
-    answer = f"use `{key}`" if value is None else f"write `{key}: {spell(value)}`"
-    if section == "cluster.nodes[]":
-        answer += "" if is_group else " in a group of cluster.nodes"
-    elif section != parent:
-        answer += f" in {section}" if section else " at the top of the conf"
-    if value is not None and key == "walltime_min" and re.fullmatch(r"\d+:\d+", text or ""):
+    found = word.respell(text) if word.respell is not None and text is not None else None
+    key = word.outside if word.outside and not group else word.key
+    answer = _answer(key, None if found is None else spell(found), parent, group, is_set=is_set)
+    if found is not None and option == "time" and re.fullmatch(r"\d+:\d+", text or ""):
         answer += f" (Slurm reads {text} as minutes and seconds)"
     return f"{answer}, {word.note}" if word.note else answer
+
+
+def _answer(full: str, value: str | None, parent: str, group: str, *, is_set: bool) -> str:
+    """The key, with its value where that is known, and where it stands."""
+    section, _, key = full.rpartition(".")
+    if is_set and value is not None:
+        full = full.replace("cluster.nodes[]", group or "cluster.nodes[0]")
+        return f"write {_spell_set(full, value)}"
+    answer = f"use `{key}`" if value is None else f"write `{key}: {value}`"
+    if section == "cluster.nodes[]":
+        if group:
+            return answer
+        example = f", such as `nodes: [{{{key}: {value}}}]`" if value is not None else ""
+        return f"{answer} in a group of cluster.nodes{example}"
+    if section == parent:
+        return answer
+    return f"{answer} in {section}" if section else f"{answer} at the top of the conf"
+
+
+def _spell_set(key: str, value: str) -> str:
+    return f"`--set {shlex.quote(f'{key}={value}')}`"
 
 
 def explain_option(name: str) -> str:

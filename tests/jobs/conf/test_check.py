@@ -90,6 +90,9 @@ def test_gpus_are_a_type_and_a_number(gpus: str) -> None:
         ("cpus: 0", "cpus", "must be at least 1"),
         ("memory_gb: -1", "memory_gb", "must be at least 0"),
         ("gpus: -1", "gpus", "must be at least 0"),
+        ("gpus: 'gpu:a100:4'", "gpus", 'write `gpus: "a100:4"`'),
+        ("gpus: 'gpu:4'", "gpus", "write `gpus: 4`"),
+        ("gpus: a100", "gpus", 'write `gpus: "a100:1"`'),
         ("devices: []", "devices", "must list at least one GPU"),
         ("devices: [1, 1]", "devices", "must not list a GPU twice"),
         ("devices: [-1]", "devices[0]", "is not there"),
@@ -321,7 +324,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
     text = "cluster:\n  sbatch: " + options.replace("[]", "true").replace("'", '"') + "\n"
     assert find_problems(text) == [
         "c:4: cluster.sbatch.partition = a: cannot be given here: write `queue: a` in a "
-        "group of cluster.nodes",
+        "group of cluster.nodes, such as `nodes: [{queue: a}]`",
         "c:4: cluster.sbatch.--nice = 3: must be an option's long name without dashes before it, "
         'such as "nice"',
         "c:4: cluster.sbatch.reservation = 'a\\nb': must be a single value on one line",

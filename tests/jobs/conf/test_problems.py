@@ -36,7 +36,7 @@ cluster:
         "conf.yaml:4: train.precision = fp61: must be one of fp32, fp16, bf16, fp8",
         "conf.yaml:5: train.steps = x: must be a whole number",
         "conf.yaml:6: train.steps: given twice; the first one is on line 5",
-        "conf.yaml:7: nodes = 3: unknown key; write `count: 3` in a group of cluster.nodes",
+        "conf.yaml:7: nodes = 3: unknown key; write `nodes: 3` in cluster",
         "conf.yaml:10: cluster.nodes[0].partition = a: unknown key; write `queue: a`",
         "conf.yaml:10: cluster.nodes[0].count = two: must be a whole number",
     ]

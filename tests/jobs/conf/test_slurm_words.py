@@ -10,6 +10,7 @@ from vjob.jobs.conf.references import suggest_reference
 from vjob.jobs.conf.slurm_words import PASSED_ON, WORDS, answer_word
 
 GROUP = "cluster.nodes[0]"
+SUCH_AS = " in a group of cluster.nodes, such as `nodes: [{queue: gpu1}]`"
 IN_GROUP = " in a group of cluster.nodes"
 
 
@@ -23,8 +24,8 @@ IN_GROUP = " in a group of cluster.nodes"
         ("gres", "gpu", "write `gpus: 1`", IN_GROUP),
         ("gres", "shard:2", "use `gpus`", IN_GROUP),
         ("gpus_per_node", "a100:4", 'write `gpus: "a100:4"`', IN_GROUP),
-        ("nodes", "2", "write `count: 2`", IN_GROUP),
-        ("nodes", "2-4", "use `count`", IN_GROUP),
+        ("nodes", "2", "write `nodes: 2`", " in cluster"),
+        ("nodes", "2-4", "use `nodes`", " in cluster"),
         ("ntasks_per_node", "4", "write `ranks: 4`", IN_GROUP),
         ("mem", "64G", "write `memory_gb: 64`", IN_GROUP),
         ("mem", "64000", "write `memory_gb: 63`", IN_GROUP),
@@ -51,8 +52,19 @@ def test_a_word_is_answered_with_the_key_and_its_value(
         own = {IN_GROUP: GROUP, " in cluster": "cluster", " at the top of the conf": ""}
         if place is None:
             assert answer in said
-        else:
-            assert said == answer + ("" if parent == own.get(place, "-") else place), parent
+        elif parent != GROUP or word != "nodes":
+            is_there = parent == own.get(place, "-")
+            assert said.partition(", such as")[0] == answer + ("" if is_there else place), parent
+
+
+def test_an_answer_can_be_pasted_as_it_is() -> None:
+    said = answer_word("cluster", "partition", "gpu1")
+    assert said == f"write `queue: gpu1`{IN_GROUP}, such as `nodes: [{{queue: gpu1}}]`"
+    assert answer_word(GROUP, "nodes", "2") == "write `count: 2`"
+    said = answer_word("cluster", "partition", "gpu1", is_set=True)
+    assert said == "write `--set 'cluster.nodes[0].queue=gpu1'`"
+    said = answer_word("", "constraint", "ib", is_set=True)
+    assert said == "write `--set cluster.sbatch.constraint=ib`"
 
 
 def test_what_does_not_count_the_same_gets_no_value() -> None:
@@ -88,13 +100,13 @@ cluster:
   constraint: ib
   nodes:
     - {group: a, gpus: gpu:a100:4, mem: 64G, account: ml, exclusive: true}
-train: {time: 3, order: data}
+train: {time: 3, order: data, lr: 1}
 version: 3
 """)
     assert [line.partition("valid keys: ")[0] for line in found] == [
-        f"conf.yaml:3: partition = gpu1: unknown key; write `queue: gpu1`{IN_GROUP}",
+        f"conf.yaml:3: partition = gpu1: unknown key; write `queue: gpu1`{SUCH_AS}",
         'conf.yaml:4: nodes = a list: unknown key; did you mean "cluster.nodes"?',
-        f"conf.yaml:6: cluster.partition = gpu1: unknown key; write `queue: gpu1`{IN_GROUP}",
+        f"conf.yaml:6: cluster.partition = gpu1: unknown key; write `queue: gpu1`{SUCH_AS}",
         "conf.yaml:7: cluster.constraint = ib: unknown key; it is an option of sbatch: write "
         "`sbatch: {constraint: ib}`",
         "conf.yaml:9: cluster.nodes[0].mem = 64G: unknown key; write `memory_gb: 64`",
@@ -102,7 +114,8 @@ version: 3
         "conf.yaml:9: cluster.nodes[0].exclusive = true: unknown key; it is an option of sbatch: "
         "write `sbatch: {exclusive: true}`",
         "conf.yaml:10: train.time = 3: unknown key; ",
-        'conf.yaml:10: train.order = data: unknown key; no key of train; there is "parallel.order"',
+        'conf.yaml:10: train.order = data: unknown key; elsewhere there is "parallel.order"',
+        'conf.yaml:10: train.lr = 1: unknown key; did you mean "train.optimizer.lr"?',
         "conf.yaml:11: version = 3: unknown key; ",
     ]
 
