@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
 
     from varuna_core.records.record import RunRecord
     from varuna_core.records.runfolder import RunFolder
+    from vjob.jobs.conf.schema import JobConf
+    from vjob.jobs.planning.resolve_auto import Resolved
+    from vjob.shelf.run.slurm_options import Given
 
 END = "--"
 IS_COMMAND = f"{__name__}.is_command"
@@ -133,18 +135,10 @@ def run(
     vjob run -N 2 -p gpu --gpus-per-node 4 -t 2h train.py    a Slurm job
     vjob run -N 2 -p gpu --print-conf train.py > conf.yaml   for vjob submit
     """
-    from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
-    from varuna_core.facts.known import Value
-    from vjob.jobs.api.confs import ConfText, resolve
-    from vjob.jobs.conf.write import dump_yaml
-    from vjob.jobs.monitor.log_lines.print_logs import LineFilter
-    from vjob.jobs.programs import start
-    from vjob.jobs.schedulers import choose as schedulers
     from vjob.jobs.submit import submit as submitting
     from vjob.jobs.submit.chain import NO_RUNS
     from vjob.shelf.commands.submit import make_executor, preview_run, print_submitted
-    from vjob.shelf.run import conf as confs
-    from vjob.shelf.run.follow import Screen, start_run
+    from vjob.shelf.run.conf import build_conf, resolve_made
     from vjob.shelf.run.program import read_program
 
     if print_conf and as_json:
@@ -161,41 +155,56 @@ def run(
         base=Path(),
         path=os.environ.get("PATH", os.defpath),
     )
-    made = confs.build_conf(program, given, environ=os.environ, prefix=sys.prefix, python=python)
-    text = dump_yaml(made)
-    source = ConfText(path=confs.FROM_WORDS, text=text, overrides=overrides)
-    resolved = resolve(source, require_env=not dry_run)
-    resolved = replace(resolved, text=confs.set_keys(text, overrides) if overrides else text)
+    made = build_conf(program, given, environ=os.environ, prefix=sys.prefix, python=python)
+    resolved = resolve_made(made, overrides, require_env=not dry_run)
     if print_conf:
         click.echo(resolved.text, nl=False)
-        return
-    if dry_run:
+    elif dry_run:
         preview_run(submitting.prepare(resolved, for_preview=True), NO_RUNS, as_json)
-        return
-    counted = count_visible(choose_accelerator(), os.environ)
-    num_gpus = counted.value if isinstance(counted, Value) else 0
-    has_slurm = not schedulers.get_scheduler("slurm").find_obstacle()
-    notes = confs.list_notes(resolved.conf, given, has_slurm=has_slurm, num_gpus=num_gpus)
-    launch = start.describe_launch(resolved.conf, resolved.written)
-    said = [f"launch {launch}"] if launch.why and launch.name != "python" else []
-    for line in (*notes, *said):
-        say(f"vjob: {line}", err=True)
-    if detach:
+    elif detach:
+        _print_notes(resolved.conf, given)
         ready = submitting.prepare(resolved)
         executor = make_executor(resolved)
         found, record = submitting.submit_prepared(ready, executor=executor)
         print_submitted(found, record, ready.plan, {}, as_json=as_json, follow=False)
-        return
+    else:
+        _print_notes(resolved.conf, given)
+        sys.exit(_follow(resolved, given, as_json=as_json))
 
-    def announce(found: RunFolder, record: RunRecord) -> None:
+
+def _print_notes(conf: JobConf, given: Given) -> None:
+    from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
+    from varuna_core.facts.known import Value
+    from vjob.jobs.schedulers import choose as schedulers
+    from vjob.shelf.run.conf import list_notes
+
+    counted = count_visible(choose_accelerator(), os.environ)
+    num_gpus = counted.value if isinstance(counted, Value) else 0
+    has_slurm = not schedulers.get_scheduler("slurm").find_obstacle()
+    for line in list_notes(conf, given, has_slurm=has_slurm, num_gpus=num_gpus):
+        say(f"vjob: {line}", err=True)
+
+
+def _follow(resolved: Resolved, given: Given, *, as_json: bool) -> int:
+    """Submit the run, print where it is, and follow it to its end; the exit code."""
+    from varuna_core.records.formatting import format_duration
+    from varuna_core.records.plan import read_plan
+    from vjob.jobs.monitor.log_lines.print_logs import LineFilter
+    from vjob.jobs.submit.submit import find_warnings
+    from vjob.shelf.run.follow import Screen, start_run
+
+    def announce(run: RunFolder, record: RunRecord) -> None:
         ids = [job.id for job in record.jobs]
         if as_json:
-            print_object({"run": found.name, "folder": str(found.path), "jobs": ids}, is_line=True)
-        shown = os.path.relpath(found.path)
-        say(
-            f"vjob: job {', '.join(ids)} in {shown}; `vjob status {ids[0]}`; Ctrl-C ends it",
-            err=True,
-        )
+            print_object({"run": run.name, "folder": str(run.path), "jobs": ids}, is_line=True)
+        place = f"job {', '.join(ids)} in {os.path.relpath(run.path)}"
+        lines = [f"{place}; `vjob status {ids[0]}`; Ctrl-C ends it"]
+        limit_s = record.limits.walltime_s if record.limits is not None else None
+        if limit_s and "time" not in given:
+            lines.append(f"the time limit is {format_duration(limit_s)}; -t sets another")
+        plan = read_plan(run.plan)
+        for line in [*lines, *(find_warnings(run, plan) if plan is not None else ())]:
+            say(f"vjob: {line}", err=True)
 
     lines = LineFilter.make(as_json=True) if as_json else None
-    sys.exit(start_run(resolved, Screen("vjob"), announce, wanted=lines))
+    return start_run(resolved, Screen("vjob"), announce, wanted=lines)

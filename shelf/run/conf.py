@@ -1,4 +1,4 @@
-"""The conf that a `vjob run` stands for: what a person would write for it, and no more. Pure.
+"""The conf that a `vjob run` stands for: what a person would write for it, and no more.
 
 on this machine   one plain process, unless -n or --gpus ask for ranks; it has all GPUs, as when
                   its user starts it. The files as they are: it starts at once
@@ -12,17 +12,21 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from varuna_core.records.machine import KEPT
+from vjob.jobs.api.confs import ConfText, resolve
 from vjob.jobs.conf.loading.check import list_own_env
 from vjob.jobs.conf.loading.load import apply_overrides
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.conf.yaml_tree import Items, Node, Scalar, parse_tree
 from vjob.jobs.errors import ConfError
+from vjob.jobs.planning.resolve_auto import Resolved
 from vjob.jobs.schedulers.choose import LOCAL
 from vjob.shelf.run.program import name_program
 from vjob.shelf.run.slurm_options import Given, build_cluster, find_asked
@@ -75,15 +79,24 @@ def choose_scheduler(given: Given) -> str:
     return "slurm" if find_asked(given) else LOCAL
 
 
+def resolve_made(
+    made: Mapping[str, Any], overrides: Sequence[str], *, require_env: bool
+) -> Resolved:
+    """Check the conf with the keys that `--set` gives; the run's conf.yaml has them in it."""
+    text = dump_yaml(made)
+    source = ConfText(path=FROM_WORDS, text=text, overrides=tuple(overrides))
+    resolved = resolve(source, require_env=require_env)
+    return replace(resolved, text=set_keys(text, overrides) if overrides else text)
+
+
 def list_notes(conf: JobConf, given: Given, *, has_slurm: bool, num_gpus: int) -> Iterator[str]:
     """What was chosen for the user that another would have chosen differently, and the options."""
-    if not find_asked(given):
-        if has_slurm and conf.cluster.scheduler == LOCAL:
-            yield "runs on this machine; an option such as -p QUEUE submits it to Slurm"
-        if num_gpus > 1 and not {"ntasks", "gpus"} & given.keys():
-            yield f"one process sees all {num_gpus} GPUs; --gpus {num_gpus} starts a rank for each"
-    elif "time" not in given:
-        yield f"the time limit is {conf.cluster.walltime_min} min; -t sets another"
+    if find_asked(given):
+        return
+    if has_slurm and conf.cluster.scheduler == LOCAL:
+        yield "runs on this machine; an option such as -p QUEUE submits it to Slurm"
+    if num_gpus > 1 and not {"ntasks", "gpus"} & given.keys():
+        yield f"one process sees all {num_gpus} GPUs; --gpus {num_gpus} starts a rank for each"
 
 
 def find_python(environ: Mapping[str, str], prefix: str) -> str | None:
