@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vjob.jobs.errors import InputError
-from vjob.shelf.commands.arguments import complete_by, json_option, print_object, set_option
+from vjob.shelf.commands.arguments import complete_by, json_option, set_option
 from vjob.shelf.commands.terminal import say
 from vjob.shelf.run.slurm_options import BY_NAME, OPTIONS
 
@@ -169,6 +169,7 @@ def run(
         print_submitted(found, record, ready.plan, {}, as_json=as_json, follow=False)
     else:
         _print_notes(resolved.conf, given)
+        say("vjob: Ctrl-C ends it", err=True)
         sys.exit(_follow(resolved, given, as_json=as_json))
 
 
@@ -190,21 +191,16 @@ def _follow(resolved: Resolved, given: Given, *, as_json: bool) -> int:
     from varuna_core.records.formatting import format_duration
     from varuna_core.records.plan import read_plan
     from vjob.jobs.monitor.log_lines.print_logs import LineFilter
-    from vjob.jobs.submit.submit import find_warnings
+    from vjob.shelf.commands.submit import print_submitted
     from vjob.shelf.run.follow import Screen, start_run
 
     def announce(run: RunFolder, record: RunRecord) -> None:
-        ids = [job.id for job in record.jobs]
-        if as_json:
-            print_object({"run": run.name, "folder": str(run.path), "jobs": ids}, is_line=True)
-        place = f"job {', '.join(ids)} in {os.path.relpath(run.path)}"
-        lines = [f"{place}; `vjob status {ids[0]}`; Ctrl-C ends it"]
         limit_s = record.limits.walltime_s if record.limits is not None else None
         if limit_s and "time" not in given:
-            lines.append(f"the time limit is {format_duration(limit_s)}; -t sets another")
+            say(f"vjob: the time limit is {format_duration(limit_s)}; -t sets another", err=True)
         plan = read_plan(run.plan)
-        for line in [*lines, *(find_warnings(run, plan) if plan is not None else ())]:
-            say(f"vjob: {line}", err=True)
+        assert plan is not None, "the submit has written it"
+        print_submitted(run, record, plan, {}, as_json=as_json, follow=False, err=True)
 
     lines = LineFilter.make(as_json=True) if as_json else None
     return start_run(resolved, Screen("vjob"), announce, wanted=lines)

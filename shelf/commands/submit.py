@@ -268,8 +268,10 @@ def print_submitted(
     *,
     as_json: bool,
     follow: bool,
+    err: bool = False,
 ) -> None:
-    """Print the job and where its files are, then warnings, then its lines if followed."""
+    """Print the job and where its files are, then warnings, then its lines if followed; with `err`
+    on standard error."""
     from varuna_core.records.formatting import format_duration
     from varuna_core.records.logs.tail import clean
     from vjob.jobs.schedulers import choose as schedulers
@@ -283,7 +285,7 @@ def print_submitted(
         facts = {"run": run.name, "folder": str(run.path), "jobs": ids, **more}
         print_object(facts, is_line=True)
     else:
-        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})")
+        click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})", err=err)
         code = describe(record.code)
         more = {**more, **({"code": clean(code)} if code else {})}
         limit_s = record.limits.walltime_s if record.limits is not None else None
@@ -291,7 +293,7 @@ def print_submitted(
             more["limit"] = f"{format_duration(limit_s)} (cluster.walltime_min)"
         look = {"status": f"vjob status {ids[0]}", "logs": f"vjob logs -f {ids[0]}"}
         for label, text in {**more, "files": str(run.path), **look}.items():
-            click.echo(f"  {label:<8}{text}")
+            click.echo(f"  {label:<8}{text}", err=err)
     for warning in find_warnings(run, plan):
         say(f"vjob: {warning}", err=True)
     if follow:

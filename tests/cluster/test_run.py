@@ -34,7 +34,7 @@ def test_slurms_options_are_a_job_that_is_followed_to_its_end(vjob: Vjob, clean_
     ]  # fmt: skip
     assert {(row["gpus"], row["leak"]) for row in rows} == {("0,1", "leaked")}
     assert all(row["args"] == ["-p", "x"] for row in rows)
-    (job,) = re.findall(r"vjob: job (\d+) in log/mine-", done.stderr)
+    (job,) = re.findall(r"submitted mine-\S+ as job (\d+) ", done.stderr)
     said = clean_lab.run(["scontrol", "-o", "show", "job", job]).stdout
     assert "TimeLimit=00:05:00" in said and "Nice=3" in said and "NumNodes=2" in said
 
