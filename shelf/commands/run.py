@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from varuna_core.records.record import RunRecord
     from varuna_core.records.runfolder import RunFolder
-    from vjob.jobs.conf.schema import JobConf
     from vjob.jobs.planning.resolve_auto import Resolved
     from vjob.shelf.run.slurm_options import Given
 
@@ -162,27 +161,31 @@ def run(
     elif dry_run:
         preview_run(submitting.prepare(resolved, for_preview=True), NO_RUNS, as_json)
     elif detach:
-        _print_notes(resolved.conf, given)
+        _print_notes(resolved, given)
         ready = submitting.prepare(resolved)
         executor = make_executor(resolved)
         found, record = submitting.submit_prepared(ready, executor=executor)
         print_submitted(found, record, ready.plan, {}, as_json=as_json, follow=False)
     else:
-        _print_notes(resolved.conf, given)
+        _print_notes(resolved, given)
         say("vjob: Ctrl-C ends it", err=True)
         sys.exit(_follow(resolved, given, as_json=as_json))
 
 
-def _print_notes(conf: JobConf, given: Given) -> None:
+def _print_notes(resolved: Resolved, given: Given) -> None:
     from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
     from varuna_core.facts.known import Value
+    from vjob.jobs.programs import start
     from vjob.jobs.schedulers import choose as schedulers
     from vjob.shelf.run.conf import list_notes
 
     counted = count_visible(choose_accelerator(), os.environ)
     num_gpus = counted.value if isinstance(counted, Value) else 0
     has_slurm = not schedulers.get_scheduler("slurm").find_obstacle()
-    for line in list_notes(conf, given, has_slurm=has_slurm, num_gpus=num_gpus):
+    notes = list_notes(resolved.conf, given, has_slurm=has_slurm, num_gpus=num_gpus)
+    launch = start.describe_launch(resolved.conf, resolved.written)
+    said = [f"launch {launch}"] if launch.why and launch.name != "python" else []
+    for line in (*notes, *said):
         say(f"vjob: {line}", err=True)
 
 
