@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,8 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     for run in after.runs:
         how = "has ended well" if run in after.succeeded else "has ended"
         head += f"# It would start once {run.name} {how}\n"
-    head += _comment(render_origins(_list_origins(ready), str(ready.resolved.path)))
+    left_out = ready.resolved.site.left_out
+    head += _comment(render_origins(_list_origins(ready), str(ready.resolved.path), left_out))
     return head + "".join(f"\n# ---- {name}\n{text}" for name, text in parts)
 
 
@@ -50,7 +51,7 @@ def _list_origins(ready: Prepared) -> dict[str, Origin]:
     return list_origins(resolved.conf, resolved.lines, resolved.site, resolved.queues)
 
 
-def render_origins(origins: Mapping[str, Origin], conf: str) -> str:
+def render_origins(origins: Mapping[str, Origin], conf: str, left_out: Collection[str]) -> str:
     """The values that a conf does not write, a paragraph for each place where they are from."""
     found: dict[str, list[str]] = {}
     for key, origin in origins.items():
@@ -58,6 +59,8 @@ def render_origins(origins: Mapping[str, Origin], conf: str) -> str:
         head = f"{origin.source} ({place})" if place else origin.source
         value = origin.where if origin.source == "chosen" else origin.value
         found.setdefault(head, []).append(f"{key} {value}")
+    if left_out:
+        found["left out, as it does not fit"] = sorted(left_out)
     lines = [f"Values that {conf} does not write:"] if found else []
     for head in sorted(found, key=lambda head: head == "default"):
         text = clean(f"{head}: {', '.join(found[head])}")

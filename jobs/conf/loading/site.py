@@ -322,13 +322,14 @@ def check_locks(
     """A problem for each locked key of the conf that is not as in `fixed`, in the site's words."""
     problems = []
     for key, lock in site.locks.items():
-        if key in site.left_out:
+        is_written = any(one == key or one.startswith(f"{key}.") for one in lines)
+        if key in site.left_out or not is_written:
             continue
         value, wanted = _find(conf, key), _find(fixed, key)
         if not _has(site.fixed, key):
             wanted = find_default(key) if key in list_leaves() else None
         if value != wanted:
-            shown = show(key, spell_value(wanted))
+            shown = "no value" if wanted is None else show(key, spell_value(wanted))
             found = Problem(
                 where=find_line(lines, key),
                 key=key,

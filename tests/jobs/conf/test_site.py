@@ -100,6 +100,19 @@ def test_a_locked_key_is_refused_in_the_words_of_the_site(environ: dict[str, str
     require_valid(read(environ, "cluster: {account: physics, requeue: no}\n"), environ=environ)
 
 
+def test_a_locked_path_or_variable_may_stay_as_it_is(environ: dict[str, str]) -> None:
+    Path(environ["VJOB_SITE"]).write_text(
+        "defaults: {env: {A: b}}\nlocked: {log_folder: Here., env.A: A is b., env.C: No C.}\n"
+    )
+    require_valid(read(environ, "env: {B: c, A: b}\n"), environ=environ)
+    *said, last = refuse(environ, "env: {A: c, C: d}\nlog_folder: other\n")
+    assert last.startswith("conf.yaml:4: log_folder = ") and "Here. (site.yaml:2" in last
+    assert said == [
+        "conf.yaml:3: env.A = c: A is b. (site.yaml:2 locks it at b)",
+        "conf.yaml:3: env.C = d: No C. (site.yaml:2 locks it at no value)",
+    ]
+
+
 def test_a_user_cannot_open_a_lock_nor_make_one(environ: dict[str, str]) -> None:
     path = write_own(environ, "defaults: {cluster: {account: mine}}\n")
     (said,) = refuse(environ)
@@ -222,6 +235,7 @@ def test_a_dry_run_says_where_each_value_is_from(
         "chosen: cluster.nodes[0].queue short, the first of the site's queues with a100:2" in head
     )
     assert "default: cluster.hetero auto, " in head
+    assert "left out, as it does not fit: container.scratch" in head
     origins = describe_preview(ready)["origins"]
     assert origins["cluster.account"] == {
         "value": "physics", "from": "site", "where": f"{environ['VJOB_SITE']}:3",
