@@ -1,7 +1,9 @@
 # A smaller training image for NVIDIA GPUs, without apex: Python, PyTorch's own wheels with the CUDA
 # and NCCL that they bring, and varuna_core.
 #
-#   vjob container build gpu-small -o small.sqsh
+#   pip wheel --no-deps -w containers/recipes .
+#   podman build -t small -f containers/recipes/gpu-small.Dockerfile containers/recipes
+#   vjob container import podman://localhost/small -o small.sqsh
 #
 # needs podman or docker, enroot, 30 GB of disk and a way to Docker Hub and PyPI. These wheels have
 # CUDA 12.8 and NCCL 2.27.5: driver 525.60.13 or later. There is no CUDA toolkit (nvcc), so nothing
@@ -21,8 +23,8 @@ ARG TORCH=2.9.1
 ARG NUMPY=2.3.5
 RUN pip install --no-cache-dir "torch==${TORCH}" "numpy==${NUMPY}"
 
-COPY varuna_core-*.whl /tmp/
-RUN pip install --no-cache-dir --no-deps /tmp/varuna_core-*.whl && rm /tmp/varuna_core-*.whl
+COPY vjob-*.whl /tmp/
+RUN pip install --no-cache-dir --no-deps /tmp/vjob-*.whl && rm /tmp/vjob-*.whl
 
 # Says at build time what would else fail in a job.
 RUN python3 -c "import torch, varuna_core; \

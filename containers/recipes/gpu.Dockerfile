@@ -1,7 +1,9 @@
 # The training image for NVIDIA GPUs: CUDA, NCCL, PyTorch and apex of NVIDIA's image, DeepSpeed,
 # and varuna_core.
 #
-#   vjob container build gpu -o pytorch.sqsh
+#   pip wheel --no-deps -w containers/recipes .
+#   podman build -t pytorch -f containers/recipes/gpu.Dockerfile containers/recipes
+#   vjob container import podman://localhost/pytorch -o pytorch.sqsh
 #
 # needs podman or docker, enroot, 60 GB of disk and a way to nvcr.io (its PyTorch images need no
 # account). 25.11 has Python 3.12, PyTorch 2.10.0a0 and CUDA 13.0: driver 580, or an older one of
@@ -16,8 +18,8 @@ FROM ${BASE}
 ARG DEEPSPEED=0.18.2
 RUN DS_BUILD_OPS=0 pip install --no-cache-dir --no-build-isolation "deepspeed==${DEEPSPEED}"
 
-COPY varuna_core-*.whl /tmp/
-RUN pip install --no-cache-dir --no-deps /tmp/varuna_core-*.whl && rm /tmp/varuna_core-*.whl
+COPY vjob-*.whl /tmp/
+RUN pip install --no-cache-dir --no-deps /tmp/vjob-*.whl && rm /tmp/vjob-*.whl
 
 # Says at build time what would else fail in a job.
 RUN python3 -c "from importlib.metadata import version as v; \

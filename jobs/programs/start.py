@@ -39,7 +39,7 @@ RUNTIME: Mapping[str, str] = {"python": "3.10", "torch": "2.9", "numpy": "1.26"}
 NO_APEX = (
     "train.optimizer.apex is true, and wants NVIDIA's apex with its compiled parts (PyPI's package "
     "of that name is something else): set it to auto or false, or use an image that has it, as "
-    "`vjob container build gpu` makes one"
+    "containers/recipes/gpu.Dockerfile makes one"
 )
 NO_TORCHAO = (
     "train.precision is fp8, which is torchao's: pip install 'vjob[fp8]' in the ranks' Python, or "

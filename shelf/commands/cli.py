@@ -130,7 +130,7 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
         _row(
             "container",
             "container:container",
-            "Make, fetch, look at and clear away container images.",
+            "Fetch, list and clear away container images.",
         ),
         _row("data", "data:data", "Make training data from text, and look at it."),
         _row("completion", "prepare:completion", "Print the completion script of SHELL."),

@@ -49,11 +49,10 @@ class ContainerGroup(click.Group):
 
 @click.group(cls=ContainerGroup)
 def container() -> None:
-    """Make, fetch, list and clear away container images.
+    """Fetch, list and clear away container images.
 
     \b
     vjob container import nvcr.io#nvidia/pytorch:25.11-py3   once, for all nodes
-    vjob container build cpu -o cpu.sqsh                     a small one
     vjob container list                                      what this node holds
     srun -N4 --ntasks-per-node=1 vjob container clean --all  clear four nodes
     """
@@ -131,79 +130,6 @@ def import_(
         _note(f"in a conf: container: {{image: '{reference}'}}, or this path")
     else:
         _note(f"in a conf: container: {{image: '{path}'}}")
-
-
-@container.command()
-@click.argument("recipe", required=False)
-@click.option(
-    "--from-folder",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Take this root folder as it is, instead of a recipe.",
-)
-@click.option(
-    "--output",
-    "-o",
-    required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.sqsh",
-)
-@click.option("--debootstrap", "suite", metavar="SUITE", help="Another suite than the recipe's.")
-@click.option("--mirror", metavar="URL", help="Debian mirror; default: debootstrap's own.")
-@click.option("--pip", multiple=True, metavar="NAME", help="Add a wheel from PyPI (repeatable).")
-@click.option("--without-packages", is_flag=True, help="Leave varuna_core out.")
-@click.option("--scratch", metavar="DIR", help="Where to work.  [default: /var/tmp]")
-@again_option
-@json_option
-def build(
-    recipe: str | None,
-    from_folder: Path | None,
-    output: Path,
-    suite: str | None,
-    mirror: str | None,
-    pip: tuple[str, ...],
-    without_packages: bool,
-    scratch: str | None,
-    again: bool,
-    as_json: bool,
-) -> None:
-    """Make an image file by RECIPE, or of a root folder.
-
-    \b
-    vjob container build cpu -o cpu.sqsh          Debian, varuna_core; as root
-    vjob container build cpu -o torch.sqsh --pip torch
-    vjob container build gpu -o gpu.sqsh          PyTorch, apex, DeepSpeed
-    vjob container build gpu-small -o small.sqsh  PyTorch's own wheels alone
-    vjob container build my/Dockerfile -o mine.sqsh
-    vjob container build --from-folder /srv/root -o root.sqsh
-
-    varuna_core is put where the image's python3 looks, without vjob's own dependencies. Dockerfiles
-    find it as a wheel beside them, and need podman or docker, and enroot.
-    """
-    from vjob.jobs.images import build as building
-
-    if (recipe is None) == (from_folder is None):
-        raise InputError(
-            "give either a RECIPE (cpu, gpu, gpu-small, or a file) or --from-folder DIR"
-        )
-    options = building.Options(
-        output=output.absolute(),
-        again=again,
-        suite=suite,
-        mirror=mirror,
-        pip=pip,
-        scratch=scratch,
-        with_packages=not without_packages,
-    )
-    if from_folder is not None:
-        building.build_folder(from_folder.absolute(), options, _note)
-    else:
-        assert recipe is not None
-        building.build_recipe(recipe, options, _note)
-    if as_json:
-        print_object({"path": str(options.output), "bytes": options.output.stat().st_size})
-    else:
-        click.echo(options.output)
 
 
 @container.command(name="list")

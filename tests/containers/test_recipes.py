@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from vjob.jobs.images.build import find_recipe
 from vjob.jobs.programs.start import RUNTIME
 
 FOLDER = ROOT / "containers/recipes"
@@ -44,9 +43,9 @@ def test_a_dockerfile_pins_what_it_takes_and_leaves_no_waste(path: Path) -> None
         if word == "RUN" and "pip install" in rest:
             assert "--no-cache-dir" in rest
             wanted = re.findall(r'"([\w.-]+)==', rest)
-            assert wanted or "/tmp/varuna_core-*.whl" in rest, f"{rest} has a version"
+            assert wanted or "/tmp/vjob-*.whl" in rest, f"{rest} has a version"
         if word == "COPY":
-            assert rest.split()[0] == "varuna_core-*.whl", "what the build puts beside it"
+            assert rest.split()[0] == "vjob-*.whl", "what the build puts beside it"
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -67,8 +66,8 @@ def test_a_dockerfile_has_what_varuna_core_needs(path: Path) -> None:
 
 
 def test_only_the_full_recipe_has_apex() -> None:
-    assert "find_spec('amp_C')" in find_recipe("gpu").read_text()
-    small = "\n".join(rest for _, rest in read_instructions(find_recipe("gpu-small")))
+    assert "find_spec('amp_C')" in (FOLDER / "gpu.Dockerfile").read_text()
+    small = "\n".join(rest for _, rest in read_instructions(FOLDER / "gpu-small.Dockerfile"))
     assert "apex" not in small and "torch.version.cuda" in small
 
 

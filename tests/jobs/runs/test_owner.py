@@ -109,7 +109,7 @@ NAMES_RUN = {
 """What is typed of each command that takes a run or a folder of runs."""
 NAMES_NONE = {
     "list", "init", "schema", "doctor", "completion", "try", "plan", "profile", "data prepare",
-    "data inspect", "data sample", "container import", "container build", "container list",
+    "data inspect", "data sample", "container import", "container list",
     "container clean", "there",
 }  # fmt: skip
 """The others: what they read is what their user names, and no run."""

@@ -83,7 +83,6 @@ CASES: dict[str, tuple[int, str]] = {
     "doctor": (-1, ""),
     "container list --cache images": (0, ""),
     "container clean nothing --scratch scratch": (2, ""),
-    "container build nothing -o x.sqsh": (2, ""),
     "container import a#b#c": (2, ""),
     "data prepare nothing.jsonl -o x --train 300": (2, ""),
     "data inspect nothing": (2, ""),

@@ -116,7 +116,7 @@ ROWS = (
         r"|image format not recognized",
         "the file is not a squashfs image",
         look_at("unsquashfs -s FILE"),
-        do("make the image with `vjob container import` or `vjob container build`"),
+        do("make the image with `vjob container import` or mksquashfs"),
     ),
     container(
         "torn image",
