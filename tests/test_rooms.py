@@ -102,6 +102,7 @@ BELOW = {
         "shelf/doctor",
         "shelf/trial",
         "shelf/elastic",
+        "shelf/view",
         "shelf/screen",
         "shelf/watch",
         "shelf/web",

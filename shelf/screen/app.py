@@ -13,7 +13,7 @@ from vjob.jobs.monitor.model.snapshot import ENDED, EXIT_CODES, Health, Verdict
 from vjob.shelf.screen.key_screen import Failed, KeyApp, Repeat
 from vjob.shelf.screen.live import Actions, LiveScreen, Looked, Read, SnapshotSource
 from vjob.shelf.screen.theme import Marks
-from vjob.shelf.screen.view import View
+from vjob.shelf.view.job import View
 
 INTERVAL_S = 2.0
 ENDED_S = 30.0

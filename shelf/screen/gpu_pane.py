@@ -7,8 +7,9 @@ from rich.text import Text
 from vjob.jobs.monitor.model.snapshot import Gpu
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.pane import ScrollPane
-from vjob.shelf.screen.theme import Marks, format_age, format_memory
-from vjob.shelf.screen.view import NodeRow
+from vjob.shelf.screen.theme import Marks
+from vjob.shelf.view.formats import format_age, format_memory
+from vjob.shelf.view.job import NodeRow, list_troubles
 
 BAR_WIDTH = 10
 HISTORY = 30
@@ -76,23 +77,11 @@ class GpuPane(ScrollPane):
         line.append(self._format_heat(gpu))
         if gpu.history:
             line.append("  " + self.marks.spark(gpu.history, HISTORY, top=100.0), theme.GOOD)
-        for words in self._list_troubles(gpu):
-            line.append(f"  {words}", theme.BAD)
+        for words in list_troubles(gpu):
+            line.append(f"  {self.marks.plain(words)}", theme.BAD)
         return line
 
     def _format_heat(self, gpu: Gpu) -> str:
         heat = "" if gpu.temperature is None else f"{gpu.temperature:.0f}{self.marks.degree}"
         power = "" if gpu.power_w is None else f"{gpu.power_w:.0f} W"
         return f"{heat:>4} {power:>6}"
-
-    def _list_troubles(self, gpu: Gpu) -> list[str]:
-        troubles = []
-        if gpu.held_down:
-            troubles.append(f"held down: {self.marks.plain(gpu.held_down)}")
-        if gpu.ecc_errors:
-            troubles.append(f"{gpu.ecc_errors} ECC errors")
-        if gpu.num_foreign:
-            troubles.append(f"{gpu.num_foreign} foreign processes")
-        if gpu.num_processes == 0:
-            troubles.append("no process")
-        return troubles

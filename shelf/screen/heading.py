@@ -14,13 +14,8 @@ from rich.text import Text
 from vjob.jobs.monitor.model.snapshot import Line, Point, Progress, Scheduler, Snapshot, Verdict
 from vjob.jobs.monitor.model.text import format_queue_age
 from vjob.shelf.screen import theme
-from vjob.shelf.screen.theme import (
-    Marks,
-    format_age,
-    format_coarse_duration,
-    format_loss,
-    format_seconds,
-)
+from vjob.shelf.screen.theme import Marks
+from vjob.shelf.view.formats import format_age, format_coarse_duration, format_loss, format_seconds
 
 LAST_POINTS = 20
 """Of which the time of a step is the median."""

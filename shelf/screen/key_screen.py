@@ -22,12 +22,17 @@ from textual.color import Color
 from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
+from textual.widgets import Input
 
 from vjob.shelf.screen import theme
-from vjob.shelf.screen.pages import TextPage
+from vjob.shelf.screen.pages import TextPage, render_keys
+from vjob.shelf.screen.pane import TextLines
+from vjob.shelf.screen.table_pane import TablePane
 from vjob.shelf.screen.theme import Marks, choose_marks
 
 MESSAGE_S = 20.0
+FILTER = "filter"
+"""What a prompt is for that filters the table."""
 MOST_SHARE = 0.5
 """Of the time that looking may take: a look of a minute is followed by a pause of one."""
 STYLE = f"""
@@ -71,10 +76,22 @@ class KeyScreen(Screen[None]):
     """A screen whose last line says what its keys do, or for a while what one of them did."""
 
     HINTS: ClassVar[Sequence[tuple[str, str]]] = ()
+    KEYS: ClassVar[Sequence[tuple[str, str]]] = ()
+    """All keys, and what they do."""
 
     def __init__(self, marks: Marks) -> None:
         super().__init__()
         self.marks = marks
+        self.heading = TextLines(marks, id="heading")
+        self.hint = TextLines(marks, id="hint")
+        self.prompt = Input(id="prompt", compact=True)
+        self.prompt.cursor_blink = False
+        self.asked = ""
+        """What the prompt is for."""
+        self.problem = ""
+        """Why the last look failed."""
+        self.looked_at: float | None = None
+        self._begun = time.monotonic()
         self.message = ""
         """In place of the hints, for a while."""
         self._num_said = 0
@@ -82,6 +99,49 @@ class KeyScreen(Screen[None]):
     def place_panes(self) -> None:
         """Draw all parts."""
         raise NotImplementedError
+
+    @property
+    def table(self) -> TablePane[Any]:
+        """The table that keys sort and filter."""
+        raise NotImplementedError
+
+    @property
+    def age_s(self) -> float:
+        """Age of what is shown, or how long the first look takes."""
+        return time.monotonic() - (self.looked_at or self._begun)
+
+    def on_resize(self) -> None:
+        self.place_panes()
+
+    def on_failed(self, message: Failed) -> None:
+        self.problem = message.problem
+        self.place_panes()
+
+    def action_help(self) -> None:
+        self.app.push_screen(TextPage(self.marks, "keys", render_keys(self.KEYS)))
+
+    def action_sort_next(self, direction: int) -> None:
+        self.table.sort_next(direction)
+
+    def action_turn(self) -> None:
+        self.table.sort(self.table.sorted_by)
+
+    def open_prompt(self, asked: str, placeholder: str, value: str = "") -> None:
+        self.asked = asked
+        self.prompt.placeholder, self.prompt.value = placeholder, value
+        self.prompt.display, self.hint.display = True, False
+        self.prompt.focus(scroll_visible=False)
+
+    def close_prompt(self) -> str:
+        """Close it; what it was for."""
+        asked, self.asked = self.asked, ""
+        self.prompt.display, self.hint.display = False, True
+        return asked
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self.asked == FILTER:
+            self.table.set_filter(event.value)
+            self.place_panes()
 
     def say(self, message: str) -> None:
         """In place of the hints, for a while."""

@@ -6,7 +6,6 @@ screen's own, as they may wait for a file server; the threads answer with the me
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,13 +19,13 @@ from vjob.jobs.monitor.model.snapshot import Line, Snapshot, Verdict
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.gpu_pane import GpuPane
 from vjob.shelf.screen.heading import render_heading
-from vjob.shelf.screen.key_screen import Failed, KeyScreen
+from vjob.shelf.screen.key_screen import FILTER, KeyScreen
 from vjob.shelf.screen.log_pane import LogPane
 from vjob.shelf.screen.node_pane import NodePane
-from vjob.shelf.screen.pages import Confirmation, TextPage, render_help, render_verdict
-from vjob.shelf.screen.pane import TextLines
-from vjob.shelf.screen.theme import Marks, format_coarse_duration
-from vjob.shelf.screen.view import View
+from vjob.shelf.screen.pages import KEYS, Confirmation, TextPage, render_verdict
+from vjob.shelf.screen.theme import Marks
+from vjob.shelf.view.formats import format_coarse_duration
+from vjob.shelf.view.job import View
 
 HINT = 1
 ONE_PANE = 9
@@ -147,6 +146,7 @@ class LiveScreen(KeyScreen):
         ("f", "filter"), ("a", "all logs"), ("v", "verdict"), ("s", "stacks"), ("r", "report"),
         ("c", "cancel"), ("z", "zoom"),
     )  # fmt: skip
+    KEYS = KEYS
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("q", "app.quit", "quit"),
         ("question_mark", "help", "help"),
@@ -180,19 +180,10 @@ class LiveScreen(KeyScreen):
         """Whose lines the log shows; read by the thread that brings them."""
         self.active = PANES[0]
         self.is_zoomed = False
-        self.asked = ""
-        """What the prompt is for."""
-        self.heading = TextLines(marks, id="heading")
         self.nodes = NodePane(marks, id="nodes")
         self.gpus = GpuPane(marks, id="gpus")
         self.log_pane = LogPane(marks, id="log")
-        self.hint = TextLines(marks, id="hint")
-        self.prompt = Input(id="prompt", compact=True)
-        self.prompt.cursor_blink = False
-        self._begun = time.monotonic()
-        self._looked_at: float | None = None
         self._next_s = interval_s
-        self._problem = ""
         self._notice = ""
         self._shows_all = False
         self._heights: tuple[Heights, int] | None = None
@@ -204,22 +195,19 @@ class LiveScreen(KeyScreen):
         self.set_interval(self.interval_s, self.poll_age)
         self.nodes.focus()
 
-    def on_resize(self) -> None:
-        self.place_panes()
+    @property
+    def table(self) -> NodePane:
+        return self.nodes
 
     @property
     def panes(self) -> dict[str, NodePane | GpuPane | LogPane]:
         return {"nodes": self.nodes, "gpus": self.gpus, "log": self.log_pane}
 
     def on_looked(self, message: Looked) -> None:
-        self.view, self._looked_at, self._problem = message.view, message.at, ""
+        self.view, self.looked_at, self.problem = message.view, message.at, ""
         self._next_s = message.next_s
         self.nodes.take(message.view.rows, message.view.snapshot.num_nodes)
         self._show_gpus()
-        self.place_panes()
-
-    def on_failed(self, message: Failed) -> None:
-        self._problem = message.problem
         self.place_panes()
 
     def on_read(self, message: Read) -> None:
@@ -245,12 +233,12 @@ class LiveScreen(KeyScreen):
             self.place_panes()
 
     def _find_notice(self) -> str:
-        age_s = time.monotonic() - (self._looked_at or self._begun)
-        is_late = age_s > max(LEAST_LATE_S, LATE_LOOKS * self._next_s)
-        if not self._problem and not is_late:
+        is_late = self.age_s > max(LEAST_LATE_S, LATE_LOOKS * self._next_s)
+        if not self.problem and not is_late:
             return ""
-        shown = f"all of this is {format_coarse_duration(age_s)} old: " if self._looked_at else ""
-        return shown + (self._problem or "the files or the scheduler do not answer")
+        age = format_coarse_duration(self.age_s)
+        shown = f"all of this is {age} old: " if self.looked_at else ""
+        return shown + (self.problem or "the files or the scheduler do not answer")
 
     def place_panes(self) -> None:
         """Give every pane its lines, and the head its text."""
@@ -308,12 +296,6 @@ class LiveScreen(KeyScreen):
         self.is_zoomed = not self.is_zoomed
         self.place_panes()
 
-    def action_sort_next(self, direction: int) -> None:
-        self.nodes.sort_next(direction)
-
-    def action_turn(self) -> None:
-        self.nodes.sort(self.nodes.sorted_by)
-
     def action_all_logs(self) -> None:
         self._shows_all = not self._shows_all
         self._show_log()
@@ -329,35 +311,20 @@ class LiveScreen(KeyScreen):
 
     def action_ask(self, what: str) -> None:
         """Open the prompt, for the filter or a search."""
-        self.asked = what
-        self.prompt.placeholder = PROMPTS[what]
-        self.prompt.value = self.nodes.filter if what == "filter" else ""
-        self.prompt.display = True
-        self.hint.display = False
-        self.prompt.focus(scroll_visible=False)
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        if self.asked == "filter":
-            self.nodes.set_filter(event.value)
+        self.open_prompt(what, PROMPTS[what], self.nodes.filter if what == FILTER else "")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        asked = self._close_prompt()
+        asked = self.close_prompt()
         if asked == "search":
             self.log_pane.search(event.value)
             self.activate("log")
         else:
             self.activate("nodes")
 
-    def _close_prompt(self) -> str:
-        asked, self.asked = self.asked, ""
-        self.prompt.display = False
-        self.hint.display = True
-        return asked
-
     def action_leave(self) -> None:
         """Undo one thing: the prompt, the zoom, the search, the filter."""
         if self.asked:
-            if self._close_prompt() == "filter":
+            if self.close_prompt() == FILTER:
                 self.nodes.set_filter("")
             self.activate(self.active)
         elif self.is_zoomed:
@@ -366,9 +333,6 @@ class LiveScreen(KeyScreen):
             self.log_pane.search("")
         elif self.nodes.filter:
             self.nodes.set_filter("")
-
-    def action_help(self) -> None:
-        self.app.push_screen(TextPage(self.marks, "keys", render_help()))
 
     def action_verdict(self) -> None:
         if self.view is not None:

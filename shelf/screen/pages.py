@@ -12,7 +12,8 @@ from vjob.jobs.monitor.model.snapshot import Snapshot, Verdict
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.heading import format_place
 from vjob.shelf.screen.pane import ScrollPane
-from vjob.shelf.screen.theme import Marks, format_age
+from vjob.shelf.screen.theme import Marks
+from vjob.shelf.view.formats import format_age
 
 KEYS = (
     ("q", "quit; the job goes on, the exit code is the verdict's"),
@@ -103,10 +104,10 @@ class Confirmation(ModalScreen[bool]):
         yield self.pane
 
 
-def render_help() -> list[Text]:
+def render_keys(keys: Sequence[tuple[str, str]]) -> list[Text]:
     """The keys, one a line."""
-    width = max(len(key) for key, _ in KEYS) + 2
-    return [Text(key.ljust(width), style=theme.KEY).append(does, theme.PLAIN) for key, does in KEYS]
+    width = max(len(key) for key, _ in keys) + 2
+    return [Text(key.ljust(width), style=theme.KEY).append(does, theme.PLAIN) for key, does in keys]
 
 
 def render_verdict(snapshot: Snapshot, verdict: Verdict, marks: Marks) -> list[Text]:

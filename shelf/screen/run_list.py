@@ -17,18 +17,15 @@ from textual.app import ComposeResult
 from textual.message import Message
 from textual.widgets import Input
 
-from vjob.jobs.monitor.model.run_row import RunRow, format_step
+from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.shelf.screen import theme
-from vjob.shelf.screen.key_screen import Failed, KeyApp, KeyScreen, Repeat
-from vjob.shelf.screen.pages import Confirmation, TextPage
+from vjob.shelf.screen.key_screen import FILTER, Failed, KeyApp, KeyScreen, Repeat
+from vjob.shelf.screen.pages import Confirmation
 from vjob.shelf.screen.pane import TextLines
-from vjob.shelf.screen.table_pane import REST, Cell, Column, Flag, TablePane
-from vjob.shelf.screen.theme import (
-    Marks,
-    format_age,
-    format_coarse_duration,
-    format_seconds,
-)
+from vjob.shelf.screen.table_pane import Flag, TablePane
+from vjob.shelf.screen.theme import Marks
+from vjob.shelf.view.formats import format_coarse_duration
+from vjob.shelf.view.runs import RUN_COLUMNS
 
 DETAIL = 5
 """Lines about the run under the cursor, as in CSS; none on a low screen."""
@@ -46,64 +43,6 @@ LIST_KEYS = (
     ("mouse", "click: sort by a column, choose a run; twice: open it"),
 )
 ASKS = "filter runs: a part of run, job, state, verdict or reason; Enter keeps, Esc clears"
-
-
-def _health_cell(row: RunRow, marks: Marks) -> Cell:
-    if row.verdict is None:
-        return row.state, theme.DIM
-    return row.verdict.health.value, theme.word(row.verdict.health)
-
-
-def _duration_cell(seconds: float | None) -> Cell:
-    return "" if seconds is None else format_coarse_duration(seconds), theme.PLAIN
-
-
-def _find_share(row: RunRow) -> float | None:
-    """How much of the run is done; without a known end more than all that have one."""
-    return row.step if row.step is None or not row.num_steps else row.step / row.num_steps
-
-
-RUN_COLUMNS = (
-    Column[RunRow](
-        title="run", width=14, place=0,
-        show=lambda row, marks: (row.run, theme.PLAIN), key=lambda row: row.submitted,
-        first_down=True,
-    ),
-    Column[RunRow](
-        title="verdict", width=9, place=1, show=_health_cell, key=lambda row: row.health,
-    ),
-    Column[RunRow](
-        title="step", width=7, place=2,
-        show=lambda row, marks: (format_step(row) if row.step is not None else "", theme.PLAIN),
-        key=lambda row: _find_share(row), first_down=True,
-    ),
-    Column[RunRow](
-        title="s/step", width=7, place=5, is_number=True, first_down=True,
-        show=lambda row, marks: (format_seconds(row.step_s), theme.PLAIN),
-        key=lambda row: row.step_s,
-    ),
-    Column[RunRow](
-        title="left", width=12, place=3, is_number=True,
-        show=lambda row, marks: _duration_cell(row.left_s), key=lambda row: row.left_s,
-    ),
-    Column[RunRow](
-        title="age", width=4, place=4, is_number=True,
-        show=lambda row, marks: (format_age(row.age_s), theme.PLAIN), key=lambda row: row.age_s,
-    ),
-    Column[RunRow](
-        title="state", width=10, place=6,
-        show=lambda row, marks: (row.state, theme.DIM), key=lambda row: row.state,
-    ),
-    Column[RunRow](
-        title="job", width=8, place=7,
-        show=lambda row, marks: (",".join(row.jobs), theme.DIM),
-        key=lambda row: ",".join(job.zfill(12) for job in row.jobs) or None,
-    ),
-    Column[RunRow](
-        title="reason", width=REST, place=8,
-        show=lambda row, marks: (row.message, theme.DIM), key=lambda row: row.message or None,
-    ),
-)  # fmt: skip
 
 
 class RunPane(TablePane[RunRow]):
@@ -195,6 +134,7 @@ class RunListScreen(KeyScreen):
         ("?", "help"), ("q", "quit"), ("Enter", "open"), ("f", "filter"), ("< >", "sort"),
         ("space", "mark"), ("d", "compare"), ("c", "cancel"),
     )  # fmt: skip
+    KEYS = LIST_KEYS
     BINDINGS = [  # noqa: RUF012 - Textual's own way
         ("q", "leave_list", "quit"),
         ("question_mark", "help", "help"),
@@ -211,16 +151,8 @@ class RunListScreen(KeyScreen):
     def __init__(self, marks: Marks, actions: RunActions, place: ListPlace) -> None:
         super().__init__(marks)
         self.actions, self.place = actions, place
-        self.heading = TextLines(marks, id="heading")
         self.runs = RunPane(marks, id="runs")
         self.detail = TextLines(marks, id="detail")
-        self.hint = TextLines(marks, id="hint")
-        self.prompt = Input(id="prompt", compact=True)
-        self.prompt.cursor_blink = False
-        self._is_asking = False
-        self._begun = time.monotonic()
-        self._looked_at: float | None = None
-        self._problem = ""
         self.runs.chosen, self.runs.is_moved = place.chosen, place.chosen is not None
         self.runs.sorted_by, self.runs.is_down = place.sorted_by, place.is_down
         self.runs.filter, self.runs.marked = place.filter, place.marked
@@ -232,16 +164,13 @@ class RunListScreen(KeyScreen):
         self.set_interval(2.0, self.place_panes)
         self.runs.focus()
 
-    def on_resize(self) -> None:
-        self.place_panes()
+    @property
+    def table(self) -> RunPane:
+        return self.runs
 
     def on_listed(self, message: Listed) -> None:
-        self._looked_at, self._problem = message.at, message.problem
+        self.looked_at, self.problem = message.at, message.problem
         self.runs.take_rows(message.rows)
-        self.place_panes()
-
-    def on_failed(self, message: Failed) -> None:
-        self._problem = message.problem
         self.place_panes()
 
     def on_table_pane_chosen(self, message: RunPane.Chosen) -> None:
@@ -259,12 +188,12 @@ class RunListScreen(KeyScreen):
 
     def _render_head(self, width: int) -> Text:
         line = Text(style=theme.PLAIN).append(" your runs ", theme.TITLE)
-        age_s = time.monotonic() - (self._looked_at or self._begun)
-        if self._problem or (self._looked_at and age_s > LATE_S):
+        age_s = self.age_s
+        if self.problem or (self.looked_at and age_s > LATE_S):
             age = f"this is {format_coarse_duration(age_s)} old" if age_s > LATE_S else ""
-            said = ": ".join(filter(None, (age, self._problem)))
+            said = ": ".join(filter(None, (age, self.problem)))
             return line.append(self.marks.fit(self.marks.plain(f" {said}"), width - 12), theme.WARM)
-        if self._looked_at is None:
+        if self.looked_at is None:
             return line.append(" reading ...", theme.DIM)
         counts = Counter(row.health for row in self.runs.all_rows)
         for word, count in counts.most_common():
@@ -292,43 +221,20 @@ class RunListScreen(KeyScreen):
         lines.append(Text(plain(f"{jobs}{row.state}  {row.folder}"), style=theme.DIM))
         return [part for line in lines for part in line.wrap(self.app.console, max(width, 10))]
 
-    def action_help(self) -> None:
-        width = max(len(key) for key, _ in LIST_KEYS) + 2
-        lines = [
-            Text(key.ljust(width), style=theme.KEY).append(does, theme.PLAIN)
-            for key, does in LIST_KEYS
-        ]
-        self.app.push_screen(TextPage(self.marks, "keys", lines))
-
-    def action_sort_next(self, direction: int) -> None:
-        self.runs.sort_next(direction)
-
-    def action_turn(self) -> None:
-        self.runs.sort(self.runs.sorted_by)
-
     def action_ask(self) -> None:
-        self._is_asking = True
-        self.prompt.placeholder, self.prompt.value = ASKS, self.runs.filter
-        self.prompt.display, self.hint.display = True, False
-        self.prompt.focus(scroll_visible=False)
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        if self._is_asking:
-            self.runs.set_filter(event.value)
-            self.place_panes()
+        self.open_prompt(FILTER, ASKS, self.runs.filter)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self._close_prompt()
+        self._leave_prompt()
 
-    def _close_prompt(self) -> None:
-        self._is_asking = False
-        self.prompt.display, self.hint.display = False, True
+    def _leave_prompt(self) -> None:
+        self.close_prompt()
         self.runs.focus(scroll_visible=False)
 
     def action_clear(self) -> None:
         """Undo one thing: the prompt and its filter, or the marks."""
-        if self._is_asking or self.runs.filter:
-            self._close_prompt()
+        if self.asked or self.runs.filter:
+            self._leave_prompt()
             self.runs.set_filter("")
         else:
             self.runs.marked.clear()

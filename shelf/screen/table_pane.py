@@ -1,10 +1,10 @@
-"""A table of rows with a cursor: its columns, how rows are sorted and filtered, and the pane."""
+"""A table of rows with a cursor: where its columns stand, and the pane that filters and sorts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic
 
 from rich.style import Style
 from rich.text import Text
@@ -14,34 +14,11 @@ from textual.message import Message
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.pane import ScrollPane
 from vjob.shelf.screen.theme import Marks
+from vjob.shelf.view.table import REST, Column, Order, Row
 
-REST = 0
-"""Width of a column that takes what the others leave."""
-Cell = tuple[str, Style]
 Flag = tuple[str, Style]
 """The sign before a row, a space where it has none."""
-Key = float | str | None
-Row = TypeVar("Row")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column(Generic[Row]):
-    """One column. Its width leaves room for the arrow of a sorted one."""
-
-    title: str
-    width: int
-    place: int
-    """Columns of the greatest place are left out first where they do not fit."""
-    show: Callable[[Row, Marks], Cell]
-    key: Callable[[Row], Key]
-    """None sorts last, in either direction."""
-    is_number: bool = False
-    is_fixed: bool = False
-    """As wide as it is set, whatever stands in it; so are numbers."""
-    first_down: bool = False
-    """The greatest comes first when it is chosen."""
-
-
+BAR_WIDTH = 5
 LEAST_REST = 12
 MARGIN = 2
 """Two signs before a row: the cursor's and the culprit's."""
@@ -57,11 +34,11 @@ class PlacedColumn(Generic[Row]):
 
 
 def place_columns(
-    columns: Sequence[Column[Row]], rows: Sequence[Row], width: int, marks: Marks
+    columns: Sequence[Column[Row]], rows: Sequence[Row], width: int
 ) -> list[PlacedColumn[Row]]:
     """The columns that fit, as wide as they need; those that nothing is in give way first."""
-    used = [column for column in columns if column.place == 0 or _has_any(column, rows)]
-    widths = {column.title: _find_width(column, rows, marks) for column in used}
+    used = [column for column in columns if column.is_used(rows)]
+    widths = {column.title: _find_width(column, rows) for column in used}
     while len(used) > 1 and sum(widths[c.title] + 1 for c in used) + MARGIN > width:
         used.remove(max(used, key=lambda column: column.place))
     rest = width - MARGIN - sum(widths[column.title] + 1 for column in used)
@@ -74,17 +51,13 @@ def place_columns(
     return placed
 
 
-def _has_any(column: Column[Row], rows: Sequence[Row]) -> bool:
-    return not rows or any(column.key(row) is not None for row in rows)
-
-
-def _find_width(column: Column[Row], rows: Sequence[Row], marks: Marks) -> int:
+def _find_width(column: Column[Row], rows: Sequence[Row]) -> int:
     """Width of a column: of text as long as the longest, of numbers as it is set."""
     if column.width == REST:
         return LEAST_REST
     if column.is_number or column.is_fixed:
         return column.width
-    longest = max((len(column.show(row, marks)[0]) for row in rows), default=column.width)
+    longest = max((len(column.show(row).text) for row in rows), default=column.width)
     return max(len(column.title) + 1, min(longest, 2 * column.width))
 
 
@@ -110,35 +83,16 @@ def render_row(
     line.append(marks.here if is_here else " ")
     line.append(*flag)
     for item in placed:
-        text, style = item.column.show(row, marks)
-        shown = marks.fit(marks.plain(text), item.width)
+        cell = item.column.show(row)
+        text = marks.plain(cell.text)
+        if cell.percent is not None:
+            text = f"{marks.bar(cell.percent, BAR_WIDTH)} {text:>4}"
+        shown, style = marks.fit(text, item.width), theme.style_of(cell.tone)
         line.append(
             shown.rjust(item.width) if item.column.is_number else shown.ljust(item.width), style
         )
         line.append(" ")
     return line
-
-
-class Order(Generic[Row]):
-    """The order of rows; at most looks no row moves, and none is compared."""
-
-    def __init__(self) -> None:
-        self._way: tuple[str, bool] = ("", False)
-        self._keys: list[Key] = []
-        self._places: list[int] = []
-
-    def sort(
-        self, columns: Sequence[Column[Row]], rows: Sequence[Row], title: str, is_down: bool
-    ) -> list[Row]:
-        """Sort by a column; rows of which nothing is known last, equal ones as they come."""
-        column = next(column for column in columns if column.title == title)
-        keys = [column.key(row) for row in rows]
-        if keys != self._keys or self._way != (title, is_down):
-            self._keys, self._way = keys, (title, is_down)
-            known: Any = {at: key for at, key in enumerate(keys) if key is not None}
-            unknown = [at for at, key in enumerate(keys) if key is None]
-            self._places = [*sorted(known, key=known.__getitem__, reverse=is_down), *unknown]
-        return [rows[at] for at in self._places]
 
 
 class TablePane(ScrollPane, Generic[Row]):
@@ -226,7 +180,7 @@ class TablePane(ScrollPane, Generic[Row]):
             words = [(row, self.find_words(row)) for row in rows]
             rows = tuple(row for row, text in words if all(word in text for word in wanted))
         self.rows = self._order.sort(self.columns, rows, self.sorted_by, self.is_down)
-        self._placed = place_columns(self.columns, self.all_rows, self.size.width, self.marks)
+        self._placed = place_columns(self.columns, self.all_rows, self.size.width)
         self.show()
 
     def sort(self, title: str) -> None:
@@ -305,6 +259,6 @@ class TablePane(ScrollPane, Generic[Row]):
             self.choose(number, is_meant=event.chain > 1)
 
     def on_resize(self) -> None:
-        self._placed = place_columns(self.columns, self.all_rows, self.size.width, self.marks)
+        self._placed = place_columns(self.columns, self.all_rows, self.size.width)
         super().on_resize()
         self._reveal()

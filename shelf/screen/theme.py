@@ -1,7 +1,6 @@
-"""Look of the screen: colours, signs and bars in Unicode or ASCII, and number formats.
+"""Look of the screen: colours, and signs and bars in Unicode or ASCII.
 
-No colour says anything that a word or sign beside it does not say. Numbers are coarse enough that
-what has not changed reads the same and is not redrawn."""
+No colour says anything that a word or sign beside it does not say."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from rich.style import Style
 
 from varuna_core.records.logs.tail import clean
 from vjob.jobs.monitor.model.snapshot import Health
+from vjob.shelf.view.table import Tone
 
 BACKGROUND = "#10141a"
 PANEL = "#1b222c"
@@ -30,6 +30,13 @@ BAD = Style(color="#ff8f85", bold=False)
 WARM = Style(color="#f2c262", bold=False)
 FOUND = Style(color="#10141a", bgcolor="#f2c262", bold=True)
 KEY = Style(color="#8cc8ff", bold=True)
+TONES = {
+    Tone.PLAIN: PLAIN,
+    Tone.DIM: DIM,
+    Tone.STRONG: STRONG,
+    Tone.GOOD: GOOD,
+    Tone.BAD: BAD,
+}
 HEALTH = {
     Health.HEALTHY: "#6fce8b",
     Health.DONE: "#6fce8b",
@@ -97,6 +104,11 @@ def badge(health: Health) -> Style:
 def word(health: Health) -> Style:
     """The word of a verdict in a row."""
     return Style(color=HEALTH[health], bold=False)
+
+
+def style_of(tone: Tone | Health) -> Style:
+    """The style of a cell of a table."""
+    return word(tone) if isinstance(tone, Health) else TONES[tone]
 
 
 def speaker(number: int) -> Style:
@@ -219,58 +231,3 @@ def choose_marks(environ: Mapping[str, str]) -> Marks:
         ctype = ""
     locale = environ.get("LC_ALL") or ctype or lang
     return UNICODE if "utf8" in locale.lower().replace("-", "") else ASCII
-
-
-MINUTE, HOUR, DAY = 60, 3600, 86400
-
-
-def format_age(seconds: float | None) -> str:
-    """`now`, `20s`, `3m`, `5h`, `2d`; coarse, and empty where nothing is known."""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    if seconds < 10:
-        return "now"
-    if seconds < MINUTE:
-        return f"{int(seconds // 10) * 10}s"
-    for length, unit, limit in ((MINUTE, "m", HOUR), (HOUR, "h", 2 * DAY)):
-        if seconds < limit:
-            return f"{int(seconds // length)}{unit}"
-    return f"{int(seconds // DAY)}d"
-
-
-def format_coarse_duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `1 h 05 min`, `3 d 4 h`: rounded down and padded, so that it holds still.
-
-    Sentences use `varuna_core.records.formatting.format_duration`.
-    """
-    if not math.isfinite(seconds):
-        return "?"
-    seconds = max(0, int(seconds))
-    if seconds < MINUTE:
-        return f"{seconds // 5 * 5} s"
-    if seconds < HOUR:
-        return f"{seconds // MINUTE} min"
-    if seconds < 2 * DAY:
-        return f"{seconds // HOUR} h {seconds % HOUR // MINUTE:02d} min"
-    return f"{seconds // DAY} d {seconds % DAY // HOUR} h"
-
-
-def format_seconds(seconds: float | None) -> str:
-    """Duration of a step: `0.042`, `2.31`, `14.2`, `130`."""
-    if seconds is None or not math.isfinite(seconds):
-        return ""
-    digits = next((n for n, limit in ((3, 1), (2, 10), (1, 100)) if seconds < limit), 0)
-    return f"{seconds:.{digits}f}"
-
-
-def format_loss(loss: float) -> str:
-    """Five figures at most; nan and inf as such."""
-    return f"{loss:.5g}" if math.isfinite(loss) else str(loss)
-
-
-def format_memory(used_mb: float | None, total_mb: float | None) -> str:
-    """`18.2/22.5 GB`."""
-    if used_mb is None:
-        return ""
-    used = f"{used_mb / 1024:.1f}"
-    return f"{used}/{total_mb / 1024:.1f} GB" if total_mb else f"{used} GB"

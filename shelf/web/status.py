@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.tail import clean
 from vjob.jobs.errors import InputError
-from vjob.jobs.monitor.model.run_row import RunRow, format_step
+from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import ENDED, Line, Snapshot, Verdict
 from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.monitor.readers.run_table import RunTable
@@ -24,14 +23,10 @@ from vjob.jobs.monitor.rules.base import is_plain_job
 from vjob.jobs.monitor.rules.pace import find_left_s, find_pace_s
 from vjob.jobs.reporting.report import find_folder, render_report
 from vjob.shelf.screen.start import JobActions, JudgedSource
-from vjob.shelf.screen.theme import (
-    format_age,
-    format_coarse_duration,
-    format_loss,
-    format_memory,
-    format_seconds,
-)
-from vjob.shelf.screen.view import NodeRow, View
+from vjob.shelf.view.formats import format_coarse_duration, format_loss, format_seconds
+from vjob.shelf.view.job import GPU_COLUMNS, NODE_COLUMNS, View, list_gpus
+from vjob.shelf.view.runs import RUN_COLUMNS
+from vjob.shelf.view.table import Column
 from vjob.shelf.web.feed import Feed, Made
 from vjob.shelf.web.server import LivePage
 
@@ -186,10 +181,12 @@ def build_job_page(
     """The page of one look."""
     view = View.make(snapshot, verdict)
     rows = sorted(view.rows, key=lambda row: (not row.is_culprit, not row.is_bad, row.index))
-    tables = [
-        ("nodes", "Nodes", _build_nodes(rows, snapshot.now)),
-        ("gpus", "GPUs", _build_gpus(rows)),
-    ]
+    is_bad = lambda row: row.is_culprit or row.is_bad  # noqa: E731
+    nodes = build_table(NODE_COLUMNS, rows, "nodes", is_marked=is_bad)
+    gpus = build_table(
+        GPU_COLUMNS, list_gpus(rows), "GPUs", is_marked=lambda row: bool(row.gpu.held_down)
+    )
+    tables = [("nodes", "Nodes", nodes), ("gpus", "GPUs", gpus)]
     loss = snapshot.progress.loss if snapshot.progress is not None else None
     step = snapshot.progress.step if snapshot.progress is not None else None
     of = snapshot.progress.num_steps if snapshot.progress is not None else None
@@ -235,91 +232,44 @@ def _format_line(line: Line) -> str:
     return f"{who} | {line.text}" if who else line.text
 
 
-def _build_nodes(rows: Sequence[NodeRow], now: float) -> Table:
-    columns = ("node", "group", "ranks", "stages", "state", "step", "s/step", "GPU %", "CPU %")
-    found = tuple(
-        Row(
-            cells=(
-                row.node.name,
-                row.node.group,
-                row.ranks,
-                row.stages,
-                row.error or row.state,
-                "" if row.step is None else str(row.step),
-                format_seconds(row.step_s),
-                _round(row.utilization),
-                _round(row.node.cpu_percent),
-                format_memory(row.node.memory_used_mb, row.node.memory_total_mb),
-                format_age(row.beat_age_s),
-                format_age(row.log_age_s),
-            ),
-            is_marked=row.is_culprit or row.is_bad,
-        )
-        for row in rows[:MOST_ROWS]
-    )
+def build_table(
+    columns: Sequence[Column[Any]],
+    rows: Sequence[Any],
+    what: str,
+    *,
+    is_marked: Callable[[Any], bool],
+    find_target: Callable[[Any], str] = lambda row: "",
+) -> Table:
+    """The columns that have a value, and the first rows."""
+    used = [column for column in columns if column.is_used(rows)]
+    count = len(rows) - MOST_ROWS
     return Table(
-        columns=(*columns, "memory", "beat", "log"), rows=found, note=_note_more(len(rows), "nodes")
-    )
-
-
-def _build_gpus(rows: Sequence[NodeRow]) -> Table:
-    found = [
-        Row(
-            cells=(
-                row.node.name,
-                gpu.index,
-                gpu.name,
-                _round(gpu.utilization),
-                format_memory(gpu.memory_used_mb, gpu.memory_total_mb),
-                _round(gpu.temperature),
-                _round(gpu.power_w),
-                gpu.throttle,
-            ),
-            is_marked=bool(gpu.held_down),
-        )
-        for row in rows
-        for gpu in row.node.gpus
-        if gpu.index != "cpu"
-    ]
-    return Table(
-        columns=("node", "GPU", "kind", "busy %", "memory", "°C", "W", "held down by"),
-        rows=tuple(found[:MOST_ROWS]),
-        note=_note_more(len(found), "GPUs"),
+        columns=tuple(column.title for column in used),
+        rows=tuple(
+            Row(
+                cells=tuple(column.show(row).text for column in used),
+                is_marked=is_marked(row),
+                target=find_target(row),
+            )
+            for row in rows[:MOST_ROWS]
+        ),
+        note=f"and {count} more {what}" if count > 0 else "",
     )
 
 
 def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
     """The page of all runs."""
-    table = Table(
-        columns=("run", "job", "state", "step", "a step", "left", "age", "what"),
-        rows=tuple(_list_runs(rows)),
-        note=_note_more(len(rows), "runs") if rows else "No runs yet: vjob submit conf.yaml",
-    )
+    newest = list(reversed(rows))
+    table = build_table(RUN_COLUMNS, newest, "runs", is_marked=_is_wrong, find_target=_find_target)
+    if not rows:
+        table = replace(table, note="No runs yet: vjob submit conf.yaml")
     about = f"{sum(not row.is_over for row in rows)} of {len(rows)} go on"
     return StatusPage(title="runs", about=about, tables=(("runs", "Runs", table),))
 
 
-def _list_runs(rows: Sequence[RunRow]) -> Iterator[Row]:
-    for row in list(reversed(rows))[:MOST_ROWS]:
-        times = (row.left_s, row.age_s)
-        yield Row(
-            cells=(
-                row.run,
-                ", ".join(row.jobs),
-                row.health,
-                "" if row.step is None else format_step(row),
-                "" if row.step_s is None else format_duration(row.step_s),
-                *("" if seconds is None else format_coarse_duration(seconds) for seconds in times),
-                row.message,
-            ),
-            is_marked=row.verdict is not None and not row.is_over and row.verdict.exit_code != 0,
-            target=f"run/{row.run}/" if row.folder and PATH.fullmatch(f"run/{row.run}/") else "",
-        )
+def _is_wrong(row: RunRow) -> bool:
+    return row.verdict is not None and not row.is_over and row.verdict.exit_code != 0
 
 
-def _note_more(count: int, what: str) -> str:
-    return f"and {count - MOST_ROWS} more {what}" if count > MOST_ROWS else ""
-
-
-def _round(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
+def _find_target(row: RunRow) -> str:
+    return f"run/{row.run}/" if row.folder and PATH.fullmatch(f"run/{row.run}/") else ""

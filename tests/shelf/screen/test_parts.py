@@ -28,20 +28,12 @@ from vjob.shelf.screen import theme
 from vjob.shelf.screen.heading import format_jobs, render_heading
 from vjob.shelf.screen.live import PANES, arrange_panes, find_most_heading
 from vjob.shelf.screen.log_pane import LogBuffer, find_spans
-from vjob.shelf.screen.node_pane import COLUMNS
 from vjob.shelf.screen.pages import KEYS
-from vjob.shelf.screen.table_pane import Column, Order, place_columns, render_row
-from vjob.shelf.screen.theme import (
-    ASCII,
-    UNICODE,
-    Marks,
-    choose_marks,
-    format_age,
-    format_coarse_duration,
-    format_loss,
-    format_seconds,
-)
-from vjob.shelf.screen.view import NodeRow, View
+from vjob.shelf.screen.table_pane import place_columns, render_row
+from vjob.shelf.screen.theme import ASCII, UNICODE, Marks, choose_marks
+from vjob.shelf.view.formats import format_age, format_coarse_duration, format_loss, format_seconds
+from vjob.shelf.view.job import NODE_COLUMNS, NodeRow, View
+from vjob.shelf.view.table import Column, Order
 
 NUMBERS = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True))
 MARKS = st.sampled_from([UNICODE, ASCII])
@@ -162,7 +154,7 @@ def test_columns_give_way_in_their_order_and_rows_never_outgrow_the_screen() -> 
     rows = View.make(snapshot, verdict).rows
     before: set[str] = set()
     for width in range(4, 200):
-        placed = place_columns(COLUMNS, rows, width, UNICODE)
+        placed = place_columns(NODE_COLUMNS, rows, width)
         titles = {item.column.title for item in placed}
         assert before <= titles
         before = titles
@@ -170,10 +162,10 @@ def test_columns_give_way_in_their_order_and_rows_never_outgrow_the_screen() -> 
             rows[4], placed, is_here=True, flag=(UNICODE.culprit, theme.BAD), marks=UNICODE
         )
         assert len(line.plain.rstrip()) <= width
-    assert before == {column.title for column in COLUMNS} - {"CPU"}
+    assert before == {column.title for column in NODE_COLUMNS} - {"CPU"}
 
 
-@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.title)
+@pytest.mark.parametrize("column", NODE_COLUMNS, ids=lambda column: column.title)
 def test_every_column_sorts_with_what_is_unknown_last(column: Column[NodeRow]) -> None:
     title = column.title
     snapshot, verdict = make_slow()
@@ -182,7 +174,7 @@ def test_every_column_sorts_with_what_is_unknown_last(column: Column[NodeRow]) -
     nodes = (*snapshot.nodes[:2], blank, *snapshot.nodes[2:])
     rows = View.make(replace(snapshot, nodes=nodes), verdict).rows
     for is_down in (False, True):
-        ordered = Order[NodeRow]().sort(COLUMNS, rows, title, is_down)
+        ordered = Order[NodeRow]().sort(NODE_COLUMNS, rows, title, is_down)
         assert sorted(row.index for row in ordered) == list(range(9))
         assert ordered[-1].node.name == "blank" or title in ("node", "error", "CPU")
 
@@ -308,7 +300,7 @@ def test_a_node_without_gpus_shows_its_processors_as_such() -> None:
     for node in (bare, sampled):
         rows = View.make(replace(snapshot, nodes=(node,)), HEALTHY).rows
         assert (rows[0].utilization, rows[0].cpu_percent) == (None, 73.0)
-        titles = {item.column.title for item in place_columns(COLUMNS, rows, 120, UNICODE)}
+        titles = {item.column.title for item in place_columns(NODE_COLUMNS, rows, 120)}
         assert "CPU" in titles and "GPU" not in titles
 
 

@@ -259,8 +259,8 @@ def test_an_ended_job_stays_on_the_screen_with_its_last_verdict() -> None:
     async def script(screen: DrivenScreen) -> None:
         await screen.until_shown("DEAD  rank 5 on n061 was killed")
         assert " to go" not in screen.text() and screen.app.is_running
-        assert screen.live._looked_at is not None
-        screen.live._looked_at -= 20  # it is looked at every 30 s
+        assert screen.live.looked_at is not None
+        screen.live.looked_at -= 20  # it is looked at every 30 s
         screen.live.poll_age()
         assert "old" not in screen.text()
         await screen.press("q")
