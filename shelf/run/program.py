@@ -35,9 +35,9 @@ def read_program(
     kept = [keep_text(word) for word in args]
     if is_module:
         return {"module": first, **({"args": kept} if kept else {})}
-    if is_command:
-        return {"command": [keep_text(first), *kept]}
     file = base / first
+    if is_command and not (file.is_file() and file.suffix == PYTHON):  # perhaps only on the nodes
+        return {"command": [keep_text(first), *kept]}
     if file.is_dir():
         raise InputError(f"{first} is a folder: name a script in it, or a package with -m")
     if not file.is_file():

@@ -10,7 +10,7 @@ import pytest
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import ConfError, InputError
-from vjob.shelf.run.conf import build_conf, find_python, list_passed, set_keys
+from vjob.shelf.run.conf import build_conf, find_python, list_notes, list_passed, set_keys
 from vjob.shelf.run.program import name_program, read_program
 
 
@@ -40,7 +40,8 @@ def folder(tmp_path: Path) -> Path:
         (["sh", "-c", "echo ${x}"], {"command": ["sh", "-c", "echo $${x}"]}, "sh"),
         (["-m", "pkg.train", "-n"], {"module": "pkg.train", "args": ["-n"]}, "pkg-train"),
         (["--", "no-such", "a.py"], {"command": ["no-such", "a.py"]}, "a"),
-        (["--", "train.py"], {"command": ["train.py"]}, "train"),
+        (["--", "train.py", "--"], {"script": "train.py", "args": ["--"]}, "train"),
+        (["--", "job.sh"], {"command": ["job.sh"]}, "job"),
     ],
     ids=str,
 )
@@ -121,6 +122,28 @@ def test_a_run_here_takes_the_files_as_they_are(
     conf = parse_conf(dump_yaml(made), "x", folder)
     assert (conf.cluster.scheduler, conf.program.snapshot) == (scheduler, snapshot)
     assert conf.name == "train"
+
+
+@pytest.mark.parametrize(
+    ("given", "has_slurm", "num_gpus", "said"),
+    [
+        ({}, False, 0, []),
+        ({}, False, 1, []),
+        ({}, True, 0, ["runs on this machine; an option such as -p QUEUE submits it to Slurm"]),
+        ({}, False, 4, ["one process sees all 4 GPUs; --gpus 4 starts a rank for each"]),
+        ({"gpus": "4"}, False, 4, []),
+        ({"ntasks": "2"}, False, 4, []),
+        ({"partition": "gpu"}, True, 4, []),
+    ],
+    ids=str,
+)
+def test_a_choice_that_may_surprise_is_said(
+    given: dict[str, str], has_slurm: bool, num_gpus: int, said: list[str], folder: Path
+) -> None:
+    made = build_conf({"script": "train.py"}, given, environ={}, prefix="/")
+    conf = parse_conf(dump_yaml(made), "x", folder)
+    notes = list_notes(conf, given, has_slurm=has_slurm, num_gpus=num_gpus)
+    assert list(notes) == said
 
 
 def test_keys_that_are_set_keep_their_text() -> None:
