@@ -366,10 +366,16 @@ NETWORK = (
         "connection lost",
         r"Connection (closed|reset) by( remote)? peer|\b[Bb]roken ?[Pp]ipe(Error)?\b"
         r"|(sendBytes|recvBytes|recvValue|recvVector).{0,40}failed|failed to recv, got 0 bytes"
-        r"|[Ff]ailed to (check|get|set).{0,60}TCPStore|^EOFError\b|socket (was )?closed by peer"
+        r"|[Ff]ailed to (check|get|set).{0,60}TCPStore|socket (was )?closed by peer"
         r"|Connection was (likely )?closed",
         "the process at the other end went away",
         do("look at its first error"),
+    ),
+    fallout(
+        "end of a stream",
+        r"^EOFError:?$",
+        "",
+        do("see the frame above it: a process that went away, or a file that ends too early"),
     ),
     cause(
         "rendezvous",
@@ -380,6 +386,13 @@ NETWORK = (
         "the ranks did not find each other",
         do("check that every node started and can reach the address and port of rank 0"),
         Remedy(Action.INSPECT, Target.LOGS, detail="for a node that writes nothing"),
+    ),
+    cause(
+        "no nccl",
+        r"Distributed package doesn't have NCCL|ProcessGroupNCCL is only supported with GPUs",
+        "the program asks for NCCL, which needs a GPU and a torch that was built with CUDA",
+        do("choose the backend gloo where there is no GPU, or install torch with CUDA"),
+        fatal=True,
     ),
     cause(
         "nccl",
@@ -457,6 +470,30 @@ PYTHON = (
         fatal=True,
     ),
     cause(
+        "no input",
+        r"^EOFError: EOF when reading a line$",
+        "the program asks for input, and a rank has no standard input",
+        Remedy(Action.ADD, Target.PROGRAM, "the answer", "and read it there in place of input()"),
+        cause=EndCause.RANK_EXCEPTION,
+        fatal=True,
+    ),
+    cause(
+        "debugger",
+        r"^(bdb\.)?BdbQuit$",
+        "the program stops in a debugger, and a rank has no standard input",
+        do("take out breakpoint() and pdb.set_trace()"),
+        cause=EndCause.RANK_EXCEPTION,
+        fatal=True,
+    ),
+    cause(
+        "cut file",
+        r"^EOFError: (Ran out of input|Compressed file ended before)",
+        "a file ends too early: it is empty, cut off, or still being written",
+        do("see which one in the traceback, and make it again"),
+        cause=EndCause.RANK_EXCEPTION,
+        fatal=True,
+    ),
+    cause(
         "checkpoint",
         r"in loading state_dict|key\(s\) in state_dict|PytorchStreamReader failed"
         r"|^(\w+\.)*(Damaged|Foreign|No)Checkpoint\b|^(\w+\.)*(CheckpointError|FolderTaken)\b"
@@ -497,7 +534,7 @@ PYTHON = (
         "arguments",
         r"^\S+: error: (unrecognized arguments|the following arguments|argument "
         r"|ambiguous|invalid)",
-        "the program does not know these arguments",
+        "the program does not accept its arguments",
         Remedy(Action.INSPECT, Target.PROGRAM),
         fatal=True,
     ),

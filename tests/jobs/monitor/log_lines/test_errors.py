@@ -142,6 +142,10 @@ ROOTS = {
     "missing key": "KeyError: 'WANDB_API_KEY'",
     "python exception": "12: varuna_core.runtime.split.cut.LeakError: mask goes around the cut",
     "fatal error": "fatal: not a git repository",
+    "no nccl": "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+    "no input": "EOFError: EOF when reading a line",
+    "debugger": "bdb.BdbQuit",
+    "cut file": "EOFError: Ran out of input",
 }
 OTHERS = {
     "xid cleanup": "NVRM: Xid (PCI:0000:3b:00): 45, pid=2193, Ch 00000010",
@@ -156,6 +160,7 @@ OTHERS = {
         "[rank3]:[E1121 12:00:01 ProcessGroupNCCL.cpp:1153] [Rank 3] To avoid data inconsistency, "
         "we are taking the entire process down."
     ),
+    "end of a stream": "EOFError",
     "connection lost": (
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by "
         "peer [10.77.0.3]:41234"
