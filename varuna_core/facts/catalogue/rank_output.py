@@ -514,7 +514,7 @@ PYTHON = (
         "no such file",
         r"^FileNotFoundError\b|: No such file or directory\b|can't open file '",
         "a path is missing on that node",
-        do("check that it is on a file system that all nodes see"),
+        do("check how it is written, and that the machine of the rank has it"),
         Remedy(Action.ADD, Target.MOUNTS, when="the ranks run in a container"),
     ),
     cause(
