@@ -70,8 +70,10 @@ def resolve_paths(conf: JobConf, base: Path, environ: Mapping[str, str]) -> JobC
 
     program, data, container = conf.program, conf.data, conf.container
     python = program.python
-    if python is not None and "/" in python:
+    if python is not None and ("/" in python or os.path.isdir(base / python)):
         python = resolve(python)
+        if python is not None and os.path.isdir(python):  # a virtual environment
+            python = os.path.join(python, "bin", "python")
     path = program.path if program.kind == FUNCTION else resolve(program.path)
     image = container.image
     if image and is_image_path(image, container.runtime):

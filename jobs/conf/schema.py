@@ -104,8 +104,9 @@ class Program:
     config: str | None = None
     """DeepSpeed's own JSON configuration, completed by the conf: what it says, wins."""
     python: str | None = None
-    """Interpreter of the ranks; default: `python3` in a container, else the one that runs vjob. Its
-    folder leads the PATH of a command, and of a script that another program runs."""
+    """Interpreter of the ranks, or the folder of a virtual environment; default: `python3` in a
+    container, else the one that runs vjob. Its folder leads the PATH of a command, and of a script
+    that another program runs."""
     snapshot: Literal["auto", "copy", "git", "none"] = "auto"
     """The code that ranks run. copy: that of the submit, copied into the run folder, where they
     run; git: the same, of the last commit, with nothing changed since; none: the files as they are

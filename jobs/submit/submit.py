@@ -23,9 +23,7 @@ from typing import TYPE_CHECKING
 
 from varuna_core import __version__
 from varuna_core.agent.gpu.accelerator import GROUP as ACCELERATORS
-from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
 from varuna_core.agent.setup.known_lines import write_known_lines
-from varuna_core.facts.known import Value
 from varuna_core.plugins import list_plugins
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic, write_json
@@ -64,6 +62,7 @@ from vjob.jobs.submit.build_plan import (
     reserve_spare_nodes,
 )
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
+from vjob.jobs.submit.here import check_here
 from vjob.jobs.submit.scripts import Scripts, build_limits, render_scripts
 from vjob.jobs.submit.snapshot import Snapshot, find_python, relocate, take_snapshot
 
@@ -190,34 +189,6 @@ def make_run_id(name: str, now: time.struct_time) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S', now)}"
 
 
-def expect_gpus(conf: JobConf) -> None:
-    """InputError where the conf wants GPUs of this machine, which has none: the preflight would
-    fail. Where nothing tells how many there are, it is left to that."""
-    if not any(group.num_gpus for group in conf.cluster.nodes):
-        return
-    counted = count_visible(choose_accelerator(), {**os.environ, **conf.env})
-    if isinstance(counted, Value) and counted.value == 0:
-        raise InputError(
-            f"cluster.nodes has gpus, and this machine has none ({counted.evidence[0].source}): "
-            "leave out gpus and give ranks: N"
-        )
-
-
-def expect_command(ready: Prepared) -> None:
-    """InputError where a run on this machine would not find its command."""
-    plan, kind = ready.plan, ready.conf.program.kind
-    word = plan.command[0].replace("%{percent}", "%")
-    if kind != "command" or plan.containers or ready.conf.setup or "PATH" in plan.env:
-        return
-    place = os.path.join(plan.workdir, word) if "/" in word else word
-    if shutil.which(place, path=plan.find_path(os.environ)) is None:
-        where = f"on PATH or beside {plan.python}" if place == word else "there"
-        raise InputError(
-            f"program.command: {word} is not {where}, or not executable: install it, give its "
-            "path, or name with program.python an interpreter that it lies beside"
-        )
-
-
 def choose_scheduler(conf: JobConf, *, for_preview: bool = False) -> str:
     """The name in the plan; a preview needs no scheduler that is there."""
     scheduler = schedulers.choose_for(conf.cluster)
@@ -255,8 +226,7 @@ def submit_prepared(
 ) -> tuple[RunFolder, RunRecord]:
     """`submit`, of a run that is prepared; `swept` are its values of a sweep's keys."""
     if schedulers.get_capabilities(ready.plan.scheduler).one_host:
-        expect_gpus(ready.conf)
-        expect_command(ready)
+        check_here(ready.conf, ready.plan)
     if fill is no_more:  # the pickle would not be written
         start.refuse_function(ready.conf)
     waits = resolve_after(after, ready.plan.scheduler)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -274,6 +276,8 @@ def print_submitted(
     on standard error."""
     from varuna_core.records.formatting import format_duration
     from varuna_core.records.logs.tail import clean
+    from vjob.jobs.programs.code.packages import describe_python
+    from vjob.jobs.programs.launchers import is_python
     from vjob.jobs.schedulers import choose as schedulers
     from vjob.jobs.submit.snapshot import describe
     from vjob.jobs.submit.submit import find_warnings
@@ -288,6 +292,9 @@ def print_submitted(
         click.echo(f"submitted {run.name} as job {', '.join(ids)} ({record.scheduler})", err=err)
         code = describe(record.code)
         more = {**more, **({"code": clean(code)} if code else {})}
+        word = plan.command[0] if plan.command and not plan.containers else ""
+        if is_python(os.path.basename(word)):
+            more["python"] = clean(describe_python(shutil.which(word) or word))
         limit_s = record.limits.walltime_s if record.limits is not None else None
         if limit_s and schedulers.get_capabilities(record.scheduler).one_host:
             more["limit"] = f"{format_duration(limit_s)} (cluster.walltime_min)"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _INFO = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+?)(-py\d[\d.]*)?\.(dist|egg)-info")
 _FIELD = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
+_VERSIONED = re.compile(r"python3\.\d+")
 _HEAD_CHARS = 4096
 _MOST_CHARS = 1 << 20
 
@@ -29,6 +30,20 @@ def find_site_folders(python: str) -> list[Path]:
     if not is_conda and not (prefix / "pyvenv.cfg").is_file():
         return []
     return sorted(prefix.glob("lib/python3*/site-packages"))
+
+
+def describe_python(python: str) -> str:
+    """An interpreter with its version and that of its torch, as far as names of files tell."""
+    folders = find_site_folders(python)
+    names = [
+        os.path.basename(os.path.realpath(python)),
+        *(folder.parent.name for folder in folders),
+    ]
+    versions = [name.removeprefix("python") for name in names if _VERSIONED.fullmatch(name)]
+    known = dict(package.split("==", 1) for package in list_packages(folders))
+    torch = [f"torch {known['torch']}"] if "torch" in known else []
+    parts = ", ".join([*versions[:1], *torch])
+    return f"{python} ({parts})" if parts else python
 
 
 def list_packages(folders: Iterable[Path]) -> list[str]:

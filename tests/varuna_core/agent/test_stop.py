@@ -120,7 +120,7 @@ def test_term_ends_the_ranks_in_their_own_time(make_stage: MakeStage) -> None:
     assert all(item.stopped and item.code == 0 for item in stage.exits().values())
     outcome = stage.close(143)
     assert outcome.code == 143
-    assert outcome.reason.startswith("SIGTERM from the scheduler (cancel, time limit")
+    assert outcome.reason.startswith("SIGTERM from outside, seen first on")
 
 
 def test_stubborn_ranks_are_killed_after_the_grace(make_stage: MakeStage) -> None:

@@ -202,9 +202,8 @@ def explain_ending(name: str, host: str) -> Tuple[str, int, str, EndCause]:
     """Kind, code, reason and cause of the stop of an agent that was asked to end."""
     if name in (GONE, SILENT):  # what became of the master, its own machine knows
         return "lost", NODE_LOST, f"{name}, seen first on {host}", EndCause.STOPPED
-    who = " (cancel, time limit, preemption, or another node lost)" if name == "SIGTERM" else ""
-    reason = f"{name} from the scheduler{who}, seen first on {host}"
-    return "signal", STOPPED, reason, EndCause.STOPPED
+    # Who sent it, only the scheduler or the supervisor can say.
+    return "signal", STOPPED, f"{name} from outside, seen first on {host}", EndCause.STOPPED
 
 
 ALL_NODES = 16

@@ -4,7 +4,7 @@ status shows the agent's JSON lines.
 n061  Thu Jun  1 16:08:12 2023  535.54.03           a heading: gpustat's own alone
 [0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |
 [1] NVIDIA A10       | ??'C,  ?? % |     0 / 22731 MB | me(900M)
-[cpu] 16 processors  | ??'C,  12 % |  5120 / 64000 MB |       ours, where there is no GPU
+[cpu] 16 processors  |  12 % |  5120 / 64000 MB |       ours, where there is no GPU
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CPU = "cpu"
 """The index of the line for the processors."""
 _UNKNOWN = "??"
 _LINE = re.compile(
-    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(\d{1,9}|\?\?)'C, *(\d{1,9}|\?\?) ?% *"
+    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(?:(\d{1,9}|\?\?)'C, *)?(\d{1,9}|\?\?) ?% *"
     r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB([^\n]*)"
 )
 _HEADING = re.compile(r"\S+ +(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\b")
@@ -43,10 +43,11 @@ class GpuLine:
 
 def format_line(gpu: Mapping[str, Any]) -> str:
     """One line with its end, of a reading with the fields of a GpuLine."""
-    heat = _format(gpu["temperature"]).rjust(2)
+    heat = gpu["temperature"]
+    degrees = "" if heat is None else f"{_format(heat).rjust(2)}'C, "
     busy = _format(gpu["utilization"]).rjust(3)
     used, total = (_format(gpu[key]).rjust(5) for key in ("memory_used_mb", "memory_total_mb"))
-    return f"[{gpu['index']}] {gpu['name']:<16} | {heat}'C, {busy} % | {used} / {total} MB |\n"
+    return f"[{gpu['index']}] {gpu['name']:<16} | {degrees}{busy} % | {used} / {total} MB |\n"
 
 
 def render_sample(sample: Mapping[str, Any]) -> str:
@@ -114,8 +115,8 @@ def parse_heading(text: str) -> Optional[float]:
 
 
 @lru_cache(maxsize=4096)
-def _read(word: str) -> Optional[float]:
-    return None if word == _UNKNOWN else float(word)
+def _read(word: Optional[str]) -> Optional[float]:
+    return None if word in (None, _UNKNOWN) else float(word)
 
 
 def _format(value: Optional[float]) -> str:

@@ -1,0 +1,85 @@
+"""Checks before a run on this machine: what its conf names is looked at while the user waits.
+
+On a cluster the nodes check the same before the ranks start (`varuna_core/agent/checks`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
+from varuna_core.facts.known import Value
+from varuna_core.records.plan import Plan
+from vjob.jobs import process
+from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.errors import InputError, VjobError
+
+MOST_RANKS = 64
+"""Ranks a processor; more is a mistake, and so many Pythons stop the machine."""
+PYTHON_S = 20.0
+"""For an interpreter to say that it is one."""
+
+
+def check_here(conf: JobConf, plan: Plan) -> None:
+    """InputError where this machine cannot run the plan."""
+    check_gpus(conf)
+    check_ranks(plan, len(os.sched_getaffinity(0)))
+    if not os.path.isdir(plan.workdir):
+        raise InputError(f"workdir {plan.workdir}: there is no such folder on this machine")
+    check_command(conf, plan)
+    if not plan.containers and conf.program.python is not None:
+        path = {**os.environ, **conf.env}.get("PATH")
+        check_python(conf.program.python, path, is_set_up=bool(conf.setup))
+
+
+def check_gpus(conf: JobConf) -> None:
+    """InputError where the conf wants GPUs of this machine, which has none: the preflight would
+    fail. Where nothing tells how many there are, it is left to that."""
+    if not any(group.num_gpus for group in conf.cluster.nodes):
+        return
+    counted = count_visible(choose_accelerator(), {**os.environ, **conf.env})
+    if isinstance(counted, Value) and counted.value == 0:
+        raise InputError(
+            f"cluster.nodes has gpus, and this machine has none ({counted.evidence[0].source}): "
+            "leave out gpus and give ranks: N"
+        )
+
+
+def check_command(conf: JobConf, plan: Plan) -> None:
+    """InputError where a run on this machine would not find its command."""
+    word = plan.command[0].replace("%{percent}", "%")
+    if conf.program.kind != "command" or plan.containers or conf.setup or "PATH" in plan.env:
+        return
+    place = os.path.join(plan.workdir, word) if "/" in word else word
+    if shutil.which(place, path=plan.find_path(os.environ)) is None:
+        where = f"on PATH or beside {plan.python}" if place == word else "there"
+        raise InputError(
+            f"program.command: {word} is not {where}, or not executable: install it, give its "
+            "path, or name with program.python an interpreter that it lies beside"
+        )
+
+
+def check_ranks(plan: Plan, processors: int) -> None:
+    if plan.world > MOST_RANKS * processors:
+        raise InputError(
+            f"cluster.nodes asks for {plan.world} ranks, and this machine has {processors} "
+            f"processors: lower ranks, to {MOST_RANKS * processors} at most"
+        )
+
+
+def check_python(python: str, path: str | None, *, is_set_up: bool) -> None:
+    """InputError unless the interpreter is one; `setup` lines may put a bare name on PATH."""
+    found = shutil.which(python, path=path)
+    if found is None and is_set_up and "/" not in python:
+        return
+    advice = "give an interpreter, or the folder of a virtual environment"
+    if found is None:
+        raise InputError(f"program.python {python}: not there, or not executable; {advice}")
+    try:
+        done = process.run([found, "-c", "import sys; print(sys.hexversion)"], timeout_s=PYTHON_S)
+        is_one = done.code == 0 and done.out.strip().isdecimal()
+    except VjobError:
+        is_one = False
+    if not is_one:
+        raise InputError(f"program.python {python}: does not run as a Python; {advice}")
