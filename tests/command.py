@@ -22,6 +22,8 @@ from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 
 PROGRAMS = ROOT / "tests/programs"
+HOST = os.uname().nodename.partition(".")[0]
+"""The name of the only node of a local run."""
 BAD = ("SLOW", "STALLED", "FAILING", "DEAD")
 
 

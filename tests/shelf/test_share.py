@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import PROGRAMS, Vjob
+from tests.command import HOST, PROGRAMS, Vjob
 from tests.second_user import Colleague, make_colleague, open_folder
 from tests.varuna_core.agent.local_run import TIMING, make_group, make_plan
 from varuna_core.records.files import write_atomic
@@ -103,12 +103,12 @@ def test_a_log_with_a_secret_is_kept_back_and_named(
     line: str, what: str, ended: Ended, colleague: Colleague
 ) -> None:
     vjob, run = ended
-    log = run.attempt(0).path / "local0.out"
+    log = run.attempt(0).path / f"{HOST}.out"
     text = log.read_text()
     log.write_text(text + line)
     try:
         said = vjob("share", str(run.path), "--group", "users").stdout
-        assert f"local0.out: line 2 holds {what}" in said
+        assert f"{HOST}.out: line 2 holds {what}" in said
         assert line.split()[-1].encode() not in colleague.read_everything(run.path)
         vjob("share", str(run.path), "--group", "users", "--anyway")
         assert line.split()[-1].encode() in colleague.read_everything(run.path)

@@ -157,7 +157,7 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
         if other is not None and is_proof(other, Proof.CAUSE) and other.rank not in (None, rank):
             return Cause(
                 end=End(EndCause.RANK_EXCEPTION, Actor.RANK, rank=other.rank, node=other.node),
-                reason=f"{format_root(other)}; rank {rank} merely ended first",
+                reason=f"{format_root(other)}; rank {rank} ended before it",
                 line=other,
                 node=other.node,
                 rank=other.rank,
@@ -227,7 +227,7 @@ def _by_signal(
         )
     return Cause(
         end=end,
-        reason=f"{reason}; nothing tells who sent it: somebody's kill -9, or the kernel for memory",
+        reason=f"{reason}; sender unknown: kill -9 or out of memory",
         line=root,
         node=node,
         rank=rank,

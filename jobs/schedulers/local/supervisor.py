@@ -21,6 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
+from varuna_core.agent.setup.site import host_name
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import NO_ROOM, read_json, write_atomic, write_json
@@ -160,7 +161,9 @@ class LocalJob:
     def _environment(self) -> dict[str, str]:
         """Environment that Slurm sets in a batch script, as far as our scripts read it."""
         groups = [g for g in self.plan.groups if self.group in (None, g.name)]
-        names = [[f"local{group.first_node + i}" for i in range(group.count)] for group in groups]
+        names = [
+            [self._name_node(group.first_node + i) for i in range(group.count)] for group in groups
+        ]
         tools = self._make_tools()
         env = {
             **local_environment(os.environ),
@@ -184,6 +187,9 @@ class LocalJob:
                 env[f"{OFFSET}{number}"] = str(groups[number].first_node)
                 env[f"SLURM_JOB_NODELIST_HET_GROUP_{number}"] = ",".join(nodes)
         return env
+
+    def _name_node(self, index: int) -> str:
+        return host_name(self.plan, index, {}, os.uname().nodename)
 
     def _count_machines(self) -> int:
         """For how many the manager waits at the start."""
@@ -213,6 +219,8 @@ class LocalJob:
         groups = [g for g in self.plan.groups if self.group in (None, g.name)]
         last = groups[-1].first_node + groups[-1].count - 1
         nodes = self.plan.machine_list or f"local[{groups[0].first_node}-{last}]"
+        if self.plan.num_nodes == 1 and self.plan.machine_list is None:
+            nodes = self._name_node(0)
         state = {
             **asdict(self._limits),
             "job": self.job,

@@ -20,7 +20,7 @@ import submitit
 from submitit.core.utils import FailedJobError, UncompletedJobError
 
 import vjob
-from tests.command import wait_for
+from tests.command import HOST, wait_for
 from tests.jobs.api import functions
 from tests.jobs.submit.test_submit import FakeSlurm
 from tests.pythons import list_pythons
@@ -386,7 +386,7 @@ def test_a_killed_rank_is_named_with_its_signal(executor: submitit.AutoExecutor)
     with pytest.raises(UncompletedJobError) as caught:
         job.results()
     said = str(caught.value)
-    assert "rank 1 on local0 was ended by SIGKILL" in said
+    assert f"rank 1 on {HOST} was ended by SIGKILL" in said
     assert "its result" not in said and job.state == "FAILED"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import PROGRAMS, Vjob, read_out, wait_for
+from tests.command import HOST, PROGRAMS, Vjob, read_out, wait_for
 from tests.jobs.submit.test_submit import FakeSlurm
 from varuna_core.records.files import read_json
 from varuna_core.records.record import JobRecord, read_record, write_record
@@ -129,7 +129,7 @@ def test_after_a_bad_end_nothing_is_submitted_and_after_any_is_named(vjob: Vjob)
     run = vjob.submit(conf(*BADLY))
     vjob.wait_over(run)
     said = vjob("submit", "conf.yaml", "--after", run.name, code=2).stderr
-    assert f"{run.name} has ended FAILED: rank 0 on local0 exited 3" in said
+    assert f"{run.name} has ended FAILED: rank 0 on {HOST} exited 3" in said
     assert "--after-any starts all the same" in said
     assert count_runs(vjob) == 1, "nothing is written"
     again = vjob.submit(conf("-1", "exit:0"), "--after-any", run.name)

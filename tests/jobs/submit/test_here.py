@@ -27,9 +27,7 @@ from vjob.jobs.submit import here
         ("/bin/echo", False, "does not run as a Python"),
     ],
 )
-def test_an_interpreter_is_tried_before_a_run_here(
-    python: str, is_set_up: bool, says: str
-) -> None:
+def test_an_interpreter_is_tried_before_a_run_here(python: str, is_set_up: bool, says: str) -> None:
     if not says:
         here.check_python(python, os.environ["PATH"], is_set_up=is_set_up)
         return

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.command import Vjob, wait_for
+from tests.command import HOST, Vjob, wait_for
 from tests.reports.page.browser import DRAWN_MS, start_browser
 from tests.shelf.screen.sample_job import HEALTHY, make_snapshot
 from varuna_core.facts.finding import Finding
@@ -181,7 +181,7 @@ def test_from_all_runs_to_one_and_to_its_end(
             wait_until(tab, "!pressed.isConnected")
             tab.locator("#runs td a").click(delay=700)
             wait_until(tab, "document.body?.innerText.includes('step 1/1 loss 2.0')")
-            assert tab.locator("#nodes td").first.inner_text() == "local0"
+            assert tab.locator("#nodes td").first.inner_text() == HOST
             end.touch()
             wait_until(tab, f"document.getElementById('live').textContent === {OVER!r}")
             assert tab.locator(".badge").inner_text() == "DONE"

@@ -72,7 +72,10 @@ def find_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
 
 def host_name(plan: Plan, index: int, env: Mapping[str, str], nodename: str) -> str:
     """The name of this node in tables and file names; unique in the run."""
-    if plan.scheduler in ("local", "ssh"):
+    is_alone = plan.num_nodes == 1 and not plan.morph
+    if plan.scheduler == "local" and is_alone:
+        name = nodename
+    elif plan.scheduler in ("local", "ssh"):
         # Stand-in nodes share one host, so its name would make them share their logs.
         name = env.get("VJOB_NODE_NAME") or f"{plan.scheduler}{index}"
     else:

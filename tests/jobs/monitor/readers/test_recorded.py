@@ -60,7 +60,7 @@ def test_closed_connections_point_to_the_rank_that_was_killed() -> None:
     outcome = make_outcome(137, why, 5, "n062", culprit_signal="SIGKILL")
     verdict = judge(from_log("gloo_closed", code=137, outcome=outcome))
     assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n062", 5)
-    assert "nothing tells who sent it" in verdict.reason
+    assert "sender unknown: kill -9 or out of memory" in verdict.reason
 
 
 def test_closed_connections_alone_are_a_cause_of_their_own() -> None:
