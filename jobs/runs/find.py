@@ -212,14 +212,20 @@ def find_removed(runs: Sequence[str]) -> list[RemovedRun]:
 
 
 def _explain_removed(job: str) -> str:
-    """A sentence for a job id whose run's folder is gone; else empty."""
+    """A sentence for a run whose folder is gone; else empty."""
     for scheduler in schedulers.list_with_queue():
         with contextlib.suppress(VjobError):
             for run, infos in scheduler.find_orphans().items():
                 removed = RemovedRun(run=run, infos=tuple(infos), scheduler=scheduler)
                 if job == run or job.partition("+")[0] in removed.jobs:
                     return removed.explain()
-    return ""
+    path = index.find_removed(job.partition("+")[0])
+    if path is None:
+        return ""
+    return (
+        f"the folder of this run, {path}, was moved or deleted: after a move give its new path, as "
+        "in `vjob status NEW/PATH`"
+    )
 
 
 def _find_link(here: Path, name: str) -> RunFolder | None:

@@ -131,6 +131,13 @@ def list_removed(name: str | None, than: RunFolder | None = None) -> list[str]:
     return found
 
 
+def find_removed(word: str) -> Path | None:
+    """The path that the newest run of this name, run id or job had; None for an unknown word."""
+    keys = ("run", "name", "job")
+    paths = (str(x["path"]) for x in reversed(_entries()) if word in map(x.get, keys))
+    return next(map(Path, paths), None)
+
+
 def list_removed_jobs(run: str) -> frozenset[str]:
     """Ids of the jobs of a run whose folder is gone: another folder may hold a run of this id."""
     paths = {entry.get("path") for entry in _entries() if entry.get("run") == run}

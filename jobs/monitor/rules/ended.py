@@ -338,7 +338,11 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
     is_told = said and (root.kind == REFUSED_BY_VJOB or not is_proof(root, Proof.CAUSE))
     reason = said if is_told else join([format_root(root), said], "; ")
     reason = reason or format_root(root)
-    return Cause(end=decide_end(snapshot), reason=reason, line=root, node=root.node, rank=root.rank)
+    end = decide_end(snapshot)
+    remedies = list_remedies(end) if root.kind == REFUSED_BY_VJOB else ()
+    return Cause(
+        end=end, reason=reason, line=root, node=root.node, rank=root.rank, remedies=remedies
+    )
 
 
 def _by_start(snapshot: Snapshot) -> Cause | None:

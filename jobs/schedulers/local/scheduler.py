@@ -66,9 +66,7 @@ def read_machines(path: str) -> tuple[Machine, ...]:
 
 START_S = 30.0
 """A supervisor that has not written its state after this long never will."""
-NOT_STARTED = (
-    "its supervisor did not start; its scheduler.out says why, unless the run folder had no room"
-)
+NOT_STARTED = "its scheduler.out says why, unless the run folder had no room"
 POLL_S = 0.1
 NUMBERS = ("pid", "time", "restarts")
 """Of a state file."""
@@ -225,8 +223,10 @@ def judge_state(state: dict[str, Any]) -> SchedulerJob:
     if word in ("PENDING", "RUNNING") and is_here and not is_alive(state):
         word, reason = "FAILED", "the supervisor of this job was killed"
         cause = EndCause.SUPERVISOR_DIED
-    if word == "PENDING" and not state.get("pid") and time.time() - state.get("time", 0) > START_S:
-        word, reason, cause = "FAILED", NOT_STARTED, EndCause.SUPERVISOR_NOT_STARTED
+    if word == "PENDING" and not state.get("pid"):
+        reason = "its supervisor starts"
+        if time.time() - state.get("time", 0) > START_S:
+            word, reason, cause = "FAILED", NOT_STARTED, EndCause.SUPERVISOR_NOT_STARTED
     code = str(state.get("exit_code", "")).partition(":")[0]
     return SchedulerJob(
         id=str(state.get("job", "")),

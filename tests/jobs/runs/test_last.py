@@ -79,3 +79,16 @@ def test_a_run_that_another_cancelled_says_who_did(
     (run.path / "attempt-0").mkdir()
     ended = find.record_end(run, RECORD, [over])
     assert (ended.verdict, ended.message) == ("CANCELLED", said)
+
+
+@pytest.mark.parametrize("word", ["n", "gone", "L7"])
+def test_a_run_whose_folder_went_is_told_from_an_unknown_one(
+    make_run: Make, tmp_path: Path, word: str
+) -> None:
+    run = make_run("gone", SUBMITTED)
+    run_index.add_job(run, "L7")
+    run.path.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=r"gone, was moved or deleted: after a move give its new"):
+        find.find_run(word, tmp_path)
+    with pytest.raises(InputError, match="no run 'other' is known"):
+        find.find_run("other", tmp_path)

@@ -541,7 +541,8 @@ PYTHON = (
     cause(
         REFUSED_BY_VJOB,
         r"^vjob agent: (?!the attempt was (?:asked|told) to stop)|^launch: cannot go on",
-        "the message says what to change",
+        "",
+        Remedy(Action.RESUBMIT, detail="once what the message names is corrected"),
         fatal=True,
         stream=Stream.ANY,
     ),

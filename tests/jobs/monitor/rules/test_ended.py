@@ -105,7 +105,7 @@ def test_a_killed_rank_is_named_with_its_signal() -> None:
     verdict = judge(killed())
     assert (verdict.health, verdict.exit_code) == (Health.DEAD, 10)
     assert (verdict.node, verdict.rank) == ("n001", 6)
-    assert "SIGKILL" in verdict.reason and "nothing tells who" in verdict.reason
+    assert "SIGKILL" in verdict.reason and "sender unknown" in verdict.reason
     assert verdict.evidence[0].kind == "connection lost"
 
 
