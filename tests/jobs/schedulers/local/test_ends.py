@@ -18,7 +18,7 @@ from varuna_core.records.machine import identify_machine, start_time
 from vjob.jobs.schedulers.job import JobState
 from vjob.jobs.schedulers.local.scheduler import START_S, judge_state
 
-OF_A_CLUSTER = re.compile(r"queue|nodes\[|exclude|squeue|scontrol|sinfo|--exclude|node was lost|admin")
+OF_A_CLUSTER = re.compile(r"queue|nodes\[|exclude|squeue|scontrol|sinfo|node was lost|admin")
 HERE = {"machine": identify_machine(), "pid": os.getpid(), "pid_start": start_time(os.getpid())}
 
 
