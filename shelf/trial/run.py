@@ -36,7 +36,7 @@ from vjob.shelf.trial.judgement import find_trouble
 from vjob.shelf.trial.result import Result, Row, Trouble
 from vjob.shelf.trial.rows import ask_slurm, build_refusal, tell_start, tell_whole
 from vjob.shelf.trial.saving import CheckpointFolder, make_folder, try_checkpoint
-from vjob.shelf.trial.smaller import STEPS, OneNode, Trial, shrink
+from vjob.shelf.trial.smaller import STEPS, OneNode, Trial, keep_launch, shrink
 from vjob.shelf.trial.watch import Ending, Say, Seen, watch
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class _Trying:
         problem = folder.problem if folder is not None else None
         self.troubles += [problem] if problem is not None else []
         self.trial = shrink(
-            self.conf,
+            keep_launch(self.conf, whole.plan.launch),
             node,
             limit_min=math.ceil(options.limit_s / 60),
             checkpoint=folder.seen if folder is not None and problem is None else None,

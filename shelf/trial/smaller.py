@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vjob.jobs.conf.layout import get_replicas, get_world, require_number
-from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf, Morph, NodeGroup, Notify, Train
+from vjob.jobs.conf.schema import BUILT_IN, OWN, OWN_MODEL, JobConf, Morph, NodeGroup, Notify, Train
 from vjob.jobs.schedulers import choose as schedulers
 
 STEPS = 2
@@ -73,6 +74,14 @@ class Trial:
     """The same in short, for what is measured all the same: `on one node`."""
     is_small: bool
     """The model, its stages or the devices are not, so that no time or memory is like theirs."""
+
+
+def keep_launch(conf: JobConf, launch: str) -> JobConf:
+    """The conf with the launch of the whole run: one rank of many is not started as one alone."""
+    if conf.program.kind not in OWN:
+        return conf
+    named: Any = launch
+    return replace(conf, program=replace(conf.program, launch=named))
 
 
 def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | None) -> Trial:

@@ -96,6 +96,7 @@ class Target(str, Enum):
     # The program and its training.
     PROGRAM = "program"
     """Arguments of the program."""
+    LAUNCH = "launch"
     PYTHON = "python"
     WORKDIR = "workdir"
     ENVIRONMENT = "environment"
@@ -228,6 +229,7 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.INTERFACE: _conf("interface of the node group"),
     Target.INTERFACE_VARIABLES: {Context.SBATCH: "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"},
     Target.PROGRAM: _conf("program.args", "the arguments of the script"),
+    Target.LAUNCH: _conf("program.launch"),
     Target.PYTHON: _conf("program.python", "the Python interpreter of the script"),
     Target.WORKDIR: _conf("workdir", "--chdir"),
     Target.ENVIRONMENT: _conf("env", "the environment variable"),

@@ -22,7 +22,7 @@ from vjob.jobs.conf.schema import (
     Program,
     Train,
 )
-from vjob.shelf.trial.smaller import OneNode, Trial, add_step, shrink
+from vjob.shelf.trial.smaller import OneNode, Trial, add_step, keep_launch, shrink
 
 HERE = OneNode(num_gpus=0, gpus=None, is_here=True)
 
@@ -77,6 +77,11 @@ def test_a_try_does_not_come_back_morph_or_call_anybody() -> None:
     assert (cluster.restarts, cluster.requeue, cluster.walltime_min) == (None, False, 18)
     assert not trial.conf.morph.enabled and trial.conf.notify == Notify()
     assert trial.conf.name == "try-big"
+
+
+def test_one_rank_of_many_is_not_started_as_one_alone() -> None:
+    assert keep_launch(conf(gpus(2), kind="script"), "torchrun").program.launch == "torchrun"
+    assert keep_launch(conf(gpus(2)), "torchrun").program.launch == "auto"
 
 
 def test_replicas_go_before_stages() -> None:

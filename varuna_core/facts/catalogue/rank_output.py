@@ -378,6 +378,12 @@ NETWORK = (
         do("see the frame above it: a process that went away, or a file that ends too early"),
     ),
     cause(
+        "no rank",
+        r"env:// rendezvous: environment variable \w+ expected, but not set",
+        "the program asks for torchrun's variables, and was started without them",
+        Remedy(Action.SET, Target.LAUNCH, "torchrun"),
+    ),
+    cause(
         "rendezvous",
         r"Rendezvous(Connection|Timeout|Closed|State)?Error\b|waiting for clients|clients joined"
         r"|DistStoreError|DistNetworkError|client socket has (timed out|failed)"

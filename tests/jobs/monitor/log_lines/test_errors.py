@@ -119,6 +119,10 @@ ROOTS = {
         "n061:2193:2201 [1] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer "
         "10.0.0.3<42313> with status=12 opcode=0 len=0 vendor err 129"
     ),
+    "no rank": (
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment "
+        "variable RANK expected, but not set"
+    ),
     "rendezvous": (
         "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 15/16 "
         "clients joined."
