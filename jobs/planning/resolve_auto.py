@@ -134,17 +134,19 @@ def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
     written = frozenset(read.lines)
     of_site = {key for key in written if read.site.find_origin(read.lines[key])}
     cluster = schedulers.settle_cluster(chosen.conf.cluster, written - of_site)
+    site, lines = read.site, dict(read.lines)
     if LIMIT in of_site and schedulers.choose_for(cluster).can.one_host:
-        cluster = replace(cluster, walltime_min=None)  # a site's limit is for its queues
-    conf = replace(chosen.conf, cluster=cluster)
-    conf, queues = choose_queues(conf, read.site)
+        # A site's limit is for its queues.
+        cluster, site = replace(cluster, walltime_min=None), site.leave_out(LIMIT)
+        del lines[LIMIT]
+    conf, queues = choose_queues(replace(chosen.conf, cluster=cluster), site)
     return Resolved(
         path=read.path.resolve(),
         text=read.text,
         chosen=replace(chosen, conf=conf),
-        written=written,
-        lines=read.lines,
-        site=read.site,
+        written=frozenset(lines),
+        lines=lines,
+        site=site,
         queues=queues,
     )
 

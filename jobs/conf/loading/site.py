@@ -79,6 +79,10 @@ class Site:
         """site or user for a place in their files; else empty."""
         return self.files.get(where.rpartition(":")[0], "")
 
+    def leave_out(self, *keys: str) -> Site:
+        defaults = _drop(self.defaults, frozenset(keys), "")
+        return replace(self, defaults=defaults, left_out=self.left_out.union(keys))
+
 
 NO_SITE = Site()
 
@@ -113,7 +117,10 @@ def load_site(environ: Mapping[str, str], read_text: ReadText, host: str = "") -
     """The files of this machine; ConfError with the path and line of what is wrong in one."""
     site = Site()
     for path, source in list_files(environ).items():
-        file = _parse_file(read_text(Path(path), path), path, source)
+        try:
+            file = _parse_file(read_text(Path(path), path), path, source)
+        except ConfError as error:
+            raise ConfError(error.problems, what=path) from None
         name = _choose_cluster(file, environ, host or socket.gethostname())
         for part in (file.parts[""], *((file.parts[name],) if name else ())):
             site = _lay_over(site, part, source)
@@ -180,7 +187,7 @@ def _parse_file(text: str, path: str, source: str) -> _File:
     if not isinstance(tree, Table):
         message = "a site's file is a mapping of keys"
         problem = Problem(where=f"{path}:1", key="", value="", message=message)
-        raise ConfError([*problems, problem], what=path)
+        raise ConfError([*problems, problem])
     bare, defaults = _take_defaults(tree, problems)
     reader = _SiteReader()
     file = reader.read_record(bare, SiteFile, "")
@@ -188,7 +195,7 @@ def _parse_file(text: str, path: str, source: str) -> _File:
     for key, table in defaults.items():
         problems += _check_defaults(table, path, key)
     if file is FAILED or problems:
-        raise ConfError(problems, what=path)
+        raise ConfError(problems)
     parts = {}
     for name, section in {"": file, **file.clusters}.items():
         key = f"clusters.{name}" if name else ""
@@ -201,7 +208,7 @@ def _parse_file(text: str, path: str, source: str) -> _File:
         parts[name] = _Part(section=section, defaults=own, locks=locks)
         problems += locate(_check_section(section, key, source), reader.lines)
     if problems:
-        raise ConfError(problems, what=path)
+        raise ConfError(problems)
     hosts = {name: cluster.hosts for name, cluster in file.clusters.items()}
     return _File(path=path, parts=parts, hosts=hosts)
 
@@ -291,8 +298,7 @@ def leave_out_misfits(site: Site, problems: Iterable[Problem]) -> Site:
     misfits = frozenset(key for key in keys if key in wrong or key.rpartition(".")[0] in wrong)
     if not misfits:
         return site
-    defaults = _drop(site.defaults, misfits, "")
-    return replace(site, defaults=defaults, left_out=site.left_out | misfits)
+    return site.leave_out(*misfits)
 
 
 def _drop(table: Table, keys: frozenset[str], parent: str) -> Table:
@@ -452,7 +458,9 @@ def list_origins(
     """
     found: dict[str, Origin] = {}
     for key in list_leaves():
-        value = _find(conf, key) if "[]" not in key else None
+        if key == "cluster.nodes" or "[]" in key:
+            continue
+        value = _find(conf, key)
         if isinstance(value, Mapping):
             for name, inner in value.items():
                 one = join_key(key, name)

@@ -202,7 +202,9 @@ def test_a_broken_file_stops_a_submit_and_no_status(
     monkeypatch.chdir(folder)
     env = {**environ, "XDG_STATE_HOME": str(folder), "XDG_CONFIG_HOME": str(folder)}
     said = CliRunner().invoke(cli, ["submit", "conf.yaml", "--dry-run"], env=env)
-    assert said.exit_code == 2 and str(said.exception or said.output)
+    assert said.exit_code == 2
+    said_all = f"{said.output}{said.exception}"
+    assert f"1 problem in {folder}/site.yaml:\n  {folder}/site.yaml:2: not YAML" in said_all
     assert CliRunner().invoke(cli, ["status"], env=env).exit_code == 0
     (row,) = examine_site(environ)
     assert row.status == "fail" and f"{folder}/site.yaml:2: not YAML" in row.text
@@ -251,8 +253,10 @@ def test_a_run_on_this_machine_gets_no_limit_and_no_queue_of_the_site(
     Path(environ["VJOB_SITE"]).write_text("defaults: {cluster: {walltime_min: 9, account: x}}\n")
     path = read(environ).path
     monkeypatch.setenv("VJOB_SITE", environ["VJOB_SITE"])
-    cluster = resolve_conf(path, []).conf.cluster
+    here = resolve_conf(path, [])
+    cluster = here.conf.cluster
     assert cluster.walltime_min is None and choose_for(cluster).can.one_host
+    assert here.site.left_out == {"cluster.walltime_min"} and "cluster.account" in here.written
     assert resolve_conf(path, ["cluster.scheduler=slurm"]).conf.cluster.walltime_min == 9
     own = resolve_conf(path, ["cluster.walltime_min=7", "cluster.scheduler=local"]).conf
     assert own.cluster.walltime_min == 7
