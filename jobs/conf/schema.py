@@ -621,7 +621,8 @@ class SiteCluster(SiteSection):
     """One of several clusters."""
 
     hosts: tuple[str, ...] = ()
-    """Host names where it counts, such as `login*.alpha`; or VJOB_CLUSTER names the cluster."""
+    """Host names where it counts, long or short, such as `alpha-login*`; or VJOB_CLUSTER names the
+    cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,7 @@ from vjob.jobs.conf.fates import (
 )
 from vjob.jobs.conf.loading.check_bounds import check_numbers, check_section, find_line, locate
 from vjob.jobs.conf.loading.check_cluster import GPUS, check_cluster, check_groups
-from vjob.jobs.conf.loading.compose import merge
+from vjob.jobs.conf.loading.compose import ReadText, merge
 from vjob.jobs.conf.parse import FAILED, ConfReader, suggest
 from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.references import find_value, spell_value
@@ -39,7 +39,6 @@ from vjob.jobs.schedulers import choose as schedulers
 SITE = "/etc/vjob/site.yaml"
 AUTO = "auto"
 DEFAULTS = "defaults"
-ReadText = Callable[[Path, str], str]
 NOTHING = Table(entries={}, where="")
 _SAMPLE = """\
 name: site
@@ -166,7 +165,8 @@ def _choose_cluster(file: _File, environ: Mapping[str, str], host: str) -> str:
             raise InputError(f"VJOB_CLUSTER is {named}, and {file.path} has the clusters {known}")
         return named if named in file.hosts else ""
     for name, hosts in file.hosts.items():
-        if any(fnmatch.fnmatchcase(host, one) for one in hosts):
+        short = host.partition(".")[0]
+        if any(fnmatch.fnmatchcase(found, one) for found in (host, short) for one in hosts):
             return name
     return ""
 

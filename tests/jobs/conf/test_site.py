@@ -39,7 +39,7 @@ queues:
   gpu1: {gpus: "a100:4", memory_gb: 62, walltime_min: 2d}
 clusters:
   alpha: {hosts: [login*.alpha], defaults: {cluster: {qos: normal}}}
-  beta: {hosts: [beta*], message: Beta is new.}
+  beta: {hosts: ['beta?'], message: Beta is new.}
 """
 
 
@@ -127,10 +127,11 @@ def test_one_file_serves_several_clusters(environ: dict[str, str]) -> None:
     from vjob.jobs.conf.loading.site import load_site
 
     found = {
-        host: load_site(environ, read_text, host) for host in ("login1.alpha", "beta9", "laptop")
+        host: load_site(environ, read_text, host)
+        for host in ("login1.alpha", "beta9.site", "laptop")
     }
     assert [site.cluster for site in found.values()] == ["alpha", "beta", ""]
-    assert found["beta9"].message == "Beta is new."
+    assert found["beta9.site"].message == "Beta is new."
     assert found["laptop"].message == "Maintenance on Friday."
     assert "qos" in str(found["login1.alpha"].defaults)
     assert read({**environ, "VJOB_CLUSTER": "alpha"}).conf.cluster.qos == "normal"
