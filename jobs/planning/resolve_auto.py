@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.fates import count_micro_batches
 from vjob.jobs.conf.layout import is_open
+from vjob.jobs.conf.loading.choose_queue import choose_queues
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
-from vjob.jobs.conf.loading.site import NO_SITE, Site, choose_queues
+from vjob.jobs.conf.loading.site import NO_SITE, Site
 from vjob.jobs.conf.references import find_value, may_change_layout
 from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
 from vjob.jobs.errors import InputError, VjobError
@@ -139,7 +140,7 @@ def _check(read: ReadConf, chosen: Chosen, *, require_env: bool) -> Resolved:
         # A site's limit is for its queues.
         cluster, site = replace(cluster, walltime_min=None), site.leave_out(LIMIT)
         del lines[LIMIT]
-    conf, queues = choose_queues(replace(chosen.conf, cluster=cluster), site)
+    conf, queues = choose_queues(replace(chosen.conf, cluster=cluster), site.queues)
     return Resolved(
         path=read.path.resolve(),
         text=read.text,

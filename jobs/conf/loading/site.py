@@ -12,7 +12,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,17 +27,16 @@ from vjob.jobs.conf.fates import (
 )
 from vjob.jobs.conf.loading.check_bounds import check_numbers, check_section, find_line, locate
 from vjob.jobs.conf.loading.check_cluster import GPUS, check_cluster, check_groups
+from vjob.jobs.conf.loading.choose_queue import list_gpus
 from vjob.jobs.conf.loading.compose import ReadText, merge
 from vjob.jobs.conf.parse import FAILED, ConfReader, suggest
 from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.references import find_value, spell_value
-from vjob.jobs.conf.schema import OWN_MODEL, JobConf, NodeGroup, Queue, SiteFile, SiteSection
+from vjob.jobs.conf.schema import OWN_MODEL, JobConf, Queue, SiteFile, SiteSection
 from vjob.jobs.conf.yaml_tree import Node, Scalar, Table, TableEntry, join_key, parse_tree
 from vjob.jobs.errors import ConfError, InputError, KeyProblem, Problem
-from vjob.jobs.schedulers import choose as schedulers
 
 SITE = "/etc/vjob/site.yaml"
-AUTO = "auto"
 DEFAULTS = "defaults"
 NOTHING = Table(entries={}, where="")
 _SAMPLE = """\
@@ -268,15 +267,9 @@ def _check_section(section: SiteSection, key: str, source: str) -> Iterator[KeyP
     for name, queue in section.queues.items():
         place = f"{join_key(key, 'queues')}.{name}"
         yield from check_section(queue, place)
-        for gpus in _list_gpus(queue):
+        for gpus in list_gpus(queue):
             if not GPUS.fullmatch(gpus):
                 yield f"{place}.gpus", gpus, "must be a type and a number such as a100:4"
-
-
-def _list_gpus(queue: Queue) -> tuple[str, ...]:
-    if queue.gpus is None or queue.gpus == 0:
-        return ()
-    return queue.gpus if isinstance(queue.gpus, tuple) else (str(queue.gpus),)
 
 
 def list_default_keys(table: Table, parent: str = "") -> Iterator[tuple[str, str]]:
@@ -360,93 +353,6 @@ def _has(table: Node, key: str) -> bool:
             return False
         table = entry.node
     return True
-
-
-def choose_queues(conf: JobConf, site: Site) -> tuple[JobConf, dict[str, str]]:
-    """The conf with a queue for each group that leaves it to vjob, and the reason for each.
-
-    InputError where none fits, or nothing says which queues there are.
-    """
-    groups = conf.cluster.nodes
-    if not any(group.queue == AUTO for group in groups):
-        return conf, {}
-    scheduler = schedulers.choose_for(conf.cluster)
-    queues, source = list(site.queues.items()), "the site's queues"
-    if scheduler.can.has_queue and not queues:
-        queues, source = scheduler.describe_queues(), f"the queues that {scheduler.title} shows"
-    chosen: list[NodeGroup] = []
-    reasons: dict[str, str] = {}
-    for group in groups:
-        queue = group.queue
-        if queue == AUTO and not scheduler.can.has_queue:
-            queue = None
-        elif queue == AUTO:
-            queue, why = choose_queue(group, conf.cluster.walltime_min, queues, source)
-            reasons[group.group] = f"{queue}, {why}"
-        chosen.append(replace(group, queue=queue))
-    return replace(conf, cluster=replace(conf.cluster, nodes=tuple(chosen))), reasons
-
-
-def choose_queue(
-    group: NodeGroup, walltime_min: int | None, queues: Sequence[tuple[str, Queue]], source: str
-) -> tuple[str, str]:
-    """The first queue that has what a group asks for, and why. Without GPUs, queues that have none
-    come first."""
-    if not queues:
-        raise InputError(
-            f"queue: auto of group {group.group}: nothing says which queues there are; name one "
-            "here, or all in a site's file (docs/site.md)"
-        )
-    if not group.num_gpus:
-        queues = sorted(queues, key=lambda item: bool(_list_gpus(item[1])))
-    unfit: list[str] = []
-    for name, queue in queues:
-        lack = find_lack(group, walltime_min, queue)
-        if not lack:
-            asked = _describe_request(group, walltime_min)
-            others = f" ({'; '.join(unfit)})" if unfit else ""
-            return name, f"the first of {source} with {asked}{others}"
-        unfit.append(f"{name} {lack}")
-    raise InputError(
-        f"queue: auto of group {group.group}: none of {source} has "
-        f"{_describe_request(group, walltime_min)}:\n" + "\n".join(f"  {one}" for one in unfit)
-    )
-
-
-def find_lack(group: NodeGroup, walltime_min: int | None, queue: Queue) -> str:
-    """The first thing that a group asks for and a queue does not have; empty where it fits. What
-    is not said of a queue is not held against it."""
-    have = _list_gpus(queue)
-    if group.num_gpus and not any(_has_gpus(one, group) for one in have):
-        return f"has {' and '.join(have) if have else 'no GPUs'}"
-    for name, asked, limit in (
-        ("CPUs a node", group.cpus, queue.cpus),
-        ("GiB a node", group.memory_gb, queue.memory_gb),
-    ):
-        if asked is not None and limit is not None and asked > limit:
-            return f"has {limit} {name}"
-    if queue.nodes is not None and group.count > queue.nodes:
-        return f"gives a job {queue.nodes} nodes at most"
-    if None not in (walltime_min, queue.walltime_min) and walltime_min > queue.walltime_min:  # type: ignore[operator]  # both are numbers
-        return f"ends jobs after {queue.walltime_min} min"
-    return ""
-
-
-def _has_gpus(have: str, group: NodeGroup) -> bool:
-    kind, _, count = have.rpartition(":")
-    asked = (group.gpu_type or "").lower()
-    return int(count) >= group.num_gpus and asked in ("", kind.lower())
-
-
-def _describe_request(group: NodeGroup, walltime_min: int | None) -> str:
-    """`a100:4 and 256 GiB a node, 2 nodes, for 120 min`."""
-    gpus = f"{group.gpu_type}:{group.num_gpus}" if group.gpu_type else f"{group.num_gpus} GPUs"
-    parts = [gpus] if group.num_gpus else []
-    parts += [f"{group.cpus} CPUs"] if group.cpus else []
-    parts += [f"{group.memory_gb} GiB"] if group.memory_gb else []
-    nodes = f"{group.count} node{'s' if group.count > 1 else ''}"
-    limit = f" for {walltime_min} min" if walltime_min is not None else ""
-    return (f"{' and '.join(parts)} a node, " if parts else "") + nodes + limit
 
 
 def list_origins(

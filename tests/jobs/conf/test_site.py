@@ -12,8 +12,9 @@ from jsonschema import Draft202012Validator
 
 from tests import ROOT
 from vjob.jobs.conf.json_schema import build_site_schema
+from vjob.jobs.conf.loading.choose_queue import choose_queue
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
-from vjob.jobs.conf.loading.site import choose_queue, list_origins
+from vjob.jobs.conf.loading.site import list_origins
 from vjob.jobs.conf.schema import NodeGroup, Queue
 from vjob.jobs.errors import ConfError, InputError
 from vjob.jobs.planning.resolve_auto import resolve_conf
