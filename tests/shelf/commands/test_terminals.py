@@ -70,6 +70,8 @@ CASES: dict[str, tuple[int, str]] = {
     "plan gpt.yaml": (2, ""),
     "profile gpt.yaml --dry-run": (0, AS_IT_IS),
     "submit wrong.yaml": (2, ""),
+    "run wrong.yaml": (2, ""),
+    "run --output x wrong.yaml": (2, ""),
     "submit gpt.yaml --dry-run": (0, AS_IT_IS),
     "try wrong.yaml": (2, ""),
     f"cancel {DONE}": (2, ""),
