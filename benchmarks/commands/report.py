@@ -25,8 +25,9 @@ from typing import Any
 
 from benchmarks import RESULTS
 from benchmarks.commands.report_page import measure_page, write_page
+from tests.megatron_lines import format_timers
 from varuna_core.records.logs.trace import COLUMNS, FORMAT, TraceWriter
-from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
+from varuna_core.records.logs.training_log import Iteration, format_iteration
 
 RESULT = RESULTS / "report.md"
 MB = 1 << 20

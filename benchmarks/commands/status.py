@@ -22,9 +22,10 @@ from pathlib import Path
 from benchmarks import RESULTS
 from benchmarks.commands.spine import ROOT
 from benchmarks.machine import compile_to
+from tests.megatron_lines import format_timers
 from varuna_core.records import record as records
 from varuna_core.records.files import write_json
-from varuna_core.records.logs.training_log import Iteration, format_iteration, format_timers
+from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.records.plan import GroupPlan, Plan, Timing, write_plan
 from varuna_core.records.record import JobRecord, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder

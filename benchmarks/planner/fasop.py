@@ -117,9 +117,8 @@ class Peer:
                 if all(route.where == "intra" for route in placed.boundaries[boundary].routes):
                     rate = INTRA_GB_S[kinds[boundary]] / INTRA_LOSS
                 hops[hop] = sent / (rate * 1e9)
-        return find_schedule_model("1f1b", stages, count, "none").compiled.find_makespan(
-            costs, hops
-        )
+        compiled = find_schedule_model("1f1b", stages, count, "none").compiled
+        return compiled.run(costs, hops).makespan
 
     def _time_sum(self, parameters: int, shape: Shape, kind: str) -> float:
         n = shape.replicas

@@ -123,7 +123,7 @@ def predict(row: Measured, rates: Array) -> float:
     none = [0.0] * row.stages
     costs = [*(w / 3 for w in work), *none, *none, *(2 * w / 3 for w in work), *none, *none]
     compiled = find_schedule_model("1f1b", row.stages, row.num_microbatches, "none").compiled
-    pipeline = compiled.find_makespan(costs, [message] * (2 * (row.stages - 1)))
+    pipeline = compiled.run(costs, [message] * (2 * (row.stages - 1))).makespan
     return pipeline + sum(each[name] * rate for name, rate in zip(OF_STEP, rates[5:], strict=True))
 
 

@@ -157,26 +157,6 @@ class Compiled:
             starts=tuple(starts),
         )
 
-    def find_makespan(self, costs: Sequence[float], hops: Sequence[float]) -> float:
-        """The makespan alone: `run` without what it keeps."""
-        free = [0.0] * self.num_ranks
-        link_free = [0.0] * self.num_links
-        arrival = [0.0] * self.num_slots
-        for rank, cost, takes, makes, link, hop in self.ops:
-            end = free[rank]
-            if takes >= 0 and arrival[takes] > end:
-                end = arrival[takes]
-            end += costs[cost]
-            free[rank] = end
-            if makes >= 0:
-                if link >= 0:
-                    if link_free[link] > end:
-                        end = link_free[link]
-                    end += hops[hop]
-                    link_free[link] = end
-                arrival[makes] = end
-        return max(free, default=0.0)
-
 
 def count_held(schedule: Schedule) -> tuple[tuple[Counts, ...], ...]:
     """Graphs and inputs that each rank holds at once; counts that others exceed are left out."""

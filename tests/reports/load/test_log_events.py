@@ -8,14 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.megatron_lines import format_timers
 from tests.reports.page.test_page import read, render
 from tests.reports.traces import MS, write_rank
-from varuna_core.records.logs.training_log import (
-    Iteration,
-    format_iteration,
-    format_job_info,
-    format_timers,
-)
+from varuna_core.records.logs.training_log import Iteration, format_iteration, format_job_info
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs

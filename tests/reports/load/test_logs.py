@@ -8,14 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.megatron_lines import format_timers, format_timers_max, format_timers_minmax
 from varuna_core.records.logs.training_log import (
     Iteration,
     MemoryLine,
     format_iteration,
     format_memory,
-    format_timers,
-    format_timers_max,
-    format_timers_minmax,
 )
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import analyse

@@ -20,7 +20,6 @@ from varuna_core.planner.model.step import (
     StepCosts,
     find_peaks,
     simulate_step,
-    trace_memory,
 )
 from varuna_core.planner.model.training import RECOMPUTES
 from varuna_core.schedule.actions import Schedule
@@ -110,7 +109,6 @@ def test_it_times_as_a_plain_walk_does(name: str) -> None:
         assert timed.starts == pytest.approx(starts, rel=1e-12)
         assert (timing.makespan, timing.busy) == (max(free), timed.busy)
         assert sorted(timed.starts) == sorted(sum(timing.starts, ()))
-        assert compiled.find_makespan(list_all_costs(costs), list_hops(costs)) == timed.makespan
         assert unlist_costs(list_all_costs(costs), list_hops(costs)).by_kind == costs.by_kind
         other = draw_costs(draw, compiled.num_stages)
         several = [costs, other, costs]
@@ -130,7 +128,7 @@ def test_it_times_as_a_plain_walk_does(name: str) -> None:
 def test_memory_is_the_schedules_own_count(name: str) -> None:
     draw = random.Random(name)
     for _ in range(12):
-        compiled, costs = make(name, draw)
+        compiled, _ = make(name, draw)
         stages = range(compiled.num_stages)
         held = [
             StageMemory(fixed=1.0, graph=draw.uniform(2, 9), inputs=draw.uniform(0, 2), work=0.5)
@@ -144,9 +142,6 @@ def test_memory_is_the_schedules_own_count(name: str) -> None:
         per_rank = compiled.num_stages // compiled.num_ranks
         peaks = [m + per_rank + 0.5 for m in measure_memory(compiled.schedule, memory)]
         assert find_peaks(compiled, held) == pytest.approx(peaks)
-        timed = compiled.run(list_all_costs(costs), list_hops(costs), keep_starts=True)
-        traced = trace_memory(compiled, timed, held)
-        assert [max(size for _, size in line) for line in traced] == pytest.approx(peaks)
 
 
 ROLES: list[tuple[str, Recompute]] = [

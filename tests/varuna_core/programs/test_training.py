@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.megatron_lines import parse_evaluation, parse_saved, parse_saving
 from tests.ranks.start import collect, start_ranks
 from tests.small_training import write_text
 from tests.varuna_core.data.tokens import write_tokens
@@ -23,12 +24,7 @@ from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.building import build_model, choose_apex, choose_recompute, plan_layers
 from varuna_core.programs.place import ProgramError
-from varuna_core.records.logs.training_log import (
-    parse_evaluation,
-    parse_saved,
-    parse_saving,
-    parse_validation,
-)
+from varuna_core.records.logs.training_log import parse_validation
 from varuna_core.records.training import Training
 from varuna_core.runtime import assembly
 from varuna_core.runtime.comm.links import Links

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.megatron_lines import parse_evaluation, parse_saved, parse_saving
 from varuna_core.records.logs.training_log import (
     JOB_INFO,
     Iteration,
@@ -17,13 +18,10 @@ from varuna_core.records.logs.training_log import (
     format_phase,
     format_saved,
     format_saving,
-    parse_evaluation,
     parse_iteration,
     parse_job_info,
     parse_memory,
     parse_phase,
-    parse_saved,
-    parse_saving,
 )
 
 OLD = (

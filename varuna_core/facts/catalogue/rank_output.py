@@ -571,7 +571,7 @@ PYTHON = (
     ),
     cause(
         "missing key",
-        r"^KeyError: '[A-Z][A-Z0-9_]+'$",
+        r"^KeyError: '(?!(LOCAL_|GROUP_)?(RANK|WORLD_SIZE)'|MASTER_)[A-Z][A-Z0-9_]+'$",
         "",
         Remedy(
             Action.ADD,

@@ -278,22 +278,3 @@ def find_away(compiled: Compiled, memory: Sequence[StageMemory]) -> tuple[float,
             )
         )
     return tuple(away)
-
-
-def trace_memory(
-    compiled: Compiled, timed: Timed, memory: Sequence[StageMemory]
-) -> list[list[tuple[float, float]]]:
-    """For each rank (time, bytes held) at each action's begin; needs `keep_starts`."""
-    if len(timed.starts) != len(compiled.actions):
-        raise PlanningError("the step was simulated without keep_starts")
-    own = [list_stages(compiled.schedule, rank) for rank in range(compiled.num_ranks)]
-    held = [follow_held(*pair) for pair in zip(compiled.schedule.ranks, own, strict=True)]
-    lines: list[list[tuple[float, float]]] = [[] for _ in own]
-    for start, (rank, _, stage, _) in zip(timed.starts, compiled.actions, strict=True):
-        _, counts = next(held[rank])
-        size = memory[stage].work
-        for other in own[rank]:
-            one = memory[other]
-            size += one.fixed + counts.graphs[other] * one.graph + counts.inputs[other] * one.inputs
-        lines[rank].append((start, size))
-    return lines

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Dict, Iterable, Mapping, Match, Optional, Sequence, Tuple
+from typing import Dict, Mapping, Optional, Tuple
 
 TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
 """What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
@@ -275,43 +275,6 @@ TIMER_CALLS = re.compile(
 """Groups: a rank; or a timer's name, start or end, and the list, of the rank before."""
 
 
-def format_timers(
-    timers: Mapping[str, Mapping[int, float]],
-    calls: Optional[Mapping[Tuple[str, int], Tuple[Sequence[float], Sequence[float]]]] = None,
-) -> str:
-    """`--timing-log-option all`: ms of each rank; `calls` adds the seed's starts and ends."""
-    lines = ["times across ranks (ms):"]
-    for name, ranks in timers.items():
-        lines.append(f"  {name}:")
-        for rank, value in ranks.items():
-            lines.append(f"     rank {rank:2d}: {value:.2f}")
-            if calls and (name, rank) in calls:
-                starts, ends = calls[name, rank]
-                lines.append(f" {name} start time lst:  {_join(starts)}")
-                lines.append(f" {name} end time lst:  {_join(ends)}")
-    return "\n".join(lines)
-
-
-def format_timers_minmax(timers: Mapping[str, Tuple[float, float]]) -> str:
-    """`--timing-log-option minmax`."""
-    lines = ["(min, max) time across ranks (ms):"]
-    lines += [
-        f"    {(name + ' ').ljust(48, '.')}: ({a:.2f}, {b:.2f})" for name, (a, b) in timers.items()
-    ]
-    return "\n".join(lines)
-
-
-def format_timers_max(timers: Mapping[str, float]) -> str:
-    """`--timing-log-option max`."""
-    lines = ["max time across ranks (ms):"]
-    lines += [f"    {(name + ' ').ljust(48, '.')}: {most:.2f}" for name, most in timers.items()]
-    return "\n".join(lines)
-
-
-def _join(times: Iterable[float]) -> str:
-    return " ".join(map(repr, times)) + " "
-
-
 def _read_number(text: str) -> Optional[float]:
     try:
         return float(text) if len(text) < 100 else None
@@ -347,11 +310,6 @@ def parse_mark(line: str) -> Optional[Tuple[str, bool]]:
     return None
 
 
-_SAVING = re.compile(r"\bsaving checkpoint at iteration +(\d{1,18}) to (\S.*)")
-_SAVED = re.compile(r"\bsuccessfully saved checkpoint from iteration +(\d{1,18}) to (\S.*)")
-_SAVE_ENDING = re.compile(r" in \S+ format$| \[ t [^\[\]]*\]$")
-"""What newer versions write behind the folder."""
-_EVALUATION = re.compile(r"\bEvaluating on (\d{1,18}) samples")
 BEGIN = "before the start of training step"
 """The phase (training_log) that a rank says once all is loaded."""
 FIRST_STEP = "first step of this start is done"
@@ -371,27 +329,6 @@ def format_saved(step: int, folder: str) -> str:
     return f"  successfully saved checkpoint from iteration {step:7d} to {folder}"
 
 
-def parse_saving(line: str) -> Optional[Tuple[int, str]]:
-    """The step and the folder."""
-    return _parse_save(_SAVING.search(line))
-
-
-def parse_saved(line: str) -> Optional[Tuple[int, str]]:
-    return _parse_save(_SAVED.search(line))
-
-
-def _parse_save(match: Optional[Match[str]]) -> Optional[Tuple[int, str]]:
-    if match is None:
-        return None
-    return int(match.group(1)), _SAVE_ENDING.sub("", match.group(2).rstrip())
-
-
 def format_evaluation(num_samples: int) -> str:
     """An evaluation begins."""
     return f"Evaluating on {num_samples} samples"
-
-
-def parse_evaluation(line: str) -> Optional[int]:
-    """The number of samples."""
-    match = _EVALUATION.search(line)
-    return None if match is None else int(match.group(1))

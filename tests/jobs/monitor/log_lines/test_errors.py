@@ -227,6 +227,7 @@ VARIANTS = (
     ),
     ("python exception", "triton.runtime.errors.OutOfResources: out of resource: shared memory"),
     ("python exception", "KeyError: 5"),
+    ("python exception", "KeyError: 'LOCAL_RANK'"),
     ("python exception", "AssertionError"),
     ("checkpoint", "RuntimeError: PytorchStreamReader failed reading zip archive: not found"),
     ("not a number", "Loss is nan, stopping training"),
