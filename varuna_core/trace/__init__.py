@@ -397,7 +397,12 @@ def open_once(open_writer: Callable[[], TraceWriter]) -> TraceWriter | None:
 
 
 def _is_child() -> bool:
-    """True in a process that a rank's process has started, which may have spans of its own."""
+    """True in a process that a rank's process has started, which may have spans of its own.
+
+    Of the ranks that the one process of a node starts, the first one writes for the node.
+    """
+    if "VJOB_NODE_RANKS" in os.environ and os.environ.get("LOCAL_RANK", "0") != "0":
+        return True
     own = str(os.getpid())
     if os.environ.setdefault(_OWNER, own) != own:
         return True

@@ -33,6 +33,9 @@ def find_launch_problems(
     if launch == "node" and conf.morph.enabled and conf.morph.layout != "world":
         message = "must be world with program.launch: node, whose program lays out its own ranks"
         yield "morph.layout", conf.morph.layout, message
+    if launch == "node" and conf.profile.ranks != "all":
+        message = "is of single ranks, which the launcher of program.launch: node starts: remove it"
+        yield "profile.ranks", conf.profile.ranks, message
     if launch in ("python", "node") and layout and not (launch == "python" and world > 1):
         referenced = list_referenced(conf)
         for name in layout:

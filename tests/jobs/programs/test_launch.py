@@ -184,6 +184,11 @@ def test_auto_becomes_what_the_program_needs(
             TWO + "morph: {enabled: true}\n",
             "morph.layout = pipeline: must be world with program.launch: node",
         ),
+        (
+            "{command: torchrun t.py}",
+            TWO + "profile: {nsys: true, ranks: [0]}\n",
+            "profile.ranks = [0]: is of single ranks",
+        ),
         ("{module: train.py}", TWO, "program.module = train.py: must be a module's name"),
         ("{module: pkg/train}", TWO, "program.module = pkg/train: must be a module's name"),
         ("{command: }", TWO, "must have a word: the program to run"),

@@ -287,3 +287,13 @@ def test_perfetto_has_the_spans_of_a_script(job: tuple[Vjob, Path], tmp_path: Pa
         event["name"] for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     }
     assert {"forward 0", "span 0 attention", "communication 0", "data"} <= names
+
+
+@pytest.mark.parametrize(("local_rank", "is_written"), [("", True), ("0", True), ("1", False)])
+def test_of_the_ranks_that_a_launcher_starts_the_first_writes_for_its_node(
+    local_rank: str, is_written: bool, tmp_path: Path
+) -> None:
+    env = {"VJOB_NODE_RANKS": "2", **({"LOCAL_RANK": local_rank} if local_rank else {})}
+    done = run(tmp_path, "with trace.step(1): pass", **env)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "3.jsonl").exists() == is_written
