@@ -1,0 +1,424 @@
+"""One recipe, run by vjob and by its usual launcher, and everything that vjob says of it.
+
+    recipe ─► torchrun, or python ─► losses ───────────────┐
+       └────► vjob submit ─► out/rank<N>.jsonl: the truth ─┴► claims that hold or do not
+                  └─► status while it stands still, status and report after it
+
+A claim that is known not to hold is named in KNOWN with the reason, and is expected not to.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import PATIENCE, ROOT
+from tests.command import Vjob, wait_for
+from varuna_core.records.runfolder import RunFolder
+
+FOLDER = ROOT / "examples/recipes"
+STEPS = 40
+STOP_AT = 24
+"""The step after which the ranks are stopped for a look at the status."""
+RESULTS = "VJOB_RECIPES_RESULTS"
+"""Names a folder in which each run leaves its row of the results page."""
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2")
+PLACES = {
+    "local": "{scheduler: local, nodes: [{group: main, ranks: RANKS}]}",
+    "plain": "{walltime_min: 10, join_s: 200, nodes: [{group: main, count: RANKS, queue: gpu2, ranks: 1, cpus: 1}]}",
+    "het": (
+        "{walltime_min: 10, join_s: 200, hetero: hetjob, nodes: ["
+        "{group: weak, queue: gpu2, ranks: 1, cpus: 1}, "
+        "{group: strong, queue: gpu1, ranks: 1, cpus: 1}]}"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A folder of examples/recipes, and how its program is run without vjob."""
+
+    name: str
+    needs: tuple[str, ...] = ()
+    """Distributions of PyPI beside torch."""
+    start: tuple[str, ...] | None = (*TORCHRUN, "train.py")
+    """Words after `python`; None: a process for each rank with the variables of torchrun."""
+    steps: str = "--steps=40"
+    pause: str = "--pause="
+    out: str = "--out="
+    every: int = 5
+    """Steps between two lines of progress."""
+    ranks: int = 2
+    averaged: bool = False
+    """True where the losses that are printed are means since the last such line."""
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.name
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="script", start=("train.py",), ranks=1),
+        Recipe(name="ddp"),
+        Recipe(name="fsdp"),
+        Recipe(name="hf-trainer", needs=("transformers", "accelerate"), every=1, averaged=True),
+        Recipe(name="accelerate", needs=("accelerate",), every=1),
+        Recipe(name="lightning", needs=("lightning",), every=1),
+        Recipe(name="deepspeed", needs=("deepspeed",)),
+        Recipe(
+            name="hydra",
+            needs=("hydra-core", "hydra-submitit-launcher"),
+            steps="steps=40",
+            pause="pause=",
+            out="out=",
+        ),
+        Recipe(name="jax", needs=("jax",), start=None),
+        Recipe(name="nanogpt", steps="--max_iters=40"),
+        Recipe(
+            name="torchtitan",
+            start=(*TORCHRUN, "-m", "tiny.train"),
+            steps="--training.steps=40",
+            pause="--training.pause=",
+            out="--job.dump_folder=",
+        ),
+        Recipe(name="command", start=(*TORCHRUN, "--no-python", "./train.sh")),
+        Recipe(name="torchrun"),
+    )
+}
+
+
+@functools.cache
+def find_python() -> str:
+    """Find the interpreter that has the frameworks; skip the test without one."""
+    ours = ROOT / ".venv/recipes/bin/python"
+    python = os.environ.get("VJOB_RECIPES_PYTHON") or (str(ours) if ours.exists() else "")
+    if not python:
+        pytest.skip("no frameworks: `make .venv/.installed-recipes`, or VJOB_RECIPES_PYTHON")
+    return python
+
+
+@functools.cache
+def list_versions() -> Mapping[str, str]:
+    code = (
+        "import importlib.metadata as m, json\n"
+        "print(json.dumps({d.metadata['Name'].lower(): d.version for d in m.distributions()}))"
+    )
+    said = subprocess.run([find_python(), "-c", code], capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(said.stdout)
+    return found
+
+
+def require(recipe: Recipe) -> str:
+    """Return the interpreter for a recipe; skip the test where a framework is not installed."""
+    python = find_python()
+    if missing := [name for name in ("torch", *recipe.needs) if name not in list_versions()]:
+        pytest.skip(f"{python} lacks {', '.join(missing)}")
+    return python
+
+
+# The truth.
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Everything that the program itself wrote, by rank."""
+
+    worlds: dict[int, int]
+    losses: dict[int, list[float]]
+    times: list[float] = field(default_factory=list)
+    """Of rank 0's steps."""
+
+
+def read_truth(folder: Path) -> Truth:
+    worlds, losses, times = {}, {}, []
+    for path in sorted(folder.glob("rank*.jsonl")):
+        head, *rows = map(json.loads, path.read_text().splitlines())
+        worlds[head["rank"]] = head["world"]
+        losses[head["rank"]] = [row["loss"] for row in rows]
+        times = times or [row["at"] for row in rows]
+    return Truth(worlds, losses, times)
+
+
+def count_steps(folder: Path) -> int:
+    """Steps that rank 0 has done, or the least of all ranks."""
+    files = list(folder.glob("rank*.jsonl"))
+    return min((path.read_text().count("\n") - 1 for path in files), default=0)
+
+
+def train_plainly(recipe: Recipe, folder: Path, config: Path | None = None) -> Truth:
+    """Train by torchrun, or by python, in a copy of the recipe's folder."""
+    python = require(recipe)
+    shutil.copytree(recipe.folder, folder)
+    if config is not None:
+        shutil.copy(config, folder / "full.json")
+    words = [recipe.steps, f"{recipe.pause}0", f"{recipe.out}out"]
+    words += ["--deepspeed", "--deepspeed_config=full.json"] * (config is not None)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": build_path(python)}
+    places: Sequence[dict[str, str]] = [{}]
+    if recipe.start is None:
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(pick_port())}
+        places = [{"RANK": str(rank), **shared} for rank in range(2)]
+    started = [
+        subprocess.Popen(
+            [python, *(recipe.start or ("train.py",)), *words],
+            cwd=folder, env={**env, **place}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for place in places
+    ]  # fmt: skip
+    for process in started:
+        said, _ = process.communicate(timeout=200 * PATIENCE)
+        assert process.returncode == 0, said.decode(errors="replace")
+    return read_truth(folder / "out")
+
+
+def build_path(python: str) -> str:
+    """PATH with the commands of the tests' venv, torchrun among them."""
+    return os.pathsep.join(
+        (str(Path(python).parent), str(Path(sys.executable).parent), "/usr/bin:/bin")
+    )
+
+
+def pick_port() -> int:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+# The run.
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """Everything that vjob said of one run."""
+
+    during: dict[str, Any] = field(default_factory=dict)
+    at: int = 0
+    """Steps that were done when `during` was asked for."""
+    after: dict[str, Any] = field(default_factory=dict)
+    report: dict[str, Any] = field(default_factory=dict)
+    record: dict[str, Any] = field(default_factory=dict)
+
+
+def submit(recipe: Recipe, place: str, vjob: Vjob) -> RunFolder:
+    python = require(recipe)
+    shutil.copytree(recipe.folder, vjob.folder, dirs_exist_ok=True)
+    words = ["--set", f"cluster={PLACES[place].replace('RANKS', str(recipe.ranks))}"]
+    words += ["--set", f"program.python={python}"]
+    words += ["--set", "env.OMP_NUM_THREADS=1", "--set", f"env.PATH={build_path(python)}"]
+    said = vjob("submit", "conf.yaml", "--json", *words).stdout
+    return RunFolder(Path(json.loads(said)["folder"]))
+
+
+def watch(recipe: Recipe, vjob: Vjob, run: RunFolder, is_right: Callable[[Seen], bool]) -> Seen:
+    """Stop all ranks in the midst of their steps and ask for the status, wait for their end, and
+    ask again."""
+    seen, out = Seen(), vjob.folder / "out"
+
+    def is_there() -> bool:
+        return count_steps(out) >= STOP_AT or json.loads(run.record.read_text())["state"] == "ended"
+
+    wait_often(is_there, lambda: vjob.explain(run))
+    stopped = stop_ranks(vjob.folder)
+    try:
+        deadline = time.monotonic() + 10 * PATIENCE
+        while stopped:
+            seen.at = count_steps(out)
+            seen.during = vjob.status(str(run.path))
+            if is_right(seen) or time.monotonic() > deadline:
+                break
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    seen.record = vjob.wait_over(run, 200, may_fail=True)
+    seen.after = vjob.status(str(run.path))
+    seen.report = json.loads(vjob("report", str(run.path), "--json").stdout)
+    return seen
+
+
+def stop_ranks(folder: Path) -> list[int]:
+    """Stop the processes of this folder that train, those of a launcher too."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_ours = process.joinpath("cwd").samefile(folder)
+            words = process.joinpath("cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if is_ours and any(word.endswith((b"train.py", b"tiny.train")) for word in words):
+            os.kill(int(process.name), signal.SIGSTOP)
+            found.append(int(process.name))
+    return found
+
+
+def wait_often(is_so: Callable[[], object], explain: Callable[[], str]) -> None:
+    """Poll a condition that is cheap to ask for."""
+    deadline = time.monotonic() + 200 * PATIENCE
+    while not is_so():
+        assert time.monotonic() < deadline, explain()
+        time.sleep(0.02)
+
+
+# What must hold.
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One thing that vjob must get right, and what it said beside the truth."""
+
+    name: str
+    holds: bool
+    said: str
+    truth: str
+
+
+def list_claims(recipe: Recipe, seen: Seen, truth: Truth, plain: Truth) -> list[Claim]:
+    """All claims of a run that has ended."""
+    ranks = {rank: recipe.ranks for rank in range(recipe.ranks)}
+    steps, last = len(truth.times), STEPS
+    losses = "equal" if truth.losses == plain.losses else "differ"
+    after, health = read_progress(seen.after)
+    headline = seen.report["headline"]
+    found = [
+        Claim("ranks", truth.worlds == ranks, str(truth.worlds), str(ranks)),
+        Claim("losses", losses == "equal" and steps == last, losses, "equal"),
+        *claim_during(recipe, seen),
+        Claim("verdict after", health == "DONE", health, "DONE"),
+        Claim("step after", after[0] == last, str(after[0]), str(last)),
+        Claim("total after", after[1] == last, str(after[1]), str(last)),
+        *(
+            Claim(f"report's {key}", read_value(headline.get(key)) == last,
+                  str(read_value(headline.get(key))), str(last))
+            for key in ("last_step", "num_steps")
+        ),
+        claim_goodput(seen, truth),
+        claim_losses(recipe, seen, truth),
+        claim_findings(seen),
+    ]  # fmt: skip
+    return found
+
+
+def claim_during(recipe: Recipe, seen: Seen) -> list[Claim]:
+    """The status while the ranks stood still: its step is the last that was printed."""
+    (step, total), health = read_progress(seen.during)
+    least = seen.at - recipe.every
+    is_right = step is not None and least <= step <= seen.at + 1
+    return [
+        Claim("verdict during", health == "HEALTHY", health, "HEALTHY"),
+        Claim("step during", is_right, str(step), f"{max(0, least)} to {seen.at}"),
+        Claim("total during", total == STEPS, str(total), str(STEPS)),
+    ]
+
+
+def read_progress(status: Mapping[str, Any]) -> tuple[tuple[int | None, int | None], str]:
+    progress = status.get("progress") or {}
+    health = status.get("verdict", {}).get("health", "none")
+    return (progress.get("step"), progress.get("num_steps")), health
+
+
+def read_value(value: Any) -> Any:
+    """Return a figure of the report, None where it is not known."""
+    return value.get("value") if isinstance(value, dict) else value
+
+
+def claim_goodput(seen: Seen, truth: Truth) -> Claim:
+    """The share of the run that was steps, as near as 15 points; not known is right too."""
+    said = read_value(seen.report["headline"].get("goodput"))
+    seconds = read_value(seen.report["headline"].get("duration_s"))
+    pace = (truth.times[-1] - truth.times[0]) / (len(truth.times) - 1)
+    real = pace * len(truth.times) / seconds
+    if said is None:
+        return Claim("goodput", True, "not known", f"{real:.0%}")
+    return Claim("goodput", abs(said - real) < 0.15, f"{said:.0%}", f"{real:.0%}")
+
+
+def claim_losses(recipe: Recipe, seen: Seen, truth: Truth) -> Claim:
+    """The first and the last loss of the report are some that training had."""
+    values = next(
+        (each["values"] for each in seen.report["findings"] if each["rule"] == "loss"), {}
+    )
+    had = truth.losses[0]
+    if recipe.averaged:
+        means = [sum(step) / len(step) for step in zip(*truth.losses.values(), strict=True)]
+        had = [sum(means[at : at + 10]) / 10 for at in range(0, len(means), 10)]
+    said = [values[key] for key in ("first", "last") if key in values]
+    is_right = all(any(abs(one - loss) < 6e-4 * max(1, loss) for loss in had) for one in said)
+    return Claim(
+        "report's losses", is_right, " to ".join(map(str, said)) or "none",
+        f"{had[0]:.4g} to {had[-1]:.4g}",
+    )  # fmt: skip
+
+
+def claim_findings(seen: Seen) -> Claim:
+    """No finding blames a healthy run that did all its steps."""
+    false = sorted({each["rule"] for each in seen.report["findings"]} - HARMLESS)
+    return Claim("findings", not false, ", ".join(false) or "none", "none")
+
+
+HARMLESS = {"loss", "no trace", "outliers"}
+"""Findings that say what was, without blame; ranks that are stopped for a look make an outlier."""
+
+
+def note(recipe: Recipe, place: str, claims: Sequence[Claim]) -> None:
+    """Leave the row of the results page where it is asked for."""
+    if folder := os.environ.get(RESULTS):
+        names = ("torch", *recipe.needs)
+        row = {
+            "recipe": recipe.name,
+            "place": place,
+            "versions": {name: list_versions()[name] for name in names},
+            "claims": [asdict(claim) for claim in claims],
+        }
+        Path(folder, f"{recipe.name}.{place}.json").write_text(json.dumps(row, indent=1))
+
+
+def run_recipe(
+    recipe: Recipe, place: str, folder: Path, env: Mapping[str, str] | None = None
+) -> list[Claim]:
+    """Train a recipe at a place and without vjob; every claim about it."""
+    require(recipe)
+    (folder / "ours").mkdir()
+    vjob = Vjob(folder / "ours", env)
+    run = submit(recipe, place, vjob)
+    known = KNOWN.get(recipe.name, {})
+
+    def is_right(seen: Seen) -> bool:
+        return all(claim.holds or claim.name in known for claim in claim_during(recipe, seen))
+
+    seen = watch(recipe, vjob, run, is_right)
+    assert seen.record["verdict"] == "COMPLETED", vjob.explain(run)
+    truth = read_truth(vjob.folder / "out")
+    config = run.path / "ds_config.json"
+    plain = train_plainly(recipe, folder / "theirs", config if config.exists() else None)
+    claims = list_claims(recipe, seen, truth, plain)
+    note(recipe, place, claims)
+    return claims
+
+
+def check(recipe: Recipe, claims: Sequence[Claim]) -> None:
+    """All claims hold but those that are known not to."""
+    known = KNOWN.get(recipe.name, {})
+    wrong = [claim for claim in claims if not claim.holds and claim.name not in known]
+    assert not wrong, wrong
+    mended = [claim for claim in claims if claim.holds and claim.name in known]
+    assert not mended, f"take these out of KNOWN, they hold now: {mended}"
+
+
+KNOWN: Mapping[str, Mapping[str, str]] = {}
+"""By recipe: the claims that do not hold yet, each with the reason."""
