@@ -10,7 +10,7 @@ SOURCE := .
 else  # setuptools writes beside the sources: of a checkout that cannot be written a copy is installed.
 SOURCE := $(VENV)/source
 COPY = rm -rf $(SOURCE) && mkdir -p $(SOURCE) && cp -R setup.cfg pyproject.toml README.md LICENSE \
-  vjob varuna_core jobs shelf templates reports containers $(SOURCE)
+  vjob varuna_core jobs shelf templates reports containers examples $(SOURCE)
 endif
 
 .PHONY: demo test test-long test-enroot test-containers newest check release bench gpu packages docs \
@@ -27,6 +27,18 @@ $(VENV)/.installed: setup.cfg constraints.txt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e '$(SOURCE)[dev,docs,train,report]'
 	$(PIP) --upgrade --target $(VENV)/track mlflow-skinny
+	touch $@
+
+# Frameworks of others, for the recipes of examples/recipes: in a venv of their own, for some of them use
+# one another where they find it. torch and the like are those of the first venv.
+FRAMEWORKS := accelerate hydra-core hydra-submitit-launcher jax lightning
+FRAMEWORKS_PYTHON := $(VENV)/recipes/bin/python
+$(VENV)/.installed-recipes: $(VENV)/.installed-dev
+	$(PYTHON) -m venv $(VENV)/recipes
+	$(BIN)/python -c 'import site; print("import site; site.addsitedir(%r)" % site.getsitepackages()[0])' \
+	  > "$$($(FRAMEWORKS_PYTHON) -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
+	for name in $(FRAMEWORKS); do $(FRAMEWORKS_PYTHON) -m pip install --quiet \
+	  --disable-pip-version-check -c constraints.txt $$name || echo "No $$name: tests of it are skipped."; done
 	touch $@
 
 $(VENV)/.installed-train: $(VENV)/.installed
@@ -63,14 +75,14 @@ packages:
 
 # Four processes on two cores: one of them waits for the lab most of the time. A test that fails is
 # run once more, alone: a second failure fails the run. Both runs are shown.
-test: packages $(VENV)/.installed-dev check
+test: packages $(VENV)/.installed-recipes check
 	@$(BIN)/python -m pytest -n 4 -m 'not long' --durations 15; code=$$?; \
 	  [ $$code = 1 ] || exit $$code; \
 	  echo 'The failed tests once more, one after the other:'; \
 	  $(BIN)/python -m pytest -m 'not long' --last-failed --last-failed-no-failures none --maxfail 5
 
 # More programs, layouts and faults of what `make test` shows once.
-test-long: packages $(VENV)/.installed-dev
+test-long: packages $(VENV)/.installed-recipes
 	$(BIN)/python -m pytest -n 3 -m long --durations 15
 
 # The container suite in the one RUNTIME that is on the PATH, as this user and, when root, as an

@@ -1,0 +1,4 @@
+"""Programs that train something tiny, each by another framework, with its conf (docs/recipes.md).
+
+`vjob init --for NAME FOLDER` writes one. They are data here and are never imported.
+"""
