@@ -1,14 +1,18 @@
 """The short confs of `vjob init --minimal` and `--for KIND`, with the nodes that the cluster has.
 
 Each can be submitted once the files that its first lines name are there; nothing else in it needs
-an edit. Layout only: what the cluster has comes in.
+an edit. The nodes of the cluster come in as an argument. A recipe is a folder of examples/recipes:
+its conf and a program that trains.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
+from vjob import recipes
 from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.conf.write import dump_yaml
 
@@ -26,24 +30,16 @@ class Starter:
     """All of the conf but its name and nodes."""
     ranks: int = 1
     """On a node without GPUs."""
-    restarts: int = 0
+    notes: tuple[str, ...] = ()
+    """Comments for above the conf."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """The program of a recipe, by its path beside the conf."""
 
 
 STARTERS: Mapping[str, Starter] = {
     "minimal": Starter(
         needs=("train.py (program.script)",),
         keys="program: {script: train.py}\n",
-    ),
-    "script": Starter(
-        needs=("train.py (program.script)",),
-        keys="""\
-program:
-  script: train.py                 # every rank runs it
-  args: --lr 1.5e-4                # one text, or a list
-env: {OMP_NUM_THREADS: "1"}        # of every rank
-# setup: [module load cuda]        # shell lines run on each node first
-# pass_env: [HF_TOKEN]             # from the shell that submits
-""",
     ),
     "gpt": Starter(
         needs=(),
@@ -58,28 +54,6 @@ train:
   # checkpoint: {folder: checkpoints, every: 500}
 parallel: {pipeline: 1}            # stages; `vjob plan` finds the fastest layout
 """,
-    ),
-    "ddp": Starter(
-        needs=("train.py (program.script), which calls init_process_group",),
-        keys="""\
-program:
-  script: train.py                 # RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR as under torchrun
-  args: []
-""",
-        ranks=2,
-        restarts=3,
-    ),
-    "deepspeed": Starter(
-        needs=("train.py (program.deepspeed), which calls deepspeed.initialize",),
-        keys="""\
-program: {deepspeed: train.py, args: []}   # config: ds.json, and what it says wins
-train:
-  micro_batch_size: 1
-  global_batch_size: 8
-  optimizer: {lr: 3.0e-4}
-parallel: {zero: 2}
-""",
-        ranks=2,
     ),
     "megatron": Starter(
         needs=(
@@ -100,24 +74,60 @@ parallel: {pipeline: 1, tensor: 1}
 }
 
 
-def render_starter(kind: str, groups: Sequence[NodeGroup], note: str = "") -> str:
-    """A short conf; `groups` are what the cluster has, the likeliest first, none without Slurm."""
-    return "".join(f"{line}\n" for line in _list_lines(kind, groups, note))
+RECIPES = Path(recipes.__file__).parent
+KINDS = tuple(
+    sorted({*STARTERS, *(path.parent.name for path in RECIPES.glob("*/conf.yaml"))} - {"minimal"})
+)
+"""What `vjob init --for` takes."""
 
 
-def _list_lines(kind: str, groups: Sequence[NodeGroup], note: str) -> Iterator[str]:
-    starter = STARTERS[kind]
-    if starter.needs:
+def find_starter(kind: str) -> Starter:
+    """The starter of a kind; that of a recipe is read from its folder."""
+    if kind in STARTERS:
+        return STARTERS[kind]
+    folder = RECIPES / kind
+    above, keys, cluster = re.split(
+        r"^name: .*\n|^cluster:", (folder / "conf.yaml").read_text(), flags=re.MULTILINE
+    )
+    files = {
+        str(path.relative_to(folder)): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "conf.yaml" and "__pycache__" not in path.parts
+    }
+    (ranks,) = re.findall(r"ranks: (\d+)", cluster)
+    return Starter(
+        needs=tuple(files),
+        keys=keys,
+        ranks=int(ranks),
+        notes=tuple(above.splitlines()),
+        files=files,
+    )
+
+
+def render_starter(
+    kind: str, groups: Sequence[NodeGroup], note: str = "", *, is_alone: bool = True
+) -> str:
+    """A short conf; `groups` are what the cluster has, the likeliest first, none without Slurm.
+
+    `is_alone` is False where the files of the program are written beside it.
+    """
+    return "".join(f"{line}\n" for line in _list_lines(kind, groups, note, is_alone))
+
+
+def _list_lines(kind: str, groups: Sequence[NodeGroup], note: str, is_alone: bool) -> Iterator[str]:
+    starter = find_starter(kind)
+    yield from starter.notes
+    if is_alone and starter.needs:
         yield "# Have these beside this file, or change the keys that name them:"
         yield from (f"#   {need}" for need in starter.needs)
+    if is_alone and starter.files:
+        yield f"# `vjob init --for {kind} FOLDER` writes them too: a program that trains."
     yield "# `vjob submit conf.yaml --dry-run` shows what it makes; all keys: docs/conf.md."
-    yield f"name: my-{'run' if kind in ('minimal', 'script') else kind}"
+    yield f"name: my-{'run' if kind == 'minimal' else kind}"
     yield from starter.keys.splitlines()
     yield "cluster:"
     if groups:
         yield "  walltime_min: 1h"
-    if starter.restarts:
-        yield f"  restarts: {starter.restarts}                      # as torchrun's --max-restarts"
     if note:
         yield f"  # {note}"
     yield "  nodes:"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import click
 
+from vjob.jobs.conf.starters import KINDS, find_starter, render_starter
 from vjob.jobs.errors import InputError
 from vjob.shelf.commands.arguments import json_option
 from vjob.shelf.commands.terminal import say
@@ -25,13 +27,17 @@ from vjob.shelf.commands.terminal import say
 @click.option(
     "--for",
     "kind",
-    type=click.Choice(["script", "gpt", "ddp", "deepspeed", "megatron"]),
-    help="A short conf for this kind of program.",
+    type=click.Choice(KINDS),
+    metavar="KIND",
+    help=f"A short conf for this kind of program: {', '.join(KINDS)}.",
 )
-def init(source: Path | None, minimal: bool, kind: str | None) -> None:
+@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
+def init(source: Path | None, minimal: bool, kind: str | None, folder: Path | None) -> None:
     """Print a commented conf.yaml, a short one, or the translation of shell scripts.
 
     A short one names the files that must be there; its queue and GPUs are those that sinfo shows.
+    With FOLDER it is written there as conf.yaml, with a tiny program that trains where the kind has
+    one: docs/recipes.md.
 
     --from takes a _00_conf.sh, job scripts with #SBATCH lines, and scripts with lines of
     run_varuna, torch.distributed.launch, torchrun, deepspeed or Megatron-LM, or their folder. What
@@ -41,18 +47,25 @@ def init(source: Path | None, minimal: bool, kind: str | None) -> None:
     vjob init > conf.yaml
     vjob init --minimal > conf.yaml
     vjob init --for ddp > conf.yaml
+    vjob init --for lightning first-try
     vjob init --from _00_conf.sh > conf.yaml
     vjob init --from examples/pretrain_gpt2_distributed.sh > conf.yaml
     vjob init --from Megatron-LM-2/ > conf.yaml
     """
     if (source is not None) + minimal + (kind is not None) > 1:
         raise InputError("give one of --from, --minimal and --for")
+    if folder is not None and kind is None:
+        raise InputError(f"{folder}: a folder goes with --for KIND; print the others into a file")
     if minimal or kind:
-        from vjob.jobs.conf.starters import render_starter
         from vjob.jobs.schedulers import choose as schedulers
 
         groups, note = next(schedulers.list_with_queue()).suggest_nodes()
-        click.echo(render_starter(kind or "minimal", groups, note), nl=False)
+        kind = kind or "minimal"
+        text = render_starter(kind, groups, note, is_alone=folder is None)
+        if folder is None:
+            click.echo(text, nl=False)
+        else:
+            _write_recipe(kind, text, folder)
         return
     if source is None:
         from vjob.jobs.conf.document import render_init
@@ -65,6 +78,21 @@ def init(source: Path | None, minimal: bool, kind: str | None) -> None:
     click.echo(text, nl=False)
     for note in notes:
         say(f"note: {note}", err=True)
+
+
+def _write_recipe(kind: str, text: str, folder: Path) -> None:
+    """Write a conf and the files of its program; refuse to write over any."""
+    files = find_starter(kind).files
+    names = ["conf.yaml", *files]
+    if there := [name for name in names if (folder / name).exists()]:
+        raise InputError(f"{folder / there[0]} exists: name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "conf.yaml").write_text(text)
+    for name, source in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, folder / name)
+    say(f"wrote {', '.join(names)} in {folder}")
+    say(f"next: vjob submit {folder / 'conf.yaml'} --follow")
 
 
 @click.command()

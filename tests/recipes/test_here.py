@@ -1,4 +1,4 @@
-"""Each recipe trains on this machine, as under its usual launcher, and vjob says the truth of it."""
+"""Recipes on this machine: as under their usual launcher, with the truth in status and report."""
 
 from __future__ import annotations
 

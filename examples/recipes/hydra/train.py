@@ -11,6 +11,7 @@ from pathlib import Path
 import hydra
 import torch
 import torch.distributed as dist
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -20,8 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 def main(config: DictConfig) -> float:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    out = Path(config.out)
-    out.mkdir(parents=True, exist_ok=True)
+    out = Path(HydraConfig.get().runtime.output_dir)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)

@@ -17,7 +17,7 @@ from vjob.jobs.conf.document import list_sections, render_init
 from vjob.jobs.conf.json_schema import build_schema
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.schema import Program
-from vjob.jobs.conf.starters import STARTERS
+from vjob.jobs.conf.starters import KINDS
 from vjob.jobs.conf.write import render_resolved
 from vjob.jobs.schedulers.slurm.nodes import parse_starting_nodes
 from vjob.shelf.commands.cli import cli
@@ -132,7 +132,7 @@ def put_files(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("has_slurm", [False, True], ids=["here", "slurm"])
-@pytest.mark.parametrize("kind", STARTERS)
+@pytest.mark.parametrize("kind", ["minimal", *KINDS])
 def test_a_starter_is_submitted_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, has_slurm: bool
 ) -> None:

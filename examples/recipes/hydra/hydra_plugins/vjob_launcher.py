@@ -6,7 +6,7 @@ executor; `hydra.launcher.conf` names a conf whose nodes the jobs have.
 
 import sys
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any
 
 import cloudpickle
 from hydra.core.config_store import ConfigStore
@@ -31,11 +31,11 @@ class VjobConf(BaseQueueConf):
 
     _target_: str = "hydra_plugins.vjob_launcher.VjobLauncher"
     submitit_folder: str = "log"
-    timeout_min: Optional[int] = None  # type: ignore[assignment]
-    tasks_per_node: Optional[int] = None  # type: ignore[assignment]
-    nodes: Optional[int] = None  # type: ignore[assignment]
-    name: Optional[str] = None  # type: ignore[assignment]
-    conf: Optional[str] = None
+    timeout_min: int | None = None
+    tasks_per_node: int | None = None
+    nodes: int | None = None
+    name: str | None = None
+    conf: str | None = None
     set: dict[str, Any] = field(default_factory=dict)
     env: dict[str, str] = field(default_factory=dict)
     max_num_timeout: int = 0
