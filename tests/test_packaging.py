@@ -20,6 +20,7 @@ from tests.pythons import list_pythons
 from tests.second_user import make_colleague
 
 FOLDERS = {name: f"vjob/{name}" for name in ("shelf", "jobs", "templates", "reports", "containers")}
+FOLDERS["examples/recipes"] = "vjob/recipes"
 """Where a folder of the checkout lies when installed; the others keep their names."""
 PACKAGES = ("vjob", "varuna_core", *FOLDERS)
 BUILD = """

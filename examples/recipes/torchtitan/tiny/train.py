@@ -54,12 +54,13 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        dist.all_reduce(mean := loss.detach() / world)
         time.sleep(options.pause)
-        print(json.dumps({"step": step, "loss": loss.item(), "at": time.time()}), file=losses)
+        print(json.dumps({"step": step, "loss": mean.item(), "at": time.time()}), file=losses)
         if step == 1 or step % options.log_freq == 0:
             tps = 16 / (time.time() - begun)
             log.info(
-                f"step: {step:2}  loss: {loss.item():7.4f}  grad_norm:  1.0000  "
+                f"step: {step:2}  loss: {mean.item():7.4f}  grad_norm:  1.0000  "
                 f"memory:  0.00GiB(0.00%)  tps: {tps:,.0f}  tflops: 0.00  mfu: 0.00%"
             )
     log.info("Training completed")
