@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vjob import recipes
 from vjob.jobs.conf.schema import NodeGroup
 from vjob.jobs.conf.write import dump_yaml
+from vjob.recipes import FOLDER
 
 MOST_OTHERS = 8
 """Further kinds of nodes that are named."""
@@ -74,9 +74,8 @@ parallel: {pipeline: 1, tensor: 1}
 }
 
 
-RECIPES = Path(recipes.__file__).parent
 KINDS = tuple(
-    sorted({*STARTERS, *(path.parent.name for path in RECIPES.glob("*/conf.yaml"))} - {"minimal"})
+    sorted({*STARTERS, *(path.parent.name for path in FOLDER.glob("*/conf.yaml"))} - {"minimal"})
 )
 """What `vjob init --for` takes."""
 
@@ -85,7 +84,7 @@ def find_starter(kind: str) -> Starter:
     """The starter of a kind; that of a recipe is read from its folder."""
     if kind in STARTERS:
         return STARTERS[kind]
-    folder = RECIPES / kind
+    folder = FOLDER / kind
     above, keys, cluster = re.split(
         r"^name: .*\n|^cluster:", (folder / "conf.yaml").read_text(), flags=re.MULTILINE
     )

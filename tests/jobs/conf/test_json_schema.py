@@ -126,7 +126,7 @@ def put_files(folder: Path, text: str) -> None:
             path.mkdir()
             (path / "pretrain_gpt.py").touch()
             continue
-        path.touch()
+        path.write_text("{}" if name.endswith(".json") else "")
         if name.endswith(".bin"):
             path.with_suffix(".idx").touch()
 
@@ -168,6 +168,20 @@ def test_nodes_without_gpus_give_the_default_queue() -> None:
     (group,) = parse_starting_nodes("n0|other|idle|(null)||\nn1|cpu*|idle|(null)|(null)|\n")
     assert (group.queue, group.gpus) == ("cpu", None)
     assert parse_starting_nodes("") == []
+
+
+def test_init_writes_a_conf_with_the_program_of_its_kind(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    done = CliRunner().invoke(cli, ["init", "--for", "torchtitan", str(folder)])
+    assert done.exit_code == 0 and f"vjob submit {folder}/conf.yaml" in done.stdout
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert names == {"conf.yaml", "tiny/__init__.py", "tiny/train.py"}
+    assert "Have these" not in (folder / "conf.yaml").read_text()
+    shown = CliRunner().invoke(cli, ["submit", str(folder / "conf.yaml"), "--dry-run"])
+    assert shown.exit_code == 0, shown.output
+    again = CliRunner().invoke(cli, ["init", "--for", "ddp", str(folder)])
+    assert again.exit_code == 2 and "name another folder" in again.output
+    assert not (folder / "train.py").exists()
 
 
 def test_init_takes_one_of_its_ways() -> None:
