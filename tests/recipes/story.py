@@ -382,8 +382,9 @@ def claim_findings(seen: Seen) -> Claim:
     return Claim("findings", not false, ", ".join(false) or "none", "none")
 
 
-HARMLESS = {"loss", "no trace", "outliers"}
-"""Findings that say what was, without blame; ranks that are stopped for a look make an outlier."""
+HARMLESS = {"goodput", "loss", "no trace", "outliers"}
+"""Findings that say what was, without blame, and have claims of their own; ranks that are stopped
+for a look make an outlier."""
 
 
 def note(recipe: Recipe, place: str, claims: Sequence[Claim]) -> None:
