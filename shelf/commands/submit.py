@@ -312,13 +312,21 @@ def _follow(run: RunFolder, record: RunRecord, *, as_json: bool) -> int:
 
     On a list of machines, as with Varuna's launcher, Ctrl-C ends the run.
     """
+    from varuna_core.facts.remedy import context_of
     from vjob.jobs.monitor.log_lines.print_logs import LineFilter, follow_run
+    from vjob.jobs.monitor.rules.remarks import remark_new_files
+    from vjob.jobs.monitor.rules.words import render_advice, render_sentence
+    from vjob.jobs.runs.new_files import find_new_files
 
     def say(text: str) -> None:
         click.echo(text, err=as_json and not text.startswith("{"))
 
     try:
-        return follow_run(run, say, LineFilter.make(as_json=as_json))
+        code = follow_run(run, say, LineFilter.make(as_json=as_json))
+        for found in remark_new_files(find_new_files(run)):
+            context = context_of(record.scheduler)
+            say(f"-- {render_sentence(found)}; {render_advice(found, context, run.name)}")
+        return code
     except KeyboardInterrupt:
         from vjob.jobs.schedulers import choose as schedulers
 

@@ -225,6 +225,16 @@ class Disk:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewFiles:
+    """Files that ranks left in the run's copy of their code."""
+
+    folder: str
+    names: tuple[str, ...]
+    """The largest few, relative to the folder."""
+    num_files: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """One node of the attempt."""
 
@@ -368,6 +378,8 @@ class Snapshot(AttemptView):
     damaged: tuple[Damaged, ...] = ()
     """Checkpoints that could not be loaded, and were set aside."""
     disks: tuple[Disk, ...] = ()
+    new_files: NewFiles | None = None
+    """Of a run that is over."""
     clock_skew_s: float | None = None
     """The file server's clock minus the one of this machine, where it is worth a word."""
     scheduler_lines: tuple[str, ...] = ()

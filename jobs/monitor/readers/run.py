@@ -37,7 +37,15 @@ from varuna_core.records.record import (
 from varuna_core.records.runfolder import OPENED, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.errors import Classifier
-from vjob.jobs.monitor.model.snapshot import Attempt, AttemptView, Disk, Node, Scheduler, Snapshot
+from vjob.jobs.monitor.model.snapshot import (
+    Attempt,
+    AttemptView,
+    Disk,
+    NewFiles,
+    Node,
+    Scheduler,
+    Snapshot,
+)
 from vjob.jobs.monitor.readers.attempt import AttemptReader
 from vjob.jobs.monitor.readers.file_systems import Skew, probe, read_disks
 from vjob.jobs.monitor.readers.node_files import count_lines, merge_errors
@@ -46,6 +54,7 @@ from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
 from vjob.jobs.monitor.rules.base import format_names
 from vjob.jobs.runs.find import RunView, name_host
+from vjob.jobs.runs.new_files import find_new_files
 from vjob.jobs.runs.owner import name_owner
 from vjob.jobs.schedulers.reasons import explain_reason
 
@@ -104,6 +113,8 @@ class RunReader:
         self._earlier: dict[int, Attempt] = {}
         self._store, self._store_at = StorageReader(), float("-inf")
         self._silent: tuple[str, ...] = ()
+        self._new_files: NewFiles | None = None
+        self._has_new_files = False
 
     def read(self) -> Snapshot:
         """The run as it is now."""
@@ -163,6 +174,7 @@ class RunReader:
             checkpoint_at=store.newest.written if store.newest else None,
             damaged=store.damaged,
             disks=store.disks,
+            new_files=self._read_new_files(record),
             clock_skew_s=self._skew.worth_saying,
             scheduler_lines=tuple(
                 line
@@ -221,6 +233,12 @@ class RunReader:
             newest = find_newest(self._asked.checkpoints)
             damaged = list_damaged(self._asked.checkpoints)
         self._store = StorageReader(read_disks(folders), newest, tuple(damaged))
+
+    def _read_new_files(self, record: RunRecord) -> NewFiles | None:
+        """Once, when the run is over: nothing in its folder changes any more."""
+        if record.state == records.ENDED and not self._has_new_files:
+            self._new_files, self._has_new_files = find_new_files(self.run), True
+        return self._new_files
 
     def _read_morph(self, record: RunRecord, shown: AttemptView) -> str:
         """Between two attempts of a run that goes on with other nodes."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+from varuna_core.facts.remedy import Action, Remedy, Target
 from vjob.jobs.monitor.log_lines.errors import first_root, is_proof, is_warning, merge_same
-from vjob.jobs.monitor.model.snapshot import Line, Snapshot
+from vjob.jobs.monitor.model.snapshot import Line, NewFiles, Snapshot
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
     RUNNING,
@@ -35,6 +36,13 @@ DISK_BYTES = 5e9
 INODE_SHARE = 0.02
 SKEW_S = 5.0
 SILENT_S = 120.0
+
+KEEP_FILES = Remedy(
+    Action.ADD,
+    Target.PROGRAM,
+    "a folder outside of the code",
+    "for what must stay, and copy these files there",
+)
 
 Remark = Callable[[Snapshot], Iterator[Finding]]
 
@@ -168,6 +176,17 @@ def disks_full(snapshot: Snapshot) -> Iterator[Finding]:
             yield Finding("inodes nearly used up", values={**where, **count})
 
 
+def files_in_the_copy(snapshot: Snapshot) -> Iterator[Finding]:
+    yield from remark_new_files(snapshot.new_files)
+
+
+def remark_new_files(found: NewFiles | None) -> Iterator[Finding]:
+    """Checkpoints beside the script, in a copy that the next run does not have."""
+    if found is not None:
+        values = {"folder": found.folder, "names": found.names, "num_files": found.num_files}
+        yield Finding("files in the copy", values=values, remedies=(KEEP_FILES,))
+
+
 def clocks(snapshot: Snapshot) -> Iterator[Finding]:
     if snapshot.clock_skew_s is not None and abs(snapshot.clock_skew_s) > SKEW_S:
         yield Finding("clock here", values={"skew_s": abs(snapshot.clock_skew_s)})
@@ -250,6 +269,7 @@ REMARKS: tuple[Remark, ...] = (
     gpu_troubles,
     memory_full,
     disks_full,
+    files_in_the_copy,
     damaged_checkpoints,
     nodes_left_out,
     clocks,

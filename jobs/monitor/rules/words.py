@@ -549,6 +549,16 @@ def _gpu_trouble(values: Values) -> str:
     return f"GPUs with {what}: {format_names(values['gpus'])}"
 
 
+def _files_in_the_copy(values: Values) -> str:
+    count, names = values["num_files"], values["names"]
+    files = "file lies" if count == 1 else "files lie"
+    such = "" if count == 1 else "such as "
+    return (
+        f"{count} new {files} in this run's copy of the code, which the next run does not see: "
+        f"{such}{values['folder']}/{names[0]}"
+    )
+
+
 def _disk_nearly_full(values: Values) -> str:
     free, total = values["free_bytes"] / 1e9, values["total_bytes"] / 1e9
     return (
@@ -661,6 +671,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "jobs that are over": _jobs_over,
     "node left out": lambda v: str(v["said"]),
     "damaged checkpoint": _damaged,
+    "files in the copy": _files_in_the_copy,
     # Details.
     "submitted": lambda v: f"submitted {format_duration(v['age_s'])} ago",
     "stopped early": lambda v: "it stopped before its last step",

@@ -1,0 +1,48 @@
+"""Files that ranks wrote into the copy of their code, where the next run will not find them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Set
+from pathlib import Path
+
+from varuna_core.records.files import read_json
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.monitor.model.snapshot import NewFiles
+
+MOST_ENTRIES = 20_000
+"""Of the copy that are looked at; more than a submit copies by itself."""
+CACHES = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
+"""Folders that Python and its tools write beside any code."""
+
+
+def find_new_files(run: RunFolder) -> NewFiles | None:
+    """Files of the copy that its list lacks, the largest first; None where there are none."""
+    listed = read_json(run.code_files)
+    if not isinstance(listed, dict) or not isinstance(listed.get("files"), list):
+        return None
+    sizes = dict(_walk(run.code, {str(name) for name in listed["files"]}))
+    if not sizes:
+        return None
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    return NewFiles(folder=str(run.code), names=tuple(names[:8]), num_files=len(names))
+
+
+def _walk(root: Path, known: Set[str]) -> Iterator[tuple[str, int]]:
+    """Name and size of each plain file that is not known; links lead out of the copy."""
+    folders, num_seen = [""], 0
+    while folders:
+        folder = folders.pop()
+        try:
+            entries = list(os.scandir(root / folder))
+        except OSError:
+            continue
+        for entry in entries:
+            num_seen += 1
+            if num_seen > MOST_ENTRIES:
+                return
+            name = os.path.join(folder, entry.name)
+            if entry.is_dir(follow_symlinks=False):
+                folders += [] if entry.name in CACHES else [name]
+            elif entry.is_file(follow_symlinks=False) and name not in known:
+                yield name, entry.stat(follow_symlinks=False).st_size
