@@ -8,7 +8,8 @@ several documents, keys given twice, keys that are not text, and documents too l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import yaml
@@ -215,6 +216,39 @@ class _Builder:
         self.problems.append(Problem(where=where, key=key, value=value, message=message))
 
 
+_MISTAKES: Sequence[tuple[str, bool, str]] = (
+    (r"quoted scalar.*unexpected end", True, "the quote that opens in this line is never closed"),
+    (r"flow mapping .*stream end", True, "the { of this line is never closed"),
+    (r"flow sequence .*stream end", True, "the [ of this line is never closed"),
+    (r"character '\\t'", False, "a tab stands where the line begins: indent with spaces"),
+    (
+        r"character '([@`%])'",
+        False,
+        "a value that begins with {} must be in quotes",
+    ),
+    (
+        r"mapping values are not allowed",
+        False,
+        "a colon where none may be: put a value with a colon in quotes, and begin keys of one "
+        "mapping in the same column",
+    ),
+)
+"""What PyYAML says of common mistakes, whether the line is that of its context, and our words."""
+
+
+def explain_error(error: yaml.MarkedYAMLError) -> tuple[int, str]:
+    """Line and message of a text that is no YAML."""
+    said = " ".join(filter(None, (error.context, error.problem)))
+    mark = error.problem_mark or error.context_mark
+    for pattern, is_context, words in _MISTAKES:
+        match = re.search(pattern, said)
+        if match is not None:
+            mark = (error.context_mark if is_context else None) or mark
+            said = words.format(*match.groups()) if match.groups() else words
+            break
+    return (mark.line + 1 if mark is not None else 1), f"not YAML: {said}"
+
+
 def parse_tree(text: str, source: str) -> tuple[Node, list[Problem]]:
     """The document and what is wrong with its keys; ConfError where it is not YAML at all."""
     builder = _Builder(source)
@@ -226,9 +260,7 @@ def parse_tree(text: str, source: str) -> tuple[Node, list[Problem]]:
     except _RefusedError as refused:
         line, message = refused.line, str(refused)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark is not None else 1
-        message = f"not YAML: {' '.join(filter(None, (error.context, error.problem)))}"
+        line, message = explain_error(error)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = f"not YAML: the character U+{ord(text[error.position]):04X} is not allowed"

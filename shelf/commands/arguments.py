@@ -121,7 +121,7 @@ def complete_sweep(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 job_argument = click.argument("job", shell_complete=complete_job)
-conf_argument = click.argument("conf", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+conf_argument = click.argument("conf", type=click.Path(exists=True, path_type=Path))
 set_option = click.option(
     "--set",
     "overrides",

@@ -162,7 +162,7 @@ def _show_runs(show_all: bool, *, as_json: bool, is_plain: bool, interval_s: flo
 @click.option("--err", "only_err", is_flag=True, help="Only standard error.")
 @click.option("--attempt", type=int, help="Which start of the ranks; default: the last.")
 @click.option("--lines", "-n", type=int, help="Only the last N lines of each file.")
-@click.option("--errors", is_flag=True, help="The first error, with what stands around it.")
+@click.option("--errors", is_flag=True, help="The first error, with its context.")
 @click.option("--raw", is_flag=True, help="File after file, and every rank's lines by themselves.")
 @click.option("--times", "-t", "with_times", is_flag=True, help="Begin each line with its time.")
 @click.option("--since", type=Moment(), metavar="TIME", help="Only lines from then on.")

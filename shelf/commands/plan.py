@@ -85,7 +85,7 @@ def read_prices(
     multiple=True,
     callback=read_prices,
     metavar="TYPE=PRICE,..",
-    help="Of a node and hour, by GPU type; over the conf's own.",
+    help="Price per node-hour by GPU type; overrides the conf.",
 )
 @click.option(
     "--budget",

@@ -42,9 +42,7 @@ CANCEL_S = 60
 
 
 @click.command()
-@click.argument(
-    "conf", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
-)
+@click.argument("conf", required=False, type=click.Path(exists=True, path_type=Path))
 @click.option(
     "--like",
     metavar="JOB",
@@ -75,7 +73,7 @@ CANCEL_S = 60
     metavar="CSV",
     help="A run a row; the first row has the keys.",
 )
-@click.option("--sweep-name", metavar="NAME", help="Of these runs; default: by conf and time.")
+@click.option("--sweep-name", metavar="NAME", help="Name of the sweep; default: by conf and time.")
 @click.option(
     "--at-most",
     type=click.IntRange(min=1),

@@ -263,7 +263,7 @@ def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
     table = build_table(RUN_COLUMNS, newest, "runs", is_marked=_is_wrong, find_target=_find_target)
     if not rows:
         table = replace(table, note="No runs yet: vjob submit conf.yaml")
-    about = f"{sum(not row.is_over for row in rows)} of {len(rows)} go on"
+    about = f"{sum(not row.is_over for row in rows)} of {len(rows)} are running"
     return StatusPage(title="runs", about=about, tables=(("runs", "Runs", table),))
 
 

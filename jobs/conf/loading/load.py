@@ -279,6 +279,8 @@ def read_text(path: Path, source: str) -> str:
     try:
         if path.suffix in SCRIPTS:
             raise _UnusableError(SCRIPTS[path.suffix].format(path.name))
+        if path.is_dir():
+            raise _UnusableError(_explain_folder(path))
         content = _read_file(path)
         return content.decode("utf-8-sig")
     except _UnusableError as error:
@@ -307,19 +309,25 @@ MOST_BYTES = 8 << 20
 """Of a conf; what is larger is another file."""
 
 
+def _explain_folder(path: Path) -> str:
+    found = sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml"))
+    such = f", such as {found[0]}" if found else ""
+    return f"is a folder, not a conf: name a file in it{such}"
+
+
 def _read_file(path: Path) -> bytes:
     """At most MOST_BYTES of a file or of a pipe that has a writer; nothing else is waited for."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(fd, "rb", buffering=0) as handle:
         mode = os.fstat(fd).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
-            raise _UnusableError("is a device, and no file")
+            raise _UnusableError("is a device, not a file")
         os.set_blocking(fd, True)
         content = b""
         while more := handle.read(1 << 20):
             content += more
             if len(content) > MOST_BYTES:
-                raise _UnusableError(f"is larger than {MOST_BYTES >> 20} MB, and so no conf")
+                raise _UnusableError(f"is larger than {MOST_BYTES >> 20} MB, not a conf")
         if not content and stat.S_ISFIFO(mode):
             raise _UnusableError("is a pipe into which nobody writes")
     return content

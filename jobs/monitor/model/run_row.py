@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from varuna_core.records.formatting import format_duration, wrap_columns
 from varuna_core.records.logs.tail import clean_name, fold
-from vjob.jobs.monitor.model.snapshot import Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Verdict
 
 HEAD = ("JOB", "STATE", "STEP", "A STEP", "LEFT", "AGE", "RUN", "")
+
+
+ENDED: Mapping[str, Health] = {
+    "COMPLETED": Health.DONE,
+    "CANCELLED": Health.CANCELLED,
+    "REFUSED": Health.REFUSED,
+}
+"""The scheduler's words for ends that are not DEAD."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +54,11 @@ class RunRow:
 
     @property
     def health(self) -> str:
-        """The word of the verdict; before there is one, the state."""
-        return self.verdict.health.value if self.verdict is not None else self.state
+        """The word of the verdict; before there is one, that for how the run ended."""
+        if self.verdict is not None:
+            return self.verdict.health.value
+        ended = ENDED.get(self.state, Health.DEAD) if self.is_over else Health.UNKNOWN
+        return ended.value
 
     def as_json(self) -> dict[str, Any]:
         """`state` is the verdict's word, `job_state` the scheduler's."""

@@ -207,7 +207,7 @@ def format_progress(snapshot: Snapshot) -> str:
 def _render_errors(errors: Sequence[Line]) -> list[str]:
     if not errors:
         return []
-    lines = ["known lines, the first in time first"]
+    lines = ["errors, oldest first"]
     for line in errors[:NUM_ERRORS]:
         more = f"  (x{line.num_same})" if line.num_same > 1 else ""
         lines.append(f"  {_place(line)}{line.text}{more}")

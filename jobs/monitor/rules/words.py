@@ -359,7 +359,7 @@ def _starting(values: Values) -> str:
         return f"it runs{since} and prints no step that vjob knows{quiet}{_hint(values)}"
     if state == "late warm-up":
         quiet = _time(values, "quiet_s", ", the logs are quiet {}")
-        return f"the ranks started and did no step{since}{quiet}{_suspect(values, ': ')}"
+        return f"running{since}; no step seen{quiet}{_suspect(values, ': ')}"
     what = f"{_start_phase(values)}{since}"
     if values.get("is_late"):
         limit = format_duration(values["limit_s"])
@@ -379,7 +379,7 @@ def _start_phase(values: Values) -> str:
         missing, total = values["missing"], values["num_nodes"]
         verb = _plural(missing, "has", "have")
         return f"{missing} of {total} nodes {verb} not reported" if missing else "the nodes meet"
-    return "the ranks started and did no step yet"
+    return "the ranks run and no step was seen"
 
 
 def _hint(values: Values) -> str:

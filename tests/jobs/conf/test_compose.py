@@ -155,7 +155,7 @@ def test_a_cycle_is_refused_where_it_closes(tmp_path: Path) -> None:
         ("include: {a: b}\n", "include: must be the name of a file, or a list of them"),
         ("include:\n", "include: must be the name of a file, or a list of them"),
         ("include: list.yaml\n", "include = list.yaml: is no mapping of keys, and so no conf"),
-        ("include: /dev/zero\n", "include = /dev/zero: is a device, and no file"),
+        ("include: /dev/zero\n", "include = /dev/zero: is a device, not a file"),
     ],
 )
 def test_what_cannot_be_included_is_said(tmp_path: Path, text: str, says: str) -> None:

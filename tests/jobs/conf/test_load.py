@@ -336,7 +336,7 @@ def test_what_is_no_file_is_not_read_as_a_conf(tmp_path: Path) -> None:
         handle.truncate(3 << 30)
     for path, said in (
         (tmp_path / "pipe", "is a pipe into which nobody writes"),
-        (Path("/dev/zero"), "is a device, and no file"),
+        (Path("/dev/zero"), "is a device, not a file"),
         (tmp_path / "large", "is larger than 8 MB"),
     ):
         with pytest.raises(ConfError, match=said):

@@ -15,6 +15,7 @@ from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.parse import get_hints
 from vjob.jobs.conf.redact import is_secret, show
+from vjob.jobs.conf.yaml_tree import parse_tree
 from vjob.jobs.errors import ConfError, Problem
 
 
@@ -67,8 +68,8 @@ def test_an_unknown_key_like_no_other_lists_the_valid_ones() -> None:
     ("text", "problem"),
     [
         ("name: [", "conf.yaml:1: not YAML: while parsing a flow node expected the node content"),
-        ("a: b: c", "conf.yaml:1: not YAML: mapping values are not allowed here"),
-        ("name: run\n\tx: 1", "conf.yaml:2: not YAML: while scanning for the next token"),
+        ("a: b: c", "conf.yaml:1: not YAML: a colon where none may be"),
+        ("name: run\n\tx: 1", "conf.yaml:2: not YAML: a tab stands where the line begins"),
         ("name: a\n\x00", "conf.yaml:2: not YAML: the character U+0000 is not allowed"),
         ('"\\UFFFFFFFF"', "conf.yaml:1: not YAML: an escape or a version that does not exist"),
         ("- a", "conf.yaml:1: a conf is a mapping of keys, not a list"),
@@ -212,3 +213,28 @@ def test_no_override_makes_a_traceback(section: str, key: str, tree: object) -> 
     text = yaml.safe_dump(tree, default_flow_style=True, allow_unicode=True)
     path = f"{section}.{key}".replace("[]", "[0]").lstrip(".")
     refuse_tracebacks(lambda: parse(MINIMAL, f"{path}={text}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("name: a\nprogram:\n\tscript: t.py\n", ":3: not YAML: a tab stands where the line begins"),
+        ('name: "a\nb: c\n', ":1: not YAML: the quote that opens in this line is never closed"),
+        ("name: a\nprogram: {script: t.py\n", ":2: not YAML: the { of this line is never closed"),
+        ("name: a\nenv: [A\n", ":2: not YAML: the [ of this line is never closed"),
+        ("name: a: b\n", ":1: not YAML: a colon where none may be: put a value with a colon in"),
+        ("name: @a\n", ":1: not YAML: a value that begins with @ must be in quotes"),
+    ],
+)
+def test_common_mistakes_of_yaml_have_words_of_their_own(text: str, says: str) -> None:
+    with pytest.raises(ConfError) as caught:
+        parse_tree(text, "c")
+    assert f"c{says}" in str(caught.value)
+
+
+def test_a_folder_in_place_of_a_conf_names_a_conf_in_it(tmp_path: Path) -> None:
+    (tmp_path / "conf.yaml").write_text("name: a\n")
+    with pytest.raises(
+        ConfError, match=r"is a folder, not a conf: name a file in it, such as .*/conf"
+    ):
+        read_conf(tmp_path)

@@ -73,7 +73,7 @@ demo-1  RUNNING
   attempt 0 ended at step 40: n3 was lost
   step 50 of 90, 1.424 s a step, loss 8.9176, 60 s ago
   files /log/demo-1
-known lines, the first in time first
+errors, oldest first
   n1 rank 5 | ValueError: x  (x64)
 n0  (ranks 0-3, running, alive 3 s ago)
   out  a
