@@ -84,6 +84,7 @@ BELOW = {
         "jobs/schedulers",
         "jobs/schedulers/slurm",
         "jobs/schedulers/local",
+        "jobs/schedulers/allocation",
         "jobs/conf/loading",
         "jobs/runs",
         "jobs/monitor/log_lines",

@@ -344,10 +344,12 @@ class Cluster:
     """Where it runs."""
 
     scheduler: (
-        Literal["auto", "slurm", "local", "machines"] | Annotated[str, PluginOf("vjob.schedulers")]
+        Literal["auto", "slurm", "allocation", "local", "machines"]
+        | Annotated[str, PluginOf("vjob.schedulers")]
     ) = "auto"
-    """auto: machines where there is a machine_list, slurm where sbatch is on PATH and the conf asks
-    for nodes or names something of Slurm's, else local."""
+    """auto: machines where there is a machine_list; allocation inside a job of Slurm, as a step of
+    it (docs/allocation.md); slurm where sbatch is on PATH and the conf asks for nodes or names
+    something of Slurm's; else local."""
     machine_list: str | None = None
     """File of machines that ssh reaches, a host a line: the first of them are the nodes. With
     `morph` it is watched: a host that appears joins, one that goes leaves."""

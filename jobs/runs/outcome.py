@@ -98,6 +98,7 @@ def end_of_job(
     if cause is EndCause.UNKNOWN:
         actor, text = Actor.UNKNOWN, job.reason_text or f"the scheduler says {job.native_word}"
     elif cause is EndCause.CANCELLED:
+        is_asked = is_asked and not job.within
         by = "" if is_asked else ask_canceller()
         actor = Actor.ADMIN if by == "root" else Actor.USER if by else Actor.UNKNOWN
         actor, text = (Actor.VJOB if is_asked else actor), ""
@@ -107,6 +108,7 @@ def end_of_job(
         by=by,
         code=job.code or None,
         signal=_name_signal(job.signal) if cause is EndCause.BATCH_KILLED else "",
+        within=job.within,
         started=started,
         evidence=(Evidence(SCHEDULER, text=text),),
     )

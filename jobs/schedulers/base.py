@@ -7,7 +7,7 @@ distribution is a class like those of slurm/ and local/: docs/plugins.md.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import Cluster, NodeGroup, Queue
+from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Queue
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.jobs.schedulers.foreign_job import ForeignJob
@@ -95,6 +95,8 @@ class Capabilities:
     """Jobs wait for nodes that others use too; it is asked sparingly."""
     time_limit: bool = True
     """Its jobs end at `cluster.walltime_min`."""
+    inside_job: bool = False
+    """Its jobs are steps of a job that this shell is in, and end with that one."""
 
 
 class Scheduler(ABC):
@@ -118,6 +120,13 @@ class Scheduler(ABC):
         """Return the reason why this machine cannot submit jobs, with the remedy; else empty."""
         return ""
 
+    def adapt(
+        self, conf: JobConf, written: Collection[str], *, is_preview: bool
+    ) -> tuple[JobConf, list[str]]:
+        """The conf as it holds here, and notes on that for the user; InputError for one that cannot
+        run here. `written` are the keys that the conf writes; a preview may be made elsewhere."""
+        return conf, []
+
     def render_header(self, asked: ScriptRequest) -> list[list[str]]:
         """Options as lines of the batch script, a list for each group of nodes."""
         return [[] for _ in asked.groups]
@@ -125,6 +134,10 @@ class Scheduler(ABC):
     def render_prologue(self, asked: ScriptRequest) -> list[str]:
         """Shell lines at the start of the batch script: they make the scheduler's own variables
         those that the script reads (docs/plugins.md), and may put stand-ins of srun on PATH."""
+        return []
+
+    def list_step_options(self, asked: ScriptRequest) -> list[str]:
+        """More options of srun for each component of the step that has the agents."""
         return []
 
     @abstractmethod

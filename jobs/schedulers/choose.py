@@ -18,6 +18,11 @@ SEAM = Seam(
     "vjob.schedulers",
     [
         BuiltIn("slurm", "Slurm.", "vjob.jobs.schedulers.slurm.scheduler:SlurmScheduler"),
+        BuiltIn(
+            "allocation",
+            "The Slurm job that this shell is in.",
+            "vjob.jobs.schedulers.allocation.scheduler:AllocationScheduler",
+        ),
         BuiltIn("local", "This machine.", "vjob.jobs.schedulers.local.scheduler:LocalScheduler"),
         BuiltIn(
             "ssh",
@@ -34,7 +39,7 @@ QUEUE_KEYS = frozenset(
 )
 """A conf that writes one of these asks a queue for something."""
 DEFAULT_WALLTIME_MIN = 60
-AUTO = ("slurm", LOCAL)
+AUTO = ("allocation", "slurm", LOCAL)
 """The first of these that is here is what `auto` means; a plug-in has to be named."""
 
 
@@ -53,10 +58,20 @@ def get_capabilities(scheduler: str) -> Capabilities:
     return get_scheduler(scheduler).can
 
 
-def choose_auto() -> Scheduler:
-    """The scheduler that `auto` stands for on this machine."""
-    *others, last = map(get_scheduler, AUTO)
+def choose_auto(*, new_job: bool = False) -> Scheduler:
+    """The scheduler that `auto` stands for in this shell; with `new_job` as if it were in no job
+    of a scheduler."""
+    *others, last = [
+        one for one in map(get_scheduler, AUTO) if not (new_job and one.can.inside_job)
+    ]
     return next((one for one in others if not one.find_obstacle()), last)
+
+
+def override_job() -> tuple[str, ...]:
+    """What `--new-job` sets in a conf: nothing where the shell is in no job."""
+    if not choose_auto().can.inside_job:
+        return ()
+    return (f"cluster.scheduler={choose_auto(new_job=True).name}",)
 
 
 def choose_for(cluster: Cluster) -> Scheduler:

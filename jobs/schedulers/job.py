@@ -100,6 +100,8 @@ class SchedulerJob:
     end_cause: EndCause | None = None
     """Why it ended, as far as the scheduler tells; None while it is not over, or where a program
     of the job failed by itself."""
+    within: str = ""
+    """The job that it was a step of, where that job's end was its own; `end_cause` is of that."""
     asked: float | None = field(default=None, compare=False)
     """The time for which all this is good; None where the scheduler is this machine."""
 

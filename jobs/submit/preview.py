@@ -38,6 +38,7 @@ def render_preview(ready: Prepared, after: AfterRuns = NO_RUNS) -> str:
     code = describe(ready.snapshot.build_record())
     head += f"# Its code: {clean(code)}\n" if code else ""
     head += f"# Its launch: {clean(str(ready.launch))}\n" if ready.launch.why else ""
+    head += "".join(f"# {note}\n" for note in ready.notes)
     for run in after.runs:
         how = "has ended well" if run in after.succeeded else "has ended"
         head += f"# It would start once {run.name} {how}\n"

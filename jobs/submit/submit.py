@@ -52,7 +52,6 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Scheduler, Submission
 from vjob.jobs.schedulers.job import NOTHING, After, JobState
-from vjob.jobs.schedulers.local.scheduler import resolve_machine_list
 from vjob.jobs.schedulers.reasons import explain_reason
 from vjob.jobs.submit.build_plan import (
     PlanContext,
@@ -96,6 +95,8 @@ class Prepared:
     snapshot: Snapshot
     """Of the user's own code."""
     run: RunFolder
+    notes: Sequence[str] = ()
+    """For the user, of the scheduler."""
 
     @property
     def launch(self) -> start.Launch:
@@ -121,9 +122,9 @@ def prepare(
         raise InputError(f"log_folder {conf.log_folder}: Slurm reads % as a pattern; rename it")
     conf = replace(conf, container=resolve_image(conf.container, os.environ))
     scheduler = choose_scheduler(conf, for_preview=for_preview)
-    conf = resolve_machine_list(conf, is_preview=for_preview)
-    can = schedulers.get_capabilities(scheduler)
-    if not can.starts_steps and ":" in conf.log_folder:  # a folder of the run leads PATH
+    chosen = schedulers.get_scheduler(scheduler)
+    conf, notes = chosen.adapt(conf, resolved.written, is_preview=for_preview)
+    if not chosen.can.starts_steps and ":" in conf.log_folder:  # a folder of the run leads PATH
         raise InputError(f"log_folder {conf.log_folder}: PATH cannot hold a colon; rename it")
     run_id = run_id or make_run_id(conf.name, time.localtime())
     run = RunFolder(Path(conf.log_folder) / run_id)
@@ -143,13 +144,14 @@ def prepare(
     )
     if snapshot is None:
         snapshot = take_snapshot(conf, resolved.path.parent, os.environ)
-    return _build(resolved, conf, here, words, run, snapshot)
+    return replace(_build(resolved, conf, here, words, run, snapshot), notes=notes)
 
 
 def move(ready: Prepared, run: RunFolder) -> Prepared:
     """The same run in another folder; only what depends on the folder is rebuilt."""
     here = replace(ready.here, run=run.name, folder=str(run.path))
-    return _build(ready.resolved, ready.conf, here, ready.words, run, ready.snapshot)
+    moved = _build(ready.resolved, ready.conf, here, ready.words, run, ready.snapshot)
+    return replace(moved, notes=ready.notes)
 
 
 def _build(
@@ -237,7 +239,15 @@ def submit_prepared(
     if run.name != ready.run.name:  # another submit of this second has the name
         ready = move(ready, run)
     record = write_run(ready, run, fill, after, sweep=sweep, swept=swept)
+    if not sweep:
+        tell_notes(ready)
     return run, submit_jobs(run, record, list(ready.scripts.batch), waits, executor)
+
+
+def tell_notes(ready: Prepared) -> None:
+    """Tell the user what the scheduler noted about the conf."""
+    for note in ready.notes:
+        log.warning("%s", note)
 
 
 def write_run(

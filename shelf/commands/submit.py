@@ -80,6 +80,7 @@ CANCEL_S = 60
     metavar="N",
     help="So many runs of a sweep at once; each waits for the one N before it.",
 )
+@click.option("--new-job", is_flag=True, help="A job of its own, in a shell that is inside one.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
@@ -95,12 +96,15 @@ def submit(
     sweep_file: Path | None,
     sweep_name: str | None,
     at_most: int | None,
+    new_job: bool,
     dry_run: bool,
     test_only: bool,
     follow: bool,
     as_json: bool,
 ) -> None:
     """Submit CONF: to its list of machines, to Slurm where sbatch is there, else to this machine.
+
+    In a shell that is inside a job of Slurm it runs in that job (docs/allocation.md).
 
     \b
     vjob submit conf.yaml --dry-run | less
@@ -118,6 +122,10 @@ def submit(
 
     if (conf is None) == (like is None):
         raise InputError("give a conf, or --like JOB: vjob submit conf.yaml")
+    if new_job:
+        from vjob.jobs.schedulers.choose import override_job
+
+        overrides = (*overrides, *override_job())
     before = find_after(after, after_any, Path.cwd())
     plan = None if plan_file is None else read_plan_file(plan_file, overrides)
     if sweeps or sweep_file:

@@ -34,6 +34,8 @@ def examine() -> list[Diagnosis]:
             continue
         what, _, remedy = obstacle.partition("; ")
         diagnoses.append(Diagnosis(name=scheduler.name, status="note", text=what, remedy=remedy))
+    if (own := schedulers.choose_auto()).can.inside_job:
+        diagnoses += own.examine()
     has_gpus = any(DRIVER.glob("*/information"))
     diagnoses.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
     diagnoses += examine_containers()

@@ -46,6 +46,8 @@ class EndCause(str, Enum):
     PREEMPTED = "preempted"
     REQUEUED = "requeued"
     REVOKED = "revoked"
+    ALLOCATION_ENDED = "allocation-ended"
+    """The job that it was a step of ended by itself: its batch script, or its shell."""
     NODE_FAIL = "node-fail"
     BOOT_FAIL = "boot-fail"
     LAUNCH_FAILED = "launch-failed"
@@ -86,6 +88,7 @@ BY_SCHEDULER = frozenset(
         EndCause.DEADLINE,
         EndCause.PREEMPTED,
         EndCause.REVOKED,
+        EndCause.ALLOCATION_ENDED,
     )
 )
 """Causes for which a scheduler ends a job that did nothing wrong: what the ranks do then is its
@@ -129,6 +132,8 @@ class End:
     """SIGKILL and the like; empty where no signal ended it."""
     rank: Optional[int] = None
     node: str = ""
+    within: str = ""
+    """The job that it was a step of, where it is that job which ended so."""
     at: Optional[float] = None
     """Seconds since the epoch."""
     started: Optional[bool] = None

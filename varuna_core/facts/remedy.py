@@ -20,6 +20,8 @@ class Context(str, Enum):
 
     CONF = "conf"
     """A conf on Slurm or on another scheduler."""
+    ALLOCATION = "allocation"
+    """A conf that runs as a step of a job that was there before."""
     SBATCH = "sbatch"
     """A script of the user's own, submitted with sbatch; vjob only looks at it."""
     LOCAL = "local"
@@ -172,7 +174,7 @@ class Remedy:
             raise ValueError(f"a remedy to {self.action.value} needs a target")
 
 
-_BY_CONF = (Context.CONF, Context.LOCAL, Context.MACHINES, Context.PYTHON)
+_BY_CONF = (Context.CONF, Context.ALLOCATION, Context.LOCAL, Context.MACHINES, Context.PYTHON)
 
 
 def _everywhere(name: str) -> Dict[Context, str]:
@@ -201,14 +203,29 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.QUEUE: _of_scheduler("cluster.nodes[].queue", "--partition"),
     Target.ACCOUNT: _of_scheduler("cluster.account", "--account"),
     Target.QOS: _of_scheduler("cluster.qos", "--qos"),
-    Target.WALLTIME: _of_scheduler("cluster.walltime_min", "--time", local="cluster.walltime_min"),
-    Target.MEMORY: _of_scheduler("memory_gb of the node group", "--mem"),
-    Target.CPUS: _of_scheduler("cpus of the node group", "--cpus-per-task"),
+    Target.WALLTIME: _of_scheduler(
+        "cluster.walltime_min",
+        "--time",
+        local="cluster.walltime_min",
+        allocation="--time of the job that it runs inside",
+    ),
+    Target.MEMORY: _of_scheduler(
+        "memory_gb of the node group", "--mem", allocation="--mem of the job that it runs inside"
+    ),
+    Target.CPUS: _of_scheduler(
+        "cpus of the node group", "--cpus-per-task", allocation="cpus of the node group"
+    ),
     Target.NODES: _of_scheduler(
-        "count of the node group", "--nodes", machines="count of the node group"
+        "count of the node group",
+        "--nodes",
+        machines="count of the node group",
+        allocation="count of the node group",
     ),
     Target.NODE: _of_scheduler(
-        "with cluster.exclude", "with --exclude", machines="of the list of machines"
+        "with cluster.exclude",
+        "with --exclude",
+        machines="of the list of machines",
+        allocation="with --exclude of the job that it runs inside",
     ),
     Target.GPUS: _conf("gpus of the node group", "--gres"),
     Target.RANKS: _conf("ranks of the node group", "--ntasks-per-node"),
@@ -268,7 +285,10 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.DOCTOR: _everywhere("`vjob doctor`"),
     Target.LOGIN: _everywhere("`ssh JOB`"),
     Target.NODE_STATE: _of_scheduler(
-        "`scontrol show node JOB`", "`scontrol show node JOB`", machines="`ssh JOB`"
+        "`scontrol show node JOB`",
+        "`scontrol show node JOB`",
+        machines="`ssh JOB`",
+        allocation="`scontrol show node JOB`",
     ),
     Target.EXPECTED_START: _of_scheduler("`squeue --start`", "`squeue --start`"),
 }
@@ -279,7 +299,8 @@ def context_of(scheduler: str, *, has_conf: bool = True) -> Context:
     """The context of a job by the name of its scheduler in records and plans."""
     if not has_conf:
         return Context.SBATCH
-    return {"local": Context.LOCAL, "ssh": Context.MACHINES}.get(scheduler, Context.CONF)
+    contexts = {"local": Context.LOCAL, "ssh": Context.MACHINES, "allocation": Context.ALLOCATION}
+    return contexts.get(scheduler, Context.CONF)
 
 
 COMMANDS: FrozenSet[Target] = frozenset(
@@ -296,7 +317,7 @@ COMMANDS: FrozenSet[Target] = frozenset(
 )
 """Targets that are commands; JOB in them becomes the remedy's value, a job or a machine."""
 ABSENT: FrozenSet[Tuple[Action, Context]] = frozenset(
-    (Action.RELEASE, context) for context in (Context.LOCAL, Context.MACHINES)
+    (Action.RELEASE, context) for context in (Context.LOCAL, Context.MACHINES, Context.ALLOCATION)
 )
 """Actions that a context does not have, whatever they are done to."""
 

@@ -30,6 +30,8 @@ ERROR_FILE = "error file"
 def describe_end(end: End) -> str:
     """One sentence without a full stop; never empty."""
     clause = _OWN_WORDS[end.cause](end) if end.cause in _OWN_WORDS else _quote(end)
+    if end.within and end.cause is not EndCause.ALLOCATION_ENDED:
+        clause = f"job {end.within}, which it ran inside, ended: {clause}"
     before = " before it started" if end.started is False and end.cause in BY_SCHEDULER else ""
     notes = [one.text for one in end.evidence if one.source == NOTES and one.text]
     remedies = [f" -> {one.text}" for one in end.evidence if one.source == REMEDY]
@@ -57,6 +59,7 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.PREEMPTED: "preempted",
     EndCause.REQUEUED: "requeued",
     EndCause.REVOKED: "another cluster of the federation runs the job",
+    EndCause.ALLOCATION_ENDED: "the job that it ran inside ended before it",
     EndCause.NODE_FAIL: "the scheduler reports that a node failed",
     EndCause.BOOT_FAIL: "a node did not boot",
     EndCause.LAUNCH_FAILED: "the scheduler could not start the batch script",
@@ -165,6 +168,10 @@ def _agent_died(end: End) -> str:
     return f"{end.node or 'a node'} was lost: rank {end.rank} left no exit code{more}"
 
 
+def _allocation(end: End) -> str:
+    return f"job {end.within}, which it ran inside, ended before it" if end.within else _phrase(end)
+
+
 def _waited_in_vain(end: End) -> str:
     said = _first_text(end)
     if not said:
@@ -187,6 +194,7 @@ _OWN_WORDS: Mapping[EndCause, Callable[[End], str]] = {
     EndCause.DEADLINE: _phrase,
     EndCause.PREEMPTED: _phrase,
     EndCause.REVOKED: _phrase,
+    EndCause.ALLOCATION_ENDED: _allocation,
     EndCause.NODE_FAIL: _node,
     EndCause.BOOT_FAIL: _phrase,
     EndCause.LAUNCH_FAILED: _with_reason,

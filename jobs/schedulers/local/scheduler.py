@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from signal import SIGTERM
@@ -32,28 +32,6 @@ from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, Capabilities, Scheduler, Submission
 from vjob.jobs.schedulers.job import END_CAUSES, OVER, JobState, SchedulerJob, parse_name
 from vjob.jobs.schedulers.node_names import expand_nodes
-
-
-def resolve_machine_list(conf: JobConf, *, is_preview: bool) -> JobConf:
-    """Check the machine list of a conf, if it has one, and set `requeue` where it may
-    morph: no queue makes it wait.
-
-    A preview does not read the list: it may be made on another host. A run that may morph watches
-    the list afterwards (varuna_core/launch/watch.py), another one reads it at each attempt
-    (varuna_core/launch/step.py).
-    """
-    listed, wanted = conf.cluster.machine_list, sum(group.count for group in conf.cluster.nodes)
-    if listed is None:
-        return conf
-    if not is_preview:
-        found = len(read_machines(listed))
-        if found < wanted and not conf.morph.enabled:
-            raise InputError(
-                f"cluster.machine_list: {listed} lists {found} of the {wanted} machines of "
-                "cluster.nodes; add the others, or change count"
-            )
-    requeue = conf.cluster.requeue or conf.morph.enabled
-    return replace(conf, cluster=replace(conf.cluster, requeue=requeue))
 
 
 def read_machines(path: str) -> tuple[Machine, ...]:
@@ -110,6 +88,16 @@ class LocalScheduler(Scheduler):
     name = "local"
     title = "this machine"
     can = Capabilities(one_host=True)
+    supervisor = "vjob.jobs.schedulers.local.supervisor"
+    """The module that runs a job."""
+
+    def make_job_id(self) -> str:
+        """The id of a new job."""
+        return index.next_local_job()
+
+    def list_kept(self) -> Collection[str]:
+        """Variables of the shell that the supervisor gets."""
+        return {*local_environment(os.environ), *keep_ssh_agent(os.environ)} - {"SLURM_JWT"}
 
     def make_command(self, submission: Submission) -> list[str]:
         """A shell that starts the supervisor in a session of its own, and prints the job's id."""
@@ -119,7 +107,7 @@ class LocalScheduler(Scheduler):
             "ended": [_find_awaited(job) for job in submission.after.ended],
         }
         try:
-            job = index.next_local_job()
+            job = self.make_job_id()
             index.add_job(run, job)
         except OSError as error:
             raise VjobError(
@@ -129,11 +117,8 @@ class LocalScheduler(Scheduler):
         limits = asdict(submission.limits)
         state = {"job": job, "state": "PENDING", "time": time.time(), "after": waits, **limits}
         write_json(state_file(run, group), state)
-        command = process.build_own_command(
-            "-m", "vjob.jobs.schedulers.local.supervisor", str(run.path), job, group or ""
-        )
-        kept = {*local_environment(os.environ), *keep_ssh_agent(os.environ)} - {"SLURM_JWT"}
-        words = process.build_clean_command(command, sorted(kept))
+        command = process.build_own_command("-m", self.supervisor, str(run.path), job, group or "")
+        words = process.build_clean_command(command, sorted(self.list_kept()))
         return ["sh", "-c", DETACH, "sh", job, str(run.scheduler_log(group)), *words]
 
     def poll(
@@ -145,15 +130,15 @@ class LocalScheduler(Scheduler):
         after: Mapping[str, float] = NO_CHANGES,
     ) -> dict[str, list[SchedulerJob]]:
         """By their files, which cost nothing: always as of now."""
-        states = {job: self._read_state(job) for job in jobs}
+        states = {job: self.read_state(job) for job in jobs}
         return {job: [judge_state(state)] if state else [] for job, state in states.items()}
 
     def cancel(self, job: str) -> None:
         deadline = time.monotonic() + START_S
-        state = self._read_state(job)
+        state = self.read_state(job)
         while state and not state.get("pid") and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            state = self._read_state(job)
+            state = self.read_state(job)
         if state is None or not state.get("pid"):
             raise VjobError(f"job {job} has no supervisor; its scheduler.out says why")
         if state.get("machine") != identify_machine():
@@ -176,7 +161,7 @@ class LocalScheduler(Scheduler):
     def find_orphans(self, after: float = 0.0) -> dict[str, list[SchedulerJob]]:
         return {}  # the supervisor's state file lies in the run folder itself
 
-    def _read_state(self, job: str) -> dict[str, Any] | None:
+    def read_state(self, job: str) -> dict[str, Any] | None:
         path = find_state_file(self.run, job) if self.run is not None else _find_indexed(job)
         return None if path is None else _read_file(path)
 
@@ -186,6 +171,25 @@ class MachinesScheduler(LocalScheduler):
 
     name = "ssh"
     can = Capabilities(remote_shell=True, time_limit=False)
+
+    def adapt(
+        self, conf: JobConf, written: Collection[str], *, is_preview: bool
+    ) -> tuple[JobConf, list[str]]:
+        """The conf with `requeue` where it may morph: no queue makes it wait.
+
+        A preview does not read the list: it may be made on another host. A run that may morph
+        watches the list afterwards (varuna_core/launch/watch.py), another one reads it at each
+        attempt (varuna_core/launch/step.py).
+        """
+        listed, wanted = conf.cluster.machine_list, sum(group.count for group in conf.cluster.nodes)
+        found = wanted if is_preview or listed is None else len(read_machines(listed))
+        if found < wanted and not conf.morph.enabled:
+            raise InputError(
+                f"cluster.machine_list: {listed} lists {found} of the {wanted} machines of "
+                "cluster.nodes; add the others, or change count"
+            )
+        requeue = conf.cluster.requeue or conf.morph.enabled
+        return replace(conf, cluster=replace(conf.cluster, requeue=requeue)), []
 
 
 def find_state_file(run: RunFolder, job: str) -> Path | None:

@@ -72,12 +72,14 @@ class LocalJob:
         self.reason = ""
         """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
+        self.warn_at = self.deadline = float("inf")
+        """When the batch script is warned, and ended, by time.monotonic()."""
+        self.limits = read_limits(run, group)
         self._has_begun = False
-        self._limits = read_limits(run, group)
-        self._kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
+        self.kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S
         if plan.machine_list is not None:
             # Agents are let go, then killed, and a machine that is lost has its own time to end.
-            self._kill_wait_s = 2 * plan.timing.grace_s + 6 * MARGIN_S
+            self.kill_wait_s = 2 * plan.timing.grace_s + 6 * MARGIN_S
 
     def main(self) -> int:
         """Run, and run again as long as a requeue is asked for."""
@@ -96,9 +98,12 @@ class LocalJob:
                 break
             self._requeue_marker.unlink()
             self.restarts += 1
-        word = self.asked or ("COMPLETED" if code == 0 else "FAILED")
-        self._write_state(word, exit_code=f"{code}:0")
+        self.write_state(self.name_end(code), exit_code=f"{code}:0")
         return code
+
+    def name_end(self, code: int) -> str:
+        """The job's last state."""
+        return self.asked or ("COMPLETED" if code == 0 else "FAILED")
 
     def _wait_for_others(self) -> None:
         """Return once it may start, or is cancelled: by a user, or as a job before it failed."""
@@ -106,7 +111,7 @@ class LocalJob:
         after = state.get("after", {}) if isinstance(state, dict) else {}
         if is_waiting(after):
             self.reason = "Dependency"
-            self._write_state("PENDING")
+            self.write_state("PENDING")
         while self.asked is None and is_waiting(after):
             time.sleep(WAIT_S)
         failed = find_failed(after)
@@ -120,14 +125,11 @@ class LocalJob:
         return self.run.path / f"local-requeue.{self.job}"
 
     def _run_once(self) -> int:
-        self._write_state("RUNNING")
-        env = self._environment()
-        self.child = process.start(["bash", str(self.run.batch_script(self.group))], env=env)
+        self.write_state("RUNNING")
+        self.child = process.start(self.build_command(), env=self.build_environment())
         if self.asked:  # between the last look and the start
-            self._send(signal.SIGTERM)
-        walltime_s, warn_s = self._limits.walltime_s, self._limits.warn_s
-        deadline = float("inf") if walltime_s is None else time.monotonic() + walltime_s
-        warn_at = deadline - warn_s if warn_s else float("inf")
+            self.send(signal.SIGTERM)
+        self.set_limits()
         killed_at: float | None = None
         while True:
             try:
@@ -135,22 +137,41 @@ class LocalJob:
                 break
             except subprocess.TimeoutExpired:
                 now = time.monotonic()
-                if now > warn_at:
-                    warn_at = float("inf")
-                    self._send(signal.SIGUSR1)
-                if self.asked is None and now > deadline:
-                    self.asked = "TIMEOUT"
-                    self._send(signal.SIGTERM)
+                if now > self.warn_at:
+                    self.warn()
+                self.look(now)
                 if self.asked and killed_at is None:
-                    killed_at = now + self._kill_wait_s
+                    killed_at = now + self.kill_wait_s
                 if killed_at is not None and now > killed_at:
-                    self._kill_group()
-        self._end_rest(self.child.pid)
+                    self.kill_group()
+        self.end_rest(self.child.pid)
         return 128 - code if code < 0 else code
 
-    def _end_rest(self, group: int) -> None:
+    def build_command(self) -> list[str]:
+        return ["bash", str(self.run.batch_script(self.group))]
+
+    def set_limits(self) -> None:
+        """Set `warn_at` and `deadline` for a batch script that starts now."""
+        if self.limits.walltime_s is not None:
+            self.deadline = time.monotonic() + self.limits.walltime_s
+            self.warn_at = (
+                self.deadline - self.limits.warn_s if self.limits.warn_s else self.warn_at
+            )
+
+    def warn(self) -> None:
+        """The time limit is near."""
+        self.warn_at = float("inf")
+        self.send(signal.SIGUSR1)
+
+    def look(self, now: float) -> None:
+        """End the job where it is time; called each second."""
+        if self.asked is None and now > self.deadline:
+            self.asked = "TIMEOUT"
+            self.send(signal.SIGTERM)
+
+    def end_rest(self, group: int) -> None:
         """End what a killed batch script left behind: no rank may outlive the job."""
-        deadline = time.monotonic() + self._kill_wait_s
+        deadline = time.monotonic() + self.kill_wait_s
         number = signal.SIGTERM
         with contextlib.suppress(ProcessLookupError):
             while True:
@@ -158,7 +179,7 @@ class LocalJob:
                 time.sleep(0.2)
                 number = signal.SIGKILL if time.monotonic() > deadline else signal.SIGCONT
 
-    def _environment(self) -> dict[str, str]:
+    def build_environment(self) -> dict[str, str]:
         """Environment that Slurm sets in a batch script, as far as our scripts read it."""
         groups = [g for g in self.plan.groups if self.group in (None, g.name)]
         names = [
@@ -214,15 +235,10 @@ class LocalJob:
             write_atomic(folder / name, text, mode=0o700)
         return folder
 
-    def _write_state(self, word: str, exit_code: str = "") -> None:
+    def write_state(self, word: str, exit_code: str = "") -> None:
         pid = os.getpid()
-        groups = [g for g in self.plan.groups if self.group in (None, g.name)]
-        last = groups[-1].first_node + groups[-1].count - 1
-        nodes = self.plan.machine_list or f"local[{groups[0].first_node}-{last}]"
-        if self.plan.num_nodes == 1 and self.plan.machine_list is None:
-            nodes = self._name_node(0)
         state = {
-            **asdict(self._limits),
+            **asdict(self.limits),
             "job": self.job,
             "state": word,
             "pid": pid,
@@ -232,7 +248,8 @@ class LocalJob:
             "restarts": self.restarts,
             "exit_code": exit_code,
             "reason": self.reason,
-            "nodes": Path(nodes).name,
+            "nodes": self.spell_nodes(),
+            **self.list_more(),
         }
         deadline = time.monotonic() + (MORE_ROOM_S if self._has_begun else ROOM_S)
         while True:
@@ -245,24 +262,37 @@ class LocalJob:
             time.sleep(WAIT_S)
         self._has_begun = True
 
+    def spell_nodes(self) -> str:
+        """Names of the job's nodes, or of the list that has them."""
+        if self.plan.machine_list is not None:
+            return Path(self.plan.machine_list).name
+        if self.plan.num_nodes == 1:
+            return self._name_node(0)
+        groups = [g for g in self.plan.groups if self.group in (None, g.name)]
+        return f"local[{groups[0].first_node}-{groups[-1].first_node + groups[-1].count - 1}]"
+
+    def list_more(self) -> dict[str, str]:
+        """More facts for the state file."""
+        return {}
+
     def _cancel(self, number: int, frame: FrameType | None) -> None:
         self.asked = self.asked or "CANCELLED"
-        self._send(signal.SIGTERM)
+        self.send(signal.SIGTERM)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        self._send(signal.Signals(number))
+        self.send(signal.Signals(number))
 
-    def _send(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         if self.child is not None and self.child.poll() is None:
             self.child.send_signal(number)
 
-    def _kill_group(self) -> None:
+    def kill_group(self) -> None:
         if self.child is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, signal.SIGKILL)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], kind: type[LocalJob] = LocalJob) -> int:
     """Entry point."""
     run = RunFolder(Path(argv[0]))
     plan = read_plan(run.plan)
@@ -273,7 +303,7 @@ def main(argv: list[str]) -> int:
     if group is not None:  # perhaps one that joins
         plan = add_joins(plan, read_joins(run.morph))
     try:
-        return LocalJob(run, argv[1], group, plan).main()
+        return kind(run, argv[1], group, plan).main()
     finally:
         shutil.rmtree(run.path / f"local-bin.{argv[1]}", ignore_errors=True)
 

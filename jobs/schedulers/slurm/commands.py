@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from varuna_core.facts.cause import EndCause
@@ -357,6 +357,17 @@ def parse_lost_nodes(text: str) -> dict[str, str]:
 
 def build_scancel_command(job: str) -> list[str]:
     return ["scancel", job]
+
+
+def build_steps_command(job: str) -> list[str]:
+    """The steps of a job that go on, with their names."""
+    return ["squeue", "--steps", "--noheader", "--local", f"--jobs={job}", "-o", "%i|%j"]
+
+
+def parse_steps(text: str, names: Collection[str]) -> list[str]:
+    """The ids of the steps with one of these names."""
+    rows = [line.partition("|") for line in text.splitlines()]
+    return [step.strip() for step, _, name in rows if name.strip() in names]
 
 
 def build_requeue_command(job: str) -> list[str]:

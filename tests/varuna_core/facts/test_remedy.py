@@ -35,6 +35,9 @@ WRONG_WORDS = {
     Context.PYTHON: OPTION,
     Context.SBATCH: CONF_KEY,
     Context.LOCAL: re.compile(f"{OF_SLURM.pattern}|machine_list|morph|{OPTION.pattern}"),
+    Context.ALLOCATION: re.compile(
+        r"\.queue\b|cluster\.(account|qos|exclude|sbatch|hetero|requeue|walltime)|memory_gb|morph"
+    ),
     Context.MACHINES: re.compile(f"{OF_SLURM.pattern}|walltime|{OPTION.pattern}"),
 }
 """What no remedy says in a context. Commands of vjob may have options everywhere."""

@@ -38,6 +38,7 @@ REMEDIES: Mapping[EndCause, Tuple[Remedy, ...]] = {
     ),
     EndCause.DEADLINE: (Remedy(Action.CHANGE, Target.DEADLINE), RESUBMIT),
     EndCause.PREEMPTED: (RESUBMIT,),
+    EndCause.ALLOCATION_ENDED: (RESUBMIT,),
     EndCause.NODE_FAIL: WITHOUT_NODE,
     EndCause.BOOT_FAIL: WITHOUT_NODE,
     EndCause.LAUNCH_FAILED: (SHARE_LOG_FOLDER,),
@@ -68,7 +69,13 @@ HANG_REMEDIES: Tuple[Remedy, ...] = (
 NEVER_BEGAN = frozenset((EndCause.LAUNCH_FAILED, EndCause.NO_OUTPUT))
 """Causes of a job whose batch script never ran."""
 RESUMABLE = frozenset(
-    (EndCause.TIME_LIMIT, EndCause.CANCELLED, EndCause.PREEMPTED, EndCause.DEADLINE)
+    (
+        EndCause.TIME_LIMIT,
+        EndCause.CANCELLED,
+        EndCause.PREEMPTED,
+        EndCause.DEADLINE,
+        EndCause.ALLOCATION_ENDED,
+    )
 )
 """Causes after which the same run, submitted again, goes on from its checkpoint."""
 

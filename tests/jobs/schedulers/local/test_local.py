@@ -414,9 +414,9 @@ def test_a_supervisor_waits_for_room_in_its_run_folder(
 
     monkeypatch.setattr(local_supervisor, "write_json", write_json)
     monkeypatch.setattr(local_supervisor, "WAIT_S", 0.01)
-    job._write_state("RUNNING")
+    job.write_state("RUNNING")
     assert json.loads((tmp_path / "local.json").read_text())["state"] == "RUNNING"
-    job._write_state("COMPLETED", "0:0")
+    job.write_state("COMPLETED", "0:0")
     assert json.loads((tmp_path / "local.json").read_text())["state"] == "COMPLETED"
 
 
@@ -432,7 +432,7 @@ def test_a_supervisor_that_finds_no_room_at_its_start_never_starts_late(
     monkeypatch.setattr(local_supervisor, "WAIT_S", 0.01)
     monkeypatch.setattr(local_supervisor, "ROOM_S", 0.05)
     with pytest.raises(OSError, match="No space left"):
-        LocalJob(RunFolder(tmp_path), "L1", None, make_plan())._write_state("RUNNING")
+        LocalJob(RunFolder(tmp_path), "L1", None, make_plan()).write_state("RUNNING")
 
 
 def test_submits_at_the_same_moment_get_folders_and_ids_of_their_own(vjob: Vjob) -> None:

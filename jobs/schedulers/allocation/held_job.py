@@ -1,0 +1,207 @@
+"""The Slurm job around this shell: its id from the environment, all else from Slurm.
+
+Variables of the shell are not believed beyond the id: in a rank they are those of the rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from varuna_core.facts.known import Value
+from varuna_core.records.formatting import format_duration
+from vjob.jobs.conf.schema import JobConf, NodeGroup
+from vjob.jobs.errors import InputError, UncertainError
+from vjob.jobs.schedulers import broker
+from vjob.jobs.schedulers.diagnosis import Diagnosis
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
+from vjob.jobs.schedulers.node_names import expand_nodes, fold_names
+from vjob.jobs.schedulers.slurm import commands as slurm
+
+ORDINARY_STEPS = 0xFFFFFFF0
+"""Step ids from here on are Slurm's own: the batch script, the shell of an interactive job."""
+JUST_S = 5.0
+"""How old an answer about the job may be where a run is to be put inside it."""
+NOT_HELD = ("cluster.sbatch", "cluster.exclude", "cluster.requeue")
+"""Keys that a job has from its submit; the job of this shell was submitted without them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldNode:
+    """What the job has of one node."""
+
+    name: str
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldPart:
+    """One component of the job; a job that is not heterogeneous has one."""
+
+    info: SchedulerJob
+    queue: str
+    account: str
+    qos: str
+    limit_s: float | None
+    """None where it has no time limit."""
+    nodes: tuple[HeldNode, ...]
+
+
+def find_job_id(environ: Mapping[str, str]) -> str:
+    """The job of a shell with this environment; empty outside of jobs."""
+    job = environ.get("SLURM_JOB_ID", "")
+    return job if job.isdecimal() else ""
+
+
+def is_step(environ: Mapping[str, str]) -> bool:
+    """True where the shell is a step of the job, so that it has a part of the job's resources."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return step.isdecimal() and int(step) < ORDINARY_STEPS
+
+
+def ask_held_job(job: str, *, floor_s: float) -> list[HeldPart]:
+    """The components of a job in their order; none of a job that the controller has forgotten."""
+    return parse_held_job(broker.ask(build_show_command(job), floor_s=floor_s).text)
+
+
+def build_show_command(job: str) -> list[str]:
+    """With details: what the job has of each node."""
+    tool, *words = slurm.build_show_job_command(job)
+    return [tool, "--details", *words]
+
+
+def parse_held_job(text: str) -> list[HeldPart]:
+    found = []
+    for line in text.splitlines():
+        for info in slurm.parse_show_job_output(line):
+            facts = dict(re.findall(r"(?:^|\s)(Partition|Account|QOS|TimeLimit)=(\S*)", line))
+            found.append(
+                HeldPart(
+                    info=info,
+                    queue=facts.get("Partition", ""),
+                    account=facts.get("Account", ""),
+                    qos=facts.get("QOS", ""),
+                    limit_s=slurm.parse_time(facts.get("TimeLimit", "")),
+                    nodes=_parse_nodes(line, info.nodes),
+                )
+            )
+    return sorted(found, key=lambda part: part.info.component)
+
+
+def _parse_nodes(line: str, names: Sequence[str]) -> tuple[HeldNode, ...]:
+    """`Nodes=b[1-2] CPU_IDs=0-6 Mem=1000 GRES=gpu:a10:4(IDX:0-3)`, a piece for nodes alike."""
+    found = {}
+    for nodes, cpus, gres in re.findall(r"\sNodes=(\S+) CPU_IDs=(\S+) Mem=\S+ GRES=(\S*)", line):
+        gpus = sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", gres)))
+        count = len(expand_nodes(f"[{cpus}]"))
+        for name in expand_nodes(nodes):
+            found[name] = HeldNode(name=name, cpus=count, gpus=gpus)
+    return tuple(found[name] for name in names if name in found)
+
+
+def adapt_conf(
+    conf: JobConf, written: Collection[str], job: str, parts: Sequence[HeldPart]
+) -> tuple[JobConf, list[str]]:
+    """The conf as it holds inside the job, and notes on what is the job's; InputError where the job
+    cannot hold the run."""
+    ask_new = "or give --new-job for a job of its own"
+    if not parts or parts[0].info.state is not JobState.RUNNING:
+        state = parts[0].info.native_word if parts else "no longer known to Slurm"
+        raise InputError(
+            f"job {job}, which this shell is in, is {state}: leave the shell, {ask_new}"
+        )
+    if conf.morph.enabled:
+        raise InputError(
+            f"a run that may morph asks for nodes and gives them back, which cannot be inside job "
+            f"{job}: leave out morph.enabled, {ask_new}"
+        )
+    groups = conf.cluster.nodes
+    if len(groups) > 1 and (conf.cluster.hetero == "split" or len(groups) != len(parts)):
+        raise InputError(
+            f"cluster.nodes has {len(groups)} groups, and job {job}, which this shell is in, has "
+            f"{len(parts)} of its own: write one group for each, with hetero: hetjob, {ask_new}"
+        )
+    problems = []
+    for group, part in zip(groups, parts, strict=False):
+        problems += _find_misfits(group, part, job)
+    if problems:
+        raise InputError("\n  ".join([*problems, f"ask for less, {ask_new}"]))
+    cluster = replace(conf.cluster, requeue=False)
+    return replace(conf, cluster=cluster), [describe_terms(conf, written, job, parts)]
+
+
+def _find_misfits(group: NodeGroup, part: HeldPart, job: str) -> list[str]:
+    where = f"group {group.group} of cluster.nodes"
+    held = len(part.info.nodes)
+    if group.count > held:
+        nodes = "node" if held == 1 else "nodes"
+        return [f"{where} has count: {group.count}, and job {job} has {held} {nodes} for it"]
+    problems = []
+    used = part.nodes[: group.count]
+    for what, wanted, counts in (
+        ("gpus", group.num_gpus or 0, [node.gpus for node in used]),
+        ("cpus", group.cpus or 0, [node.cpus for node in used]),
+    ):
+        if counts and wanted > min(counts):
+            problems.append(
+                f"{where} wants {wanted} {what} a node, and job {job} has {min(counts)} on "
+                f"{used[counts.index(min(counts))].name}"
+            )
+    return problems
+
+
+def describe_terms(
+    conf: JobConf, written: Collection[str], job: str, parts: Sequence[HeldPart]
+) -> str:
+    """One line: where it runs, until when, and which keys of the conf do not hold there."""
+    first = parts[0]
+    left = first.info.left
+    rest = f", {format_duration(left.value)} left" if isinstance(left, Value) else ""
+    nodes = ",".join(fold_names(part.info.nodes) for part in parts)
+    line = f"it runs inside job {job} of this shell ({nodes}{rest}) and ends with it"
+    others = _list_other_keys(conf, written, parts)
+    return f"{line}; {', '.join(others)} of the conf: the job's own hold" if others else line
+
+
+def _list_other_keys(
+    conf: JobConf, written: Collection[str], parts: Sequence[HeldPart]
+) -> list[str]:
+    """Keys that the conf writes and that differ from what the job has."""
+    cluster, first = conf.cluster, parts[0]
+    found = []
+    limit_s = 60.0 * cluster.walltime_min
+    if "cluster.walltime_min" in written and limit_s != first.limit_s:
+        found.append("cluster.walltime_min")
+    for key, asked, own in (
+        ("cluster.account", cluster.account, first.account),
+        ("cluster.qos", cluster.qos, first.qos),
+    ):
+        if asked is not None and asked != own:
+            found.append(key)
+    found += [key for key in NOT_HELD if any(name.startswith(key) for name in written)]
+    for number, (group, part) in enumerate(zip(cluster.nodes, parts, strict=False)):
+        if group.queue is not None and part.queue not in group.queue.split(","):
+            found.append(f"cluster.nodes[{number}].queue")
+        if group.sbatch:
+            found.append(f"cluster.nodes[{number}].sbatch")
+    return found
+
+
+def examine(environ: Mapping[str, str]) -> list[Diagnosis]:
+    """Say that this shell is in a job: what is submitted from here goes into it."""
+    job = find_job_id(environ)
+    try:
+        parts = ask_held_job(job, floor_s=JUST_S) if job else []
+    except UncertainError as error:
+        return [Diagnosis(name="this shell", status="warn", text=f"it is in job {job}: {error}")]
+    if not parts:
+        return []
+    info = parts[0].info
+    if info.state is not JobState.RUNNING:
+        text = f"job {job}, which it is in, is {info.native_word}: leave this shell"
+        return [Diagnosis(name="this shell", status="warn", text=text)]
+    nodes = ",".join(fold_names(part.info.nodes) for part in parts)
+    text = f"it is in job {job} on {nodes}: submit runs inside it, --new-job asks for another"
+    return [Diagnosis(name="this shell", status="note", text=text)]

@@ -1,0 +1,152 @@
+"""Supervisor of a run inside a job of Slurm.
+
+    python -m vjob.jobs.schedulers.allocation.supervisor RUN JOB
+
+It runs the batch script as a step on the job's first node, as sbatch would have run it there:
+
+    supervisor ─► srun (first node, takes nothing) ─► batch.sh ─► srun (all nodes) ─► agents
+
+A cancel ends these two steps and nothing else of the job. Slurm keeps the job's time limit; where
+the job ends first, Slurm is asked how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+import uuid
+
+from varuna_core.agent.meeting.link import call_hub
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.known import Value
+from varuna_core.records.files import is_listed
+from varuna_core.records.machine import clean_environment
+from varuna_core.records.plan import Plan
+from varuna_core.records.requests import write_signal, write_stop
+from varuna_core.records.runfolder import RunFolder
+from vjob.jobs import process
+from vjob.jobs.errors import VjobError
+from vjob.jobs.schedulers.allocation.held_job import ask_held_job
+from vjob.jobs.schedulers.allocation.scheduler import cancel_marker, name_allocation
+from vjob.jobs.schedulers.base import FLOOR_S
+from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
+from vjob.jobs.schedulers.local.supervisor import MARGIN_S, LocalJob, main
+from vjob.jobs.schedulers.node_names import fold_names
+from vjob.jobs.schedulers.slurm.commands import (
+    build_scancel_command,
+    build_shell_command,
+    build_steps_command,
+    parse_steps,
+)
+from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
+
+SETTLE_S = 300.0
+"""A job that ends has no last state until its nodes are free: how long that may take."""
+ASK_S = 2.0
+CANCELLED = 128 + signal.SIGTERM
+
+
+class AllocationJob(LocalJob):
+    """One run inside a job of Slurm, from start to end."""
+
+    within = ""
+    """Slurm's word for the end of the job around it, where that came first."""
+    _terms_at = float("inf")
+    """When srun is asked to end steps whose agents did not end by themselves."""
+
+    def __init__(self, run: RunFolder, job: str, group: str | None, plan: Plan) -> None:
+        super().__init__(run, job, group, plan)
+        self.allocation = name_allocation(job)
+        self._parts = [part.info for part in ask_held_job(self.allocation, floor_s=FLOOR_S)]
+        counts = [group.count for group in plan.groups]
+        self._nodes = [info.nodes[:count] for info, count in zip(self._parts, counts, strict=False)]
+
+    def build_command(self) -> list[str]:
+        """The batch script on the first of the run's nodes."""
+        script = [*super().build_command()]
+        tool, *words = build_shell_command(self._parts[0], self._nodes[0][0], "", script, tty=False)
+        name = f"--job-name={self.run.name}.batch"
+        return [tool, name, "--input=/dev/null", "--unbuffered", *words]
+
+    def build_environment(self) -> dict[str, str]:
+        return {**clean_environment(os.environ), "VJOB_JOB_ID": self.job}
+
+    def set_limits(self) -> None:
+        left = SlurmScheduler().ask_time_left(self.allocation) if self.limits.warn_s else None
+        if isinstance(left, Value):
+            self.warn_at = time.monotonic() + left.value - self.limits.warn_s
+
+    def warn(self) -> None:
+        """Call the ranks, unless somebody gave the job more time since."""
+        self.set_limits()
+        if self.warn_at < time.monotonic() + MARGIN_S:
+            super().warn()
+
+    def look(self, now: float) -> None:
+        """A cancel from another host is a file; agents that do not end by themselves hear srun."""
+        if self.asked is None and is_listed(cancel_marker(self.run, self.job)):
+            self.asked = "CANCELLED"
+            self.send(signal.SIGTERM)
+        elif now > self._terms_at:
+            self._terms_at = now + MARGIN_S
+            super().send(signal.SIGTERM)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal for the ranks goes through a file: srun's would reach their children too."""
+        attempts = self.run.attempts()
+        if number in (signal.SIGUSR1, signal.SIGUSR2) and attempts:
+            write_signal(attempts[-1], number.name, f"supervisor-{uuid.uuid4().hex}")
+        elif attempts and self._terms_at == float("inf"):
+            # srun gives ranks Slurm's KillWait, agents the conf's grace_s.
+            cause = EndCause.CANCELLED
+            write_stop(attempts[-1], "cancel", CANCELLED, "cancelled", cause=cause)
+            self._terms_at = time.monotonic() + self.plan.timing.grace_s + MARGIN_S
+        else:
+            super().send(number)
+            return
+        call_hub(attempts[-1].link)
+
+    def kill_group(self) -> None:
+        """With the steps, whose processes are not children of ours."""
+        env, names = clean_environment(os.environ), (self.run.name, f"{self.run.name}.batch")
+        with contextlib.suppress(VjobError):
+            text = process.run(build_steps_command(self.allocation), env=env).out
+            for step in parse_steps(text, names):
+                process.run(build_scancel_command(step), env=env)
+        super().kill_group()
+
+    def name_end(self, code: int) -> str:
+        word = super().name_end(code)
+        if word != "COMPLETED":
+            info = self._settle()
+            self.within = "" if info is None else info.native_word
+        return word
+
+    def _settle(self) -> SchedulerJob | None:
+        """The end of the job around it; None while that goes on, or where Slurm does not tell."""
+        deadline = time.monotonic() + SETTLE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(VjobError):
+                now = {self.allocation: time.time()}
+                info = next(
+                    iter(SlurmScheduler().poll(list(now), after=now)[self.allocation]), None
+                )
+                if info is None or info.state is JobState.RUNNING:
+                    return None
+                if info.state in OVER:
+                    return info
+            time.sleep(ASK_S)
+        return None
+
+    def spell_nodes(self) -> str:
+        return ",".join(fold_names(names) for names in self._nodes)
+
+    def list_more(self) -> dict[str, str]:
+        return {"within": self.within}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], AllocationJob))
