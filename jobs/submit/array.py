@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from varuna_core.records import record as records
 from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
@@ -36,9 +37,8 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import Submission
 from vjob.jobs.schedulers.job import After
-from vjob.jobs.schedulers.script_executor import ScriptExecutor
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
-from vjob.jobs.submit.scripts import render_array
+from vjob.jobs.submit.scripts import ArrayShape, render_array
 from vjob.jobs.submit.submit import (
     Fill,
     Prepared,
@@ -50,6 +50,9 @@ from vjob.jobs.submit.submit import (
     submit_jobs,
     write_run,
 )
+
+if TYPE_CHECKING:
+    from vjob.jobs.schedulers.script_executor import ScriptExecutor
 
 log = logging.getLogger(__name__)
 
@@ -79,15 +82,21 @@ def submit_array(
     if not obstacle:
         first = move(ready, runs[0])
         script = runs[0].path / "array.sh"
-        text = render_array(first.conf, first.plan, runs[0], name, len(runs), at_most)
-        write_atomic(script, text)
-        _submit_elements(runs, written, script, waits, executor)
+        shape = ArrayShape(name=name, size=len(runs), at_most=at_most)
+        write_atomic(script, render_array(first.conf, first.plan, runs[0], shape, first.plan.name))
+        try:
+            submit_elements(runs, written, script, waits, executor)
+        except UncertainError:
+            raise
+        except VjobError as error:
+            refuse_elements(runs, written, error)
+            raise VjobError(f"{error}\n  The script is {script}") from None
     else:
         log.warning(
             "%s: submitted as %d jobs of their own, at most %d at once",
             obstacle, len(runs), at_most,
         )  # fmt: skip
-        _submit_one_by_one(runs, written, list(ready.scripts.batch), at_most, waits, executor)
+        submit_one_by_one(runs, written, list(ready.scripts.batch), at_most, waits, executor)
     return runs
 
 
@@ -124,33 +133,38 @@ def make_folders(path: Path, count: int) -> tuple[str, list[RunFolder]]:
         raise VjobError(explain_write(path.parent, error)) from None
 
 
-def _submit_elements(
+def submit_elements(
     runs: Sequence[RunFolder],
     written: Sequence[RunRecord],
     script: Path,
     after: After,
     executor: ScriptExecutor,
-) -> None:
+) -> list[RunRecord]:
+    """Submit the array; with UncertainError the records say intent, and the next command looks for
+    the jobs. Where it is refused, no record has changed."""
     limits = written[0].limits or JobLimits()
     submission = Submission(run=runs[0], array=script, after=after, limits=limits)
+    done = []
     with defer_interrupts():
-        try:
-            job = executor.submit_script(submission, written[0].scheduler)
-        except UncertainError:
-            raise  # their records say intent: the next command looks for the jobs
-        except VjobError as error:
-            for run, record in zip(runs, written, strict=True):
-                write_record(run, replace(record, state=records.REFUSED, message=str(error)))
-                append_event(run.vjob_events, "refused", message=str(error))
-            raise VjobError(f"{error}\n  The script is {script}") from None
-        for number, (run, record) in enumerate(zip(runs, written, strict=True)):
-            element = JobRecord(id=f"{job}_{number}", group=None)
-            record_submitted(run, replace(record, jobs=(element,)))
+        job = executor.submit_script(submission, written[0].scheduler)
+        for run, record in zip(runs, written, strict=True):
+            assert record.array is not None, "a record of an element"
+            element = JobRecord(id=f"{job}_{record.array.index}", group=None)
+            done.append(record_submitted(run, replace(record, jobs=(element,))))
             with suppress(OSError):  # logged when the run was added
                 index.add_job(run, element.id)
+    return done
 
 
-def _submit_one_by_one(
+def refuse_elements(
+    runs: Sequence[RunFolder], written: Sequence[RunRecord], error: VjobError
+) -> None:
+    for run, record in zip(runs, written, strict=True):
+        write_record(run, replace(record, state=records.REFUSED, message=str(error)))
+        append_event(run.vjob_events, "refused", message=str(error))
+
+
+def submit_one_by_one(
     runs: Sequence[RunFolder],
     written: Sequence[RunRecord],
     groups: Sequence[str | None],

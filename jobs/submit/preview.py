@@ -138,7 +138,8 @@ def render_sweep_preview(sweep: Sweep, after: AfterRuns = NO_RUNS) -> str:
         cells.append((run.ready.run.name, *values, str(plan.world), str(plan.num_nodes)))
     limit = f", {sweep.at_most} at most at once" if sweep.at_most is not None else ""
     count = f"{len(sweep.runs)} run{'s' if len(sweep.runs) > 1 else ''}"
-    head = [f"Sweep {sweep.name}: {count}{limit}", *align_columns(cells), "Of the first one:"]
+    how = "" if sweep.array_obstacle else ", one array"
+    head = [f"Sweep {sweep.name}: {count}{limit}{how}", *align_columns(cells), "Of the first one:"]
     return _comment("\n".join(head)) + render_preview(sweep.runs[0].ready, after)
 
 

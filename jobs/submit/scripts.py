@@ -147,33 +147,57 @@ def render_node(conf: JobConf, plan: Plan, run: RunFolder) -> str:
     )
 
 
-def render_array(
-    conf: JobConf, plan: Plan, run: RunFolder, name: str, size: int, at_most: int
-) -> str:
-    """Render the script of a Slurm array, whose element i runs the batch script of run `name`-i.
+@dataclass(frozen=True, kw_only=True)
+class ArrayShape:
+    """An array of runs: element i is the run NAME-i."""
 
-    `run` is one of them, and all are alike.
-    """
+    name: str
+    size: int
+    first: int = 0
+    at_most: int | None = None
+    """How many may run at once; None is all."""
+
+    def spell(self) -> str:
+        limit = "" if self.at_most is None else f"%{min(self.at_most, self.size)}"
+        return f"{self.first}-{self.first + self.size - 1}{limit}"
+
+
+def render_array_header(
+    conf: JobConf, plan: Plan, run: RunFolder, shape: ArrayShape, job_name: str
+) -> list[str]:
+    """Render the scheduler's options of an array; runs with the same ones may be one array."""
     (group,), (asked,) = plan.groups, conf.cluster.nodes
-    elements = str(run.path.with_name(name))
     request = ScriptRequest(
-        run=name,
-        name=plan.name,
-        output=f"{elements}-%a/{run.scheduler_log().name}",
+        run=shape.name,
+        name=job_name,
+        output=f"{run.path.with_name(shape.name)}-%a/{run.scheduler_log().name}",
         groups=[group],
         nodes=[asked],
         cluster=conf.cluster,
-        array=f"0-{size - 1}%{min(at_most, size)}",
+        array=shape.spell(),
     )
     (options,) = schedulers.get_scheduler(plan.scheduler).render_header(request)
+    return options
+
+
+def render_array(
+    conf: JobConf, plan: Plan, run: RunFolder, shape: ArrayShape, job_name: str
+) -> str:
+    """Render the script of a Slurm array, whose element i runs the batch script of run `name`-i.
+
+    `run` is one of them, and the header holds for all.
+    """
+    options = render_array_header(conf, plan, run, shape, job_name)
     return (
         _environment()
         .get_template("array.sh.j2")
         .render(
             version=Raw(__version__),
-            name=Raw(name),
+            name=Raw(shape.name),
+            first=Raw(shape.first),
+            second=Raw(shape.first + 1),
             options=_as_raw(options),
-            elements=elements,
+            elements=str(run.path.with_name(shape.name)),
             batch_script=run.batch_script().name,
         )
     )

@@ -4,7 +4,8 @@
     --sweep-file rows.csv           a run a row; with --sweep each row with each of the above
 
 All runs are resolved before the first is submitted, and all are taken back where one is refused.
-At most N at once is a chain: each run waits for the end of the one N before it, so that it holds on
+Runs that ask a scheduler for the same are one array of it, at most N at once. Others are jobs, and
+at most N at once is a chain: each run waits for the end of the one N before it, so that it holds on
 every scheduler without a process that watches.
 """
 
@@ -13,8 +14,10 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,13 +25,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from varuna_core.records import record as records
+from varuna_core.records.files import write_atomic
 from varuna_core.records.formatting import align_columns
 from varuna_core.records.logs.tail import clean
-from varuna_core.records.record import RunRecord, append_event, write_record
-from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.record import ArrayPlace, RunRecord, append_event, write_record
+from varuna_core.records.runfolder import RunFolder, make_run_folder
 from vjob.jobs.conf.loading.load import read_text
 from vjob.jobs.conf.redact import redact_value, show
-from vjob.jobs.errors import ConfError, InputError, UncertainError, VjobError
+from vjob.jobs.errors import ConfError, InputError, RefusedError, UncertainError, VjobError
 from vjob.jobs.interrupts import defer_interrupts
 from vjob.jobs.planning.plan_file import PlanFile
 from vjob.jobs.planning.resolve_auto import Resolved, resolve_conf
@@ -37,19 +41,26 @@ from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.runs.listing import shorten_keys
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers import run_index as index
+from vjob.jobs.schedulers.job import After
+from vjob.jobs.submit.array import find_obstacle, submit_elements
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
+from vjob.jobs.submit.scripts import ArrayShape, render_array, render_array_header
 from vjob.jobs.submit.snapshot import Snapshot, take_snapshot
 from vjob.jobs.submit.submit import (
     Prepared,
     cancel_submitted,
+    explain_write,
     make_run_id,
     prepare,
     submit_prepared,
+    tell_notes,
+    write_run,
 )
 
 if TYPE_CHECKING:
     from vjob.jobs.schedulers.script_executor import ScriptExecutor
 
+log = logging.getLogger(__name__)
 MOST_RUNS = 1000
 MOST_NAMED = 3
 """Runs that a problem names."""
@@ -78,6 +89,8 @@ class Sweep:
     runs: tuple[SweepRun, ...]
     at_most: int | None
     """How many may run at once; None is all."""
+    array_obstacle: str = ""
+    """The reason why the runs are jobs of their own; empty where they are one array."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -249,7 +262,8 @@ def prepare_sweep(
         raise InputError("--at-most needs runs of one scheduler: they wait for each other")
     if index.find_sweep(name):
         raise InputError(f"a sweep {name} is known already: give another --sweep-name")
-    return Sweep(name=name, runs=tuple(runs), at_most=at_most)
+    sweep = Sweep(name=name, runs=tuple(runs), at_most=at_most)
+    return replace(sweep, array_obstacle=find_array_obstacle(sweep))
 
 
 def check_name(name: str) -> None:
@@ -280,6 +294,31 @@ def describe_values(values: Values) -> str:
     return " ".join(f"{key}={show(key, value)}" for key, value in values.items()) or "(the conf's)"
 
 
+def find_array_obstacle(sweep: Sweep) -> str:
+    """Return the reason why these runs cannot be one array; empty where they can."""
+    if len(sweep.runs) == 1:
+        return "it is one run"
+    readies = [run.ready for run in sweep.runs]
+    obstacles = (find_obstacle(ready) for ready in readies)
+    if obstacle := next(filter(None, obstacles), ""):
+        return obstacle
+    if len({(ready.plan.scheduler, ready.run.path.parent) for ready in readies}) > 1:
+        return "scheduler or log_folder differ between its runs"
+    shape = build_shape(sweep)
+    headers = {
+        tuple(render_array_header(one.conf, one.plan, readies[0].run, shape, sweep.name))
+        for one in readies
+    }
+    if len(headers) > 1:
+        return "its runs ask for different nodes, queues, times or options"
+    there = next((ready.run.path for ready in readies if os.path.lexists(ready.run.path)), None)
+    return "" if there is None else f"{there} is there already"
+
+
+def build_shape(sweep: Sweep) -> ArrayShape:
+    return ArrayShape(name=sweep.name, size=len(sweep.runs), first=1, at_most=sweep.at_most)
+
+
 def submit_sweep(
     sweep: Sweep,
     *,
@@ -287,11 +326,73 @@ def submit_sweep(
     after: AfterRuns = NO_RUNS,
     progress: Progress = no_progress,
 ) -> list[Submitted]:
-    """Submit the runs one by one; where one is refused, those before it are taken back.
+    """Submit the runs, as one array where they can be one; see `describe_how`.
 
+    Others are submitted one by one, and where one is refused, those before it are taken back.
     Ctrl-C waits for the run that is being submitted; runs reported to `progress` go on.
     """
-    resolve_after(after, sweep.runs[0].ready.plan.scheduler)
+    waits = resolve_after(after, sweep.runs[0].ready.plan.scheduler)
+    if not sweep.array_obstacle:
+        try:
+            return _submit_array(sweep, after, waits, executor, progress)
+        except RefusedError as error:
+            log.warning("%s; its runs are submitted as jobs of their own", error)
+    return _submit_one_by_one(sweep, after, executor, progress)
+
+
+def _submit_array(
+    sweep: Sweep,
+    after: AfterRuns,
+    waits: After,
+    executor: ScriptExecutor | None,
+    progress: Progress,
+) -> list[Submitted]:
+    """All runs as one array; where it is refused nothing is left of them."""
+    from vjob.jobs.schedulers.script_executor import ScriptExecutor  # submitit: only a submit pays
+
+    runs, written, sources = list[RunFolder](), list[RunRecord](), dict[Path, Path]()
+    try:
+        for number, one in enumerate(sweep.runs, start=1):
+            ready = share_code(one.ready, sources)
+            run = make_run_folder(ready.run.path)
+            runs.append(run)
+            if run.path != ready.run.path:
+                raise RefusedError(f"{ready.run.path} was made by somebody else", [])
+            place = ArrayPlace(name=sweep.name, index=number)
+            swept = redact_value(one.values)
+            written.append(
+                write_run(ready, run, after=after, array=place, sweep=sweep.name, swept=swept)
+            )
+            sources.setdefault(ready.snapshot.root, run.code)
+        first = sweep.runs[0].ready
+        script = runs[0].path / "array.sh"
+        text = render_array(first.conf, first.plan, runs[0], build_shape(sweep), sweep.name)
+        write_atomic(script, text)
+    except BaseException as error:
+        _remove(runs)
+        if isinstance(error, OSError):
+            raise VjobError(explain_write(sweep.runs[0].ready.run.path, error)) from None
+        raise
+    with defer_interrupts():
+        try:
+            executor = executor or ScriptExecutor(runs[0].path)
+            done = submit_elements(runs, written, script, waits, executor)
+        except RefusedError:
+            _remove(runs)
+            raise
+        progress(len(done), len(done))
+    return list(zip(runs, done, strict=True))
+
+
+def _remove(runs: Sequence[RunFolder]) -> None:
+    for run in runs:
+        shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _submit_one_by_one(
+    sweep: Sweep, after: AfterRuns, executor: ScriptExecutor | None, progress: Progress
+) -> list[Submitted]:
+    tell_notes(sweep.runs[0].ready)
     done: list[Submitted] = []
     sources: dict[Path, Path] = {}
     for number, run in enumerate(sweep.runs):
@@ -364,10 +465,20 @@ def render_submitted(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
         more = f"... {len(lines) - 1 - 2 * half} more"
         lines = [*lines[: half + 1], more, *lines[-half:]]
     count = f"{len(submitted)} run{'s' if len(submitted) > 1 else ''}"
-    head = f"submitted {sweep.name}, {count} ({submitted[0][1].scheduler})"
+    head = f"submitted {sweep.name}, {count} ({describe_how(sweep, submitted)})"
     verbs = ("list --sweep", "compare", "cancel --sweep")
     lines += [f"vjob {verb} {sweep.name}" for verb in verbs]
     return "\n  ".join([head, *lines])
+
+
+def describe_how(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
+    """The scheduler, and whether the runs are one array of it; if not, the reason."""
+    _, record = submitted[0]
+    if record.array is not None:
+        return f"{record.scheduler}, one array: {record.jobs[0].id.partition('_')[0]}"
+    has_arrays = schedulers.get_capabilities(record.scheduler).arrays
+    obstacle = sweep.array_obstacle if has_arrays and len(submitted) > 1 else ""
+    return f"{record.scheduler}, jobs of their own: {obstacle}" if obstacle else record.scheduler
 
 
 def _take_back(

@@ -74,12 +74,12 @@ def choose_node(conf: JobConf, queue: str | None, *, is_here: bool) -> OneNode:
     """
     first = conf.cluster.nodes[0]
     wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
-    if queue is not None and not schedulers.choose_auto().can.has_queue:
+    if queue is not None and not schedulers.choose_auto(new_job=True).can.has_queue:
         raise InputError(
             f"--queue {queue}: sbatch is not on PATH; leave --queue out to try it on this machine"
         )
     own = schedulers.choose_for(conf.cluster)
-    is_queued = own.can.has_queue and not own.find_obstacle()
+    is_queued = (own.can.has_queue or own.can.inside_job) and not own.find_obstacle()
     if is_here or (queue is None and not is_queued):
         counted = count_visible(choose_accelerator(), os.environ)
         count = counted.value if wants_gpus and isinstance(counted, Value) else 0

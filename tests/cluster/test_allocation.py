@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,9 +52,7 @@ def shell(clean_lab: Lab, tmp_path: Path) -> Shell:
     return Shell(clean_lab, tmp_path, *PLAIN)
 
 
-def conf(
-    program: str = "report_rank.py", *args: str, count: int = 2, more: str = ""
-) -> str:
+def conf(program: str = "report_rank.py", *args: str, count: int = 2, more: str = "") -> str:
     script = PROGRAMS / program
     return CONF.format(script=script, args=json.dumps(args), count=count, more=more)
 

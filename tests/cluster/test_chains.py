@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.lab import Lab
 from tests.cluster.test_jobs import conf, usually, wait_ready
-from tests.command import Vjob, read_out, wait_for
+from tests.command import PROGRAMS, Vjob, read_out, read_rank, wait_for
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import RunFolder
 
@@ -129,3 +129,35 @@ def test_a_sweep_with_a_refused_run_leaves_no_job(vjob: Vjob, clean_lab: Lab) ->
     wait_for(lambda: not clean_lab.run(["squeue", "-h"]).stdout.strip(), 60)
     rows = json.loads(vjob("list", "--sweep", "queues", "--json").stdout)
     assert [row["state"] for row in rows] == ["REFUSED"] * 3
+
+
+def test_a_sweep_of_twenty_is_one_array(vjob: Vjob, clean_lab: Lab) -> None:
+    (vjob.folder / "quick.py").write_text("import sys; print(sys.argv[1])")
+    text = conf(nodes=ONE).replace(str(PROGRAMS / "report_rank.py"), "quick.py")
+    values = ",".join(f"v{number}" for number in range(1, 21))
+    options = ["--sweep", f"program.args={values}", "--sweep-name", "twenty", "--at-most", "8"]
+    said = vjob("submit", vjob.write(text), *options).stdout
+    array = said.partition("one array: ")[2].partition(")")[0]
+    ids = [f"{array}_{number}" for number in range(1, 21)]
+    rows = json.loads(vjob("list", "--sweep", "twenty", "--json").stdout)
+    assert [job for row in rows for job in row["jobs"]] == ids
+    for number in range(1, 21):
+        run = RunFolder(vjob.folder / f"log/twenty-{number}")
+        assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+        assert read_rank(run, 0).strip() == f"v{number}"
+    found = clean_lab.run(["sacct", "-n", "-P", "-X", "-o", "JobID,State"]).stdout.split()
+    assert {f"{job}|COMPLETED" for job in ids} <= set(found)
+
+
+def test_one_run_of_an_array_and_all_of_it_are_cancelled(vjob: Vjob, clean_lab: Lab) -> None:
+    name = vjob.write(conf("fail_as_told.py", HANG, nodes=ONE))
+    vjob("submit", name, "--sweep", "cluster.grace_s=3,4,5", "--at-most", "2", "--sweep-name", "g")
+    one, two, three = (RunFolder(vjob.folder / f"log/g-{number}") for number in (1, 2, 3))
+    for run in (one, two):
+        wait_ready(vjob, run, 1)
+    assert read_state(vjob, three) == "PENDING"
+    vjob("cancel", "g-1")
+    wait_ready(vjob, three, 1)
+    assert read_state(vjob, two) == "RUNNING"
+    assert "2 runs are cancelled" in vjob("cancel", "--sweep", "g").stdout
+    assert not clean_lab.run(["squeue", "-h"]).stdout.strip()

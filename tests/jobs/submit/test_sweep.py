@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -282,6 +283,43 @@ def with_slurm(slurm: FakeSlurm, tmp_path: Path) -> Vjob:
 
 
 SWEEP = ("--sweep", "cluster.grace_s=2,3,4,5", "--sweep-name", "graces")
+OF_JOBS = ("--sweep", "cluster.walltime_min=2,3,4,5", "--sweep-name", "times")
+"""The header of each run differs: they cannot be one array."""
+
+
+def test_runs_that_ask_for_the_same_are_one_array(with_slurm: Vjob, slurm: FakeSlurm) -> None:
+    text = conf("-1", "exit:0", scheduler="slurm")
+    first = with_slurm.submit(text)
+    runs = submit(with_slurm, text, *SWEEP, "--at-most", "2", "--after", first.name)
+    _, call = [line for line in slurm.asked().splitlines() if line.startswith("sbatch")]
+    assert "--dependency=afterok:71" in call
+    script = (runs[0].path / "array.sh").read_text()
+    assert "#SBATCH --array=1-4%2\n" in script and "#SBATCH --job-name=graces\n" in script
+    rows = list_rows(with_slurm, "graces")
+    assert [row["jobs"] for row in rows] == [[f"72_{number}"] for number in (1, 2, 3, 4)]
+    assert [run.name for run in runs] == [f"graces-{number}" for number in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (OF_JOBS, "its runs ask for different nodes, queues, times or options"),
+        (("--sweep", "log_folder=one,two", "--sweep-name", "times"), "scheduler or log_folder"),
+    ],
+)
+def test_a_submit_says_why_a_sweep_is_no_array(
+    with_slurm: Vjob, options: Sequence[str], reason: str
+) -> None:
+    name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
+    assert f"(slurm, jobs of their own: {reason}" in with_slurm("submit", name, *options).stdout
+
+
+def test_an_array_that_slurm_refuses_becomes_jobs(with_slurm: Vjob, slurm: FakeSlurm) -> None:
+    said = "sbatch: error: Batch job submission failed: Invalid job array specification"
+    slurm.say("sbatch", f"case $* in *array.sh) echo '{said}' >&2; exit 1;; esac; echo $PPID")
+    runs = submit(with_slurm, conf("-1", "exit:0", scheduler="slurm"), *SWEEP)
+    assert [run.name for run in runs] == [f"graces-{number}" for number in (1, 2, 3, 4)]
+    assert all("_" not in str(row["jobs"]) for row in list_rows(with_slurm, "graces"))
 
 
 def test_a_limit_of_the_account_is_explained_with_the_refusal(
@@ -298,7 +336,7 @@ def test_a_limit_of_the_account_is_explained_with_the_refusal(
 def test_slurm_is_told_at_most_how_many_by_dependencies(with_slurm: Vjob, slurm: FakeSlurm) -> None:
     text = conf("-1", "exit:0", scheduler="slurm")
     first = with_slurm.submit(text)
-    submit(with_slurm, text, *SWEEP, "--at-most", "2", "--after", first.name)
+    submit(with_slurm, text, *OF_JOBS, "--at-most", "2", "--after", first.name)
     calls = [line for line in slurm.asked().splitlines() if line.startswith("sbatch")]
     asked = [next((w for w in call.split() if "depend" in w), "") for call in calls]
     ok = "--dependency=afterok:71"
@@ -308,19 +346,19 @@ def test_slurm_is_told_at_most_how_many_by_dependencies(with_slurm: Vjob, slurm:
 def test_a_refused_run_takes_back_those_before_it(with_slurm: Vjob, slurm: FakeSlurm) -> None:
     (slurm.folder / "last").write_text("72")
     name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
-    said = with_slurm("submit", name, *SWEEP, code=1).stderr
-    assert "run 3 of 4 (cluster.grace_s=4) was not submitted: sbatch refused the job" in said
+    said = with_slurm("submit", name, *OF_JOBS, code=1).stderr
+    assert "run 3 of 4 (cluster.walltime_min=4) was not submitted: sbatch refused the job" in said
     assert "The 2 before it were taken back; nothing of the sweep runs." in said
     cancels = [line for line in slurm.asked().splitlines() if line.startswith("scancel")]
     assert cancels == ["scancel 72", "scancel 71"]
-    assert {row["state"] for row in list_rows(with_slurm, "graces")} == {"REFUSED"}
+    assert {row["state"] for row in list_rows(with_slurm, "times")} == {"REFUSED"}
 
 
 def test_jobs_that_cannot_be_taken_back_are_named(with_slurm: Vjob, slurm: FakeSlurm) -> None:
     (slurm.folder / "last").write_text("72")
     slurm.say("scancel", "[ $1 = 71 ]")
     name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
-    said = with_slurm("submit", name, *SWEEP, code=1).stderr
+    said = with_slurm("submit", name, *OF_JOBS, code=1).stderr
     assert "but not job 72: cancel them" in said
 
 
@@ -333,7 +371,7 @@ def test_ctrl_c_ends_between_two_runs_and_says_how_many_go_on(
         '[ "$(wc -l < calls)" = 2 ]; do sleep 0.1; done; echo 77',
     )  # fmt: skip
     name = with_slurm.write(conf("-1", "exit:0", scheduler="slurm"))
-    command = [sys.executable, "-m", "vjob", "submit", name, *SWEEP]
+    command = [sys.executable, "-m", "vjob", "submit", name, *OF_JOBS]
     child = subprocess.Popen(
         command, cwd=with_slurm.folder, env=with_slurm.env, stderr=subprocess.PIPE, text=True
     )
@@ -343,8 +381,8 @@ def test_ctrl_c_ends_between_two_runs_and_says_how_many_go_on(
     (slurm.folder / "go").touch()
     _, said = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "interrupted; 2 of 4 runs of graces were submitted and go on: `vjob cancel" in said
-    rows = list_rows(with_slurm, "graces")
+    assert "interrupted; 2 of 4 runs of times were submitted and go on: `vjob cancel" in said
+    rows = list_rows(with_slurm, "times")
     assert len(rows) == 2
     record = read_record(RunFolder(Path(str(rows[1]["folder"]))))
     assert record is not None and record.state == "submitted" and record.jobs
@@ -356,7 +394,7 @@ def test_a_hundred_runs_are_listed_with_one_question(with_slurm: Vjob, slurm: Fa
     runs = submit(with_slurm, text, "--sweep", f"cluster.grace_s={many}", "--sweep-name", "many")
     assert len({run.name for run in runs}) == 100
     row = "{job}|N/A|N/A|RUNNING|n1|None|0|N/A|vjob:x|"
-    slurm.queue(*(row.format(job=71 + n) for n in range(100)))
+    slurm.queue(*(row.format(job=f"71_{n + 1}") for n in range(100)))
     before = slurm.asked().count("squeue")
     assert {row["state"] for row in list_rows(with_slurm, "many")} == {"RUNNING"}
     assert slurm.asked().count("squeue") == before + 1
