@@ -171,8 +171,7 @@ def _list_other_keys(
     """Keys that the conf writes and that differ from what the job has."""
     cluster, first = conf.cluster, parts[0]
     found = []
-    limit_s = 60.0 * cluster.walltime_min
-    if "cluster.walltime_min" in written and limit_s != first.limit_s:
+    if cluster.walltime_min is not None and 60.0 * cluster.walltime_min != first.limit_s:
         found.append("cluster.walltime_min")
     for key, asked, own in (
         ("cluster.account", cluster.account, first.account),

@@ -27,6 +27,7 @@ words of each kind of job; what a line of a log advises comes before them.
 NAMES = {
     Context.CONF: "conf",
     Context.SBATCH: "sbatch",
+    Context.ALLOCATION: "inside a job",
     Context.LOCAL: "local",
     Context.MACHINES: "machines",
     Context.PYTHON: "Python",
