@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from varuna_core.facts.known import Value
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.formatting import fold_names, format_duration
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.node_names import expand_nodes, fold_names
+from vjob.jobs.schedulers.node_names import expand_nodes
 from vjob.jobs.schedulers.slurm import commands as slurm
 
 ORDINARY_STEPS = 0xFFFFFFF0

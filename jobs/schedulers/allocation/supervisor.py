@@ -23,6 +23,7 @@ from varuna_core.agent.meeting.link import call_hub
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import Value
 from varuna_core.records.files import is_listed
+from varuna_core.records.formatting import fold_names
 from varuna_core.records.machine import clean_environment
 from varuna_core.records.plan import Plan
 from varuna_core.records.requests import write_signal, write_stop
@@ -34,7 +35,6 @@ from vjob.jobs.schedulers.allocation.scheduler import cancel_marker, name_alloca
 from vjob.jobs.schedulers.base import FLOOR_S
 from vjob.jobs.schedulers.job import OVER, JobState, SchedulerJob
 from vjob.jobs.schedulers.local.supervisor import MARGIN_S, LocalJob, main
-from vjob.jobs.schedulers.node_names import fold_names
 from vjob.jobs.schedulers.slurm.commands import (
     build_scancel_command,
     build_shell_command,

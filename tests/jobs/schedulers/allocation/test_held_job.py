@@ -103,9 +103,9 @@ def test_a_conf_that_does_not_fit_is_refused(text: str, conf: JobConf, words: li
 @pytest.mark.parametrize(
     ("conf", "written", "others"),
     [
-        (make_conf({"count": 2, "queue": "gpu2"}, walltime_min=5), ["cluster.walltime_min"], ""),
-        (make_conf({}, walltime_min=60), [], ""),
-        (make_conf({}, walltime_min=60), ["cluster.walltime_min"], "cluster.walltime_min"),
+        (make_conf({"count": 2, "queue": "gpu2"}, walltime_min=5), [], ""),
+        (make_conf({}), [], ""),
+        (make_conf({}, walltime_min=60), [], "cluster.walltime_min"),
         (make_conf({"queue": "gpu1"}, account="me"), [],
          "cluster.account, cluster.nodes[0].queue"),
         (make_conf({}, requeue=True), ["cluster.requeue"], "cluster.requeue"),
