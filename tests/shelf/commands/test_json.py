@@ -90,22 +90,16 @@ def test_what_tend_says_is_an_object_a_line(here: Path, monkeypatch: pytest.Monk
     assert found["run"] == run.name and "looks after" in found["message"] and found["time"] > 0
 
 
-def test_images_that_are_imported_and_built(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_that_are_imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = StubPrograms(here)
     make = "open(sys.argv[{place}], 'wb').write(b'hsqs' + bytes(200))"
     tools.add("enroot", make.format(place="sys.argv.index('--output') + 1"))
-    tools.add("mksquashfs", make.format(place=2))
     monkeypatch.setenv("PATH", tools.path)
     monkeypatch.setattr("vjob.jobs.images.fetch.explain_damage", lambda path: "")
     found = ask_one("container", "import", "docker://debian:12")
     assert found["image"] == "docker://debian:12" and Path(found["path"]).is_file()
     again = ask_one("container", "import", "debian:12", "-o", str(here / "own.sqsh"))
     assert again["image"] == again["path"] == str(here / "own.sqsh") and again["bytes"] == 204
-    (here / "root/bin").mkdir(parents=True)
-    (here / "root/bin/sh").touch()
-    words = ("--from-folder", "root", "-o", "root.sqsh", "--without-packages")
-    found = ask_one("container", "build", *words, "--scratch", str(here))
-    assert found == {"format": 1, "path": str(here / "root.sqsh"), "bytes": 204}
 
 
 def test_a_cleaned_node_says_what_went_and_what_stayed(here: Path) -> None:
