@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from varuna_core.agent.setup.world import is_of_launcher
 from varuna_core.records.machine import KEPT
 from vjob.jobs.api.confs import ConfText, resolve
 from vjob.jobs.conf.loading.check import list_own_env
@@ -42,9 +43,8 @@ _NOT_PASSED = re.compile(
     r"_$|PWD$|OLDPWD$|SHLVL$|PS\d$|PROMPT|HIST|LESS|LS_COLORS$|COLUMNS$|LINES$|TERM|COLORTERM$|"
     r"TMUX|STY$|WINDOW|VTE_|DISPLAY$|WAYLAND_|XAUTHORITY$|DBUS_|DESKTOP_|GNOME_|KDE_|GPG_|SSH_|"
     r"XDG_(SESSION|RUNTIME|SEAT|VTNR|CURRENT|MENU|GREETER)|MAIL$|EDITOR$|VISUAL$|PAGER$|INVOCATION_"
-    # What Python and other launchers would take for their own.
-    r"|PYTHON(HOME|STARTUP|EXECUTABLE)$|__PYVENV|TORCHELASTIC_|VJOB_|SLURM|SBATCH_|SRUN_|SALLOC_"
-    r"|PMI|PMIX|OMPI_|MPI_LOCALRANKID$|GROUP_RANK$|NODE_RANK$|ROLE_"
+    # What Python and Slurm's commands would take for their own.
+    r"|PYTHON(HOME|STARTUP|EXECUTABLE)$|__PYVENV|VJOB_|SBATCH_|SRUN_|SALLOC_"
 )
 
 
@@ -118,7 +118,10 @@ def list_passed(environ: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name in environ
-        if _NAME.fullmatch(name) and name not in set_by_us and not _NOT_PASSED.match(name)
+        if _NAME.fullmatch(name)
+        and name not in set_by_us
+        and not _NOT_PASSED.match(name)
+        and not is_of_launcher(name)
     )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from varuna_core.agent.gpu.accelerator import list_variables
+from varuna_core.agent.setup.world import TORCHRUN_NAMES
 from varuna_core.plugins import list_plugins
 from varuna_core.records.logs.progress import PatternError, compile_pattern
 from vjob.containers.reference import BadReference, parse_reference
@@ -94,7 +95,7 @@ def check_conf(
 
 def list_own_env() -> tuple[str, ...]:
     """Variables that the agent sets for each rank."""
-    return (*_OWN_ENV, *list_variables())
+    return (*TORCHRUN_NAMES, *list_variables())
 
 
 def check_names(conf: JobConf) -> Iterator[KeyProblem]:
@@ -118,6 +119,8 @@ def _check_env_name(key: str, name: str, value: str) -> Iterator[KeyProblem]:
         yield key, value, "a variable's name has letters, digits and _, and no digit first"
     elif name in _OWN_ENV:
         yield key, value, f"{name} is set by vjob: it {_OWN_ENV[name]}"
+    elif name in TORCHRUN_NAMES:
+        yield key, value, f"{name} is set by vjob for each rank, as torchrun sets it"
     elif name in list_variables():
         yield key, value, f"{name} is set by vjob: it is cluster.nodes[].devices"
     elif name.startswith("VJOB_"):

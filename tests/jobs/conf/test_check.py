@@ -399,6 +399,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("notify: {mail: me}", "notify.mail = me: must be a mail address"),
         ("notify: {webhook: hooks}", "notify.webhook = <redacted>: must be a URL"),
         ("env: {RANK: 1}", "env.RANK = 1: RANK is set by vjob: it follows from cluster.nodes"),
+        ("env: {ROLE_RANK: 1}", "ROLE_RANK is set by vjob for each rank, as torchrun sets it"),
         ("env: {MASTER_PORT: 1}", "MASTER_PORT is set by vjob: it is cluster.port"),
         ("env: {VJOB_X: 1}", "names that begin with VJOB_ are vjob's own"),
         ("env: {a-b: 1}", "env.a-b = 1: a variable's name"),

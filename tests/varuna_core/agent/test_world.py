@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.varuna_core.agent.local_run import make_group, make_plan
+from tests.varuna_core.agent.local_run import make_container, make_group, make_plan
 from varuna_core.agent.setup.ranks import Meeting, build_rank
 from varuna_core.agent.setup.world import (
     LAUNCHES,
@@ -62,6 +62,16 @@ def test_ranks_are_told_what_torchrun_tells_them(tmp_path: Path) -> None:
         assert theirs.keys() | {"NODE_RANK"} == ours.keys()
         differ = {name for name in ours if ours[name] != theirs.get(name)}
         assert differ <= DIFFERENT_FROM_TORCHRUN.keys()
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_only_torchruns_ranks_have_its_defaults(launch: str) -> None:
+    plan = make_plan(make_group("a", 1, 1), launch=launch)
+    meeting = Meeting(Path("/run"), 0, Path("/run"), "10.0.0.1", 6000, None, "n0")
+    for container in (None, make_container()):
+        start = build_rank(plan, plan.node(0), 0, meeting, {"PATH": "/bin"}, container)
+        told = {*start.env, *start.entering}
+        assert ("TORCH_NCCL_ASYNC_ERROR_HANDLING" in told) is (launch == TORCHRUN)
 
 
 UNEVEN = make_plan(make_group("a", 1, 1), make_group("b", 2, 2, cpus=8))

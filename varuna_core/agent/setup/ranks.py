@@ -18,6 +18,7 @@ from varuna_core.agent.processes.proc import MARKS
 from varuna_core.agent.setup.container import ENTRY_COMMAND, build_entry, build_environment
 from varuna_core.agent.setup.world import (
     NODE,
+    TORCHRUN,
     TORCHRUN_DEFAULTS,
     Rendezvous,
     build_world,
@@ -101,7 +102,7 @@ def build_rank(
     devices = map_devices(node.group, own.get(visible))
     env = {
         **base,
-        **_defaults(node.group, base, meeting.interface),
+        **_defaults(plan.launch, node.group, base, meeting.interface),
         **({} if devices is None else {visible: devices}),
         **asked,
         **fixed,
@@ -114,8 +115,8 @@ def build_rank(
     if container is None:
         return RankStart(command, env, plan.workdir, ())
     network = {name for name in env if _NETWORK.match(name) or is_kept_of_slurm(name)}
-    named = {*fixed, *asked, *network, *TORCHRUN_DEFAULTS, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
-    named |= {visible, "HOME", "USER", "LOGNAME", "LANG"} & set(env)
+    named = {*fixed, *asked, *network, "OMP_NUM_THREADS", "PYTHONUNBUFFERED"}
+    named |= {visible, "HOME", "USER", "LOGNAME", "LANG", *TORCHRUN_DEFAULTS} & set(env)
     entering = {**container.defaults, **{name: env[name] for name in sorted(named)}}
     if container.step:  # we are inside, and over the image's own variables are these
         return RankStart(command, env, container.workdir, tuple(sorted(entering)))
@@ -156,14 +157,17 @@ def find_indices(group: GroupPlan, visible: str | None) -> set[int] | None:
     return {int(name) for name in names}
 
 
-def _defaults(group: GroupPlan, base: Mapping[str, str], interface: str | None) -> dict[str, str]:
+def _defaults(
+    launch: str, group: GroupPlan, base: Mapping[str, str], interface: str | None
+) -> dict[str, str]:
     ranks = group.inner_ranks or group.ranks
     threads = max(1, group.cpus // ranks) if group.cpus and ranks else 1
     found = {
         "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS", str(threads)),
         "PYTHONUNBUFFERED": "1",
-        **{name: base.get(name, value) for name, value in TORCHRUN_DEFAULTS.items()},
     }
+    if launch == TORCHRUN:
+        found.update((name, base.get(name, value)) for name, value in TORCHRUN_DEFAULTS.items())
     if interface is not None:
         found.update(dict.fromkeys(INTERFACE_NAMES, interface))
     return found

@@ -139,6 +139,9 @@ def build_torchrun_variables(place: Place, meeting: Rendezvous) -> Dict[str, str
     }
 
 
+TORCHRUN_NAMES = frozenset(
+    build_torchrun_variables(Place(0, 0, 0, (1,)), Rendezvous("", 0, "", 0, 0, ""))
+)
 TORCHRUN_DEFAULTS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
 """What torchrun sets unless it is set already."""
 
@@ -199,14 +202,17 @@ def is_kept_of_slurm(name: str) -> bool:
     return _KEPT_OF_SLURM.match(name) is not None
 
 
+def is_of_launcher(name: str) -> bool:
+    """True for a variable by which torchrun, srun or MPI tells a process its place."""
+    return any(one.match(name) for one in (_TORCHRUN, _SLURM, _ENDS_WITH_AGENT))
+
+
 def leave_agent(own: Mapping[str, str], run: str, *, under_slurm: bool) -> Dict[str, str]:
     """The agent's environment without what tells of its own task, or of an outer launcher."""
     found = {
         name: value
         for name, value in own.items()
-        if not _TORCHRUN.match(name)
-        and not _ENDS_WITH_AGENT.match(name)
-        and (not _SLURM.match(name) or name == "SLURM_CONF")
+        if name == "SLURM_CONF" or not is_of_launcher(name)
     }
     if under_slurm:
         found.update((name, own[name]) for name in filter(is_kept_of_slurm, own))
