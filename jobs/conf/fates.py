@@ -23,7 +23,7 @@ from typing import Any
 from varuna_core.records.training import LAYOUT_VARIABLES, VARIABLES
 from vjob.jobs.conf.parse import get_hints, get_section_class, list_conf_keys
 from vjob.jobs.conf.references import find_value, list_referenced
-from vjob.jobs.conf.schema import FUNCTION, OWN_MODEL, JobConf
+from vjob.jobs.conf.schema import FUNCTION, OWN, OWN_MODEL, JobConf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem
 
@@ -199,6 +199,9 @@ def drop_unwritten(
         if key not in leaves or key in kept:
             return True
         is_variable = kind in OWN_MODEL and key in VARIABLES
+        # A layout that is written counts for program.launch: auto, too.
+        if kind in OWN and key.startswith("parallel."):
+            return bool(find_value(conf, key) != find_default(key))
         return not is_variable and not goes_by_reference(kind, key)
 
     def take(value: Any, key: str) -> Any:

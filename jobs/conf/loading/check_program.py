@@ -61,7 +61,8 @@ def suggest_program(text: str) -> str:
         if module:
             kind, words = "module", [module, *given]
         else:
-            kind, words = "script", [*dropwhile(lambda word: word.startswith("-"), rest)]
+            files = [*dropwhile(lambda word: word.startswith("-"), rest)]
+            kind, words = ("script", files) if files else (kind, words)
     elif first.endswith(".py"):
         kind = "script"
     named = json.dumps(shlex.join(words)) if kind == "command" else words[0]

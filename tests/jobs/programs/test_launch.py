@@ -242,6 +242,7 @@ def test_any_words_reach_the_program_as_they_are(words: list[str]) -> None:
         ("my train.py'", ""),
         ("python train.py --lr 1", '{script: train.py, args: "--lr 1"}'),
         ("python -u -m pkg.train --lr x", '{module: pkg.train, args: "--lr x"}'),
+        ("python -u", '{command: "python -u"}'),
         ("train.py --lr x", '{script: train.py, args: "--lr x"}'),
         ("accelerate launch train.py", '{command: "accelerate launch train.py"}'),
     ],

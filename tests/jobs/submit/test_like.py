@@ -65,6 +65,20 @@ def test_the_code_of_a_copy_runs_again_though_the_users_own_is_gone(vjob: Vjob) 
     assert plan is not None and plan.command[-2:] == (f"{third.code}/train.py", "3")
 
 
+@pytest.mark.parametrize(
+    "program", ["{script: train.py}", "{module: train}", "{command: python train.py}"]
+)
+def test_a_run_again_is_started_as_it_was(vjob: Vjob, program: str) -> None:
+    text = CONF.replace('{script: train.py, args: ["1"], snapshot: MODE}', program)
+    first = vjob.submit(text)
+    vjob.wait_over(first)
+    (vjob.folder / "train.py").write_text(TRAIN.replace('"old"', '"new"'))
+    second = run_again(vjob, first)
+    plans = [read_plan(run.plan) for run in (first, second)]
+    assert [plan.launch for plan in plans if plan is not None] == ["python", "python"]
+    assert find_word(second, "RAN") == "RAN old - -"
+
+
 def test_without_a_copy_todays_code_runs_and_a_difference_is_told(vjob: Vjob) -> None:
     first = run_first(vjob, "none")
     again = ("submit", "--like", str(first.path), "--dry-run")
