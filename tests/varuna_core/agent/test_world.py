@@ -74,6 +74,15 @@ def test_only_torchruns_ranks_have_its_defaults(launch: str) -> None:
         assert ("TORCH_NCCL_ASYNC_ERROR_HANDLING" in told) is (launch == TORCHRUN)
 
 
+def test_what_slurm_says_enters_a_container() -> None:
+    plan = make_plan(make_group("a", 1, 2), scheduler="slurm")
+    meeting = Meeting(Path("/run"), 0, Path("/run"), "10.0.0.1", 6000, None, "n0", "7", ("n0",))
+    own = {"PATH": "/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "demo", "SLURM_GTIDS": "0"}
+    entering = build_rank(plan, plan.node(0), 1, meeting, own, make_container()).entering
+    assert {"SLURM_PROCID", "SLURM_JOB_ID", "SLURM_NODELIST", "SLURM_JOB_NAME"} <= {*entering}
+    assert "SLURM_GTIDS" not in entering and "TORCHELASTIC_ERROR_FILE" in entering
+
+
 UNEVEN = make_plan(make_group("a", 1, 1), make_group("b", 2, 2, cpus=8))
 HOSTS = ("b9", "b10", "a1")
 
