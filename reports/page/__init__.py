@@ -1,4 +1,4 @@
-"""Figures and tables to one HTML file: `run_page`, `comparison` and `plan_page` each render one.
+"""Figures and tables to one HTML file: `run_page` and `comparison` each render one.
 
 Imports `analysis` and `load`.
 """

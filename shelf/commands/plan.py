@@ -106,14 +106,6 @@ def read_prices(
     metavar="FILE",
     help="Write the plan for `vjob submit CONF --plan FILE`.",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=OutputFile(),
-    metavar="FILE",
-    help="Write a page with the figure of cost against time, plan.html.",
-)
-@click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
 @json_option
 def plan(
     conf: Path | None,
@@ -129,8 +121,6 @@ def plan(
     budget: float | None,
     deadline_h: float | None,
     written: Path | None,
-    output: Path | None,
-    cdn: bool,
     as_json: bool,
 ) -> None:
     """Find the fastest layout of CONF's model on its nodes, and prove it.
@@ -139,7 +129,7 @@ def plan(
 
     \b
     vjob plan conf.yaml
-    vjob plan conf.yaml --from-slurm --prices a100=12.5,a10=3.2 -o plan.html
+    vjob plan conf.yaml --from-slurm --prices a100=12.5,a10=3.2
     vjob plan conf.yaml --budget 500 --write plan.json
     vjob submit conf.yaml --plan plan.json
     """
@@ -149,7 +139,7 @@ def plan(
         raise click.UsageError("which conf? such as: vjob plan conf.yaml")
     with explain_errors():
         from vjob.jobs.planning.answer import build_json, find_answer
-        from vjob.jobs.planning.answer_page import render_answer
+        from vjob.jobs.planning.answer_text import render_answer
         from vjob.jobs.planning.plan_file import write_plan_file
         from vjob.jobs.planning.question import PlanOptions, read_question
 
@@ -176,8 +166,3 @@ def plan(
             why = f"{question.basis}; predicted {answer.best.step_s:.4g} s a step"
             write_plan_file(written, conf.resolve(), read, answer.best, why)
             click.echo(f"wrote {written}: vjob submit {conf} --plan {written}", err=as_json)
-        if output is not None:
-            from vjob.jobs.planning.answer_page import write_page
-
-            write_page(output, conf.name, answer, cdn=cdn)
-            click.echo(f"wrote {output}", err=as_json)

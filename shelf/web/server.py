@@ -116,7 +116,7 @@ class Site:
         if place == "part" or place.endswith("/part"):
             name, place = f"part/{name}", place.removesuffix("part").removesuffix("/")
         page = self._open(place)
-        return Reply(status=404) if page is None else _answer_page(page, name, url.query)
+        return Reply(status=404) if page is None else _answer_text(page, name, url.query)
 
     def close(self) -> None:
         with self._lock:
@@ -141,7 +141,7 @@ class Site:
             return found
 
 
-def _answer_page(page: LivePage, name: str, query: str) -> Reply:
+def _answer_text(page: LivePage, name: str, query: str) -> Reply:
     if page.feed is None:
         return _answer_whole(page, name)
     if not name:

@@ -405,14 +405,6 @@ def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
     assert done.exit_code == 2 and "no plan of this vjob" in done.output
 
 
-def test_the_page_has_the_figure(conf: Path) -> None:
-    pytest.importorskip("plotly")
-    page = conf.parent / "page.html"
-    plan(conf, *PRICES, "-o", str(page), "--cdn")
-    text = page.read_text()
-    assert "figure-front" in text and "figure-memory" in text and "no plan in this space" in text
-
-
 SINFO = """\
 n1 |gpu* |idle |gpu:a100:4(S:0-1) |ib,a100 |
 n1 |all |idle |gpu:a100:4(S:0-1) |ib,a100 |

@@ -1,10 +1,8 @@
-"""An answer for people: as text for a terminal, and as a page with its figures."""
+"""An answer for people, as text for a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timezone
-from pathlib import Path
 
 from varuna_core.planner.result.plan import (
     LayoutPlan,
@@ -15,11 +13,9 @@ from varuna_core.planner.result.plan import (
     render_certificate,
     render_table,
 )
-from varuna_core.records.files import write_atomic
 from vjob.jobs.planning.answer import Answer, count_stages, describe, list_parts
 from vjob.jobs.planning.plan_file import spell_layout
 from vjob.jobs.planning.question import Question
-from vjob.jobs.reporting.report import check_libraries
 
 
 def render_answer(answer: Answer) -> str:
@@ -172,30 +168,3 @@ def _format_front(answer: Answer) -> Iterator[str]:
     yield from (f"{line}  {row[-1]}" for line, row in zip(table.splitlines(), rows, strict=True))
     if front.num_left:
         yield f"  {front.num_left} parts of the cluster were not looked at, for want of time"
-
-
-def write_page(path: Path, name: str, answer: Answer, *, cdn: bool) -> None:
-    check_libraries("plotly", "jinja2")
-    from vjob.reports.page.plan_page import PlanPoint, render_plan_page
-
-    steps = answer.question.steps
-    front = [
-        PlanPoint(
-            hours=one.step_s * steps / 3600, price=one.price * steps, text=describe(one.candidate)
-        )
-        for one in (answer.front.offers if answer.front is not None else ())
-    ]
-    made_at = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC"
-    plan = answer.best
-    page = render_plan_page(
-        name=f"plan of {name}",
-        text=render_answer(answer),
-        front=front,
-        work_s=[stage.work_s for stage in plan.step.stages],
-        idle_s=[stage.idle_s for stage in plan.step.stages],
-        held_gb=[held / 2**30 for held in plan.memory_bytes],
-        limit_gb=[limit / 2**30 for limit in plan.limit_bytes],
-        made_at=made_at,
-        cdn=cdn,
-    )
-    write_atomic(path, page)
