@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-@hydra.main(version_base="1.3", config_path=".", config_name="config")
+@hydra.main(version_base="1.3", config_path="settings", config_name="config")
 def main(config: DictConfig) -> float:
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
