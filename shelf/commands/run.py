@@ -103,6 +103,7 @@ def slurm_options(command: Any) -> Any:
 @click.option("--python", metavar="PATH", help="Python of the program; default: the active one.")
 @click.option("-d", "--detach", is_flag=True, help="Do not follow the run.")
 @set_option
+@click.option("--new-job", is_flag=True, help="A job of its own, in a shell that is inside one.")
 @click.option("--print-conf", is_flag=True, help="Print the conf that this stands for.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
 @json_option
@@ -116,6 +117,7 @@ def run(
     python: str | None,
     detach: bool,
     overrides: tuple[str, ...],
+    new_job: bool,
     print_conf: bool,
     dry_run: bool,
     as_json: bool,
@@ -134,6 +136,7 @@ def run(
     vjob run -N 2 -p gpu --gpus-per-node 4 -t 2h train.py    a Slurm job
     vjob run -N 2 -p gpu --print-conf train.py > conf.yaml   for vjob submit
     """
+    from vjob.jobs.schedulers import choose as schedulers
     from vjob.jobs.submit import submit as submitting
     from vjob.jobs.submit.chain import NO_RUNS
     from vjob.shelf.commands.submit import make_executor, preview_run, print_submitted
@@ -154,7 +157,16 @@ def run(
         base=Path(),
         path=os.environ.get("PATH", os.defpath),
     )
-    made = build_conf(program, given, environ=os.environ, prefix=sys.prefix, python=python)
+    own = schedulers.choose_auto()
+    made = build_conf(
+        program,
+        given,
+        environ=os.environ,
+        prefix=sys.prefix,
+        python=python,
+        inside=own.name if own.can.inside_job else "",
+        new_job=new_job,
+    )
     resolved = resolve_made(made, overrides, require_env=not dry_run)
     if print_conf:
         click.echo(resolved.text, nl=False)

@@ -3,6 +3,7 @@
 on this machine   one plain process, unless -n or --gpus ask for ranks; it has all GPUs, as when
                   its user starts it. The files as they are: it starts at once
 on Slurm          where an option of Slurm's is given, else never: one rank a GPU, else one
+inside a job      of Slurm always in that job, unless --new-job asks for another
 environment       this shell's, but for what belongs to the session, or to another launcher
 Python            that of the active virtual or conda environment, else the one that runs vjob
 """
@@ -55,9 +56,12 @@ def build_conf(
     environ: Mapping[str, str],
     prefix: str,
     python: str | None = None,
+    inside: str = "",
+    new_job: bool = False,
 ) -> dict[str, Any]:
-    """The conf of a program and of the options that were given; `prefix` is sys.prefix."""
-    place = choose_scheduler(given)
+    """The conf of a program and of the options that were given; `prefix` is sys.prefix, `inside`
+    the scheduler for the job that this shell is in, if it is in one."""
+    place = choose_scheduler(given, inside=inside, new_job=new_job)
     cluster = build_cluster(given)
     found = python or find_python(environ, prefix)
     more: dict[str, Any] = {}
@@ -74,9 +78,12 @@ def build_conf(
     return {key: value for key, value in conf.items() if value not in (None, [])}
 
 
-def choose_scheduler(given: Given) -> str:
-    """Slurm where an option asks for it, else this machine, even where sbatch is there."""
-    return "slurm" if find_asked(given) else LOCAL
+def choose_scheduler(given: Given, *, inside: str, new_job: bool) -> str:
+    """The job that this shell is in; else Slurm where an option asks for it; else this machine,
+    even where sbatch is there."""
+    if inside and not new_job:
+        return inside
+    return "slurm" if find_asked(given) or new_job else LOCAL
 
 
 def resolve_made(
@@ -91,9 +98,9 @@ def resolve_made(
 
 def list_notes(conf: JobConf, given: Given, *, has_slurm: bool, num_gpus: int) -> Iterator[str]:
     """What was chosen for the user that another would have chosen differently, and the options."""
-    if find_asked(given):
+    if find_asked(given) or conf.cluster.scheduler != LOCAL:
         return
-    if has_slurm and conf.cluster.scheduler == LOCAL:
+    if has_slurm:
         yield "runs on this machine; an option such as -p QUEUE submits it to Slurm"
     if num_gpus > 1 and not {"ntasks", "gpus"} & given.keys():
         yield f"one process sees all {num_gpus} GPUs; --gpus {num_gpus} starts a rank for each"

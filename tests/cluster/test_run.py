@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.lab import Lab
+from tests.cluster.test_allocation import PLAIN, Shell
 from tests.command import PROGRAMS, Vjob, wait_for
 from vjob.jobs.conf.quantities import parse_duration
 from vjob.jobs.conf.slurm_words import to_minutes
@@ -70,3 +71,14 @@ def test_slurm_reads_a_time_as_we_do(clean_lab: Lab) -> None:
         seconds = parse_duration(limit)
         assert seconds is not None and to_minutes(text) == -(-seconds // 60), text
         clean_lab.run(["scancel", job])
+
+
+def test_inside_a_job_it_is_a_step_of_that_job(clean_lab: Lab, tmp_path: Path) -> None:
+    shell = Shell(clean_lab, tmp_path, *PLAIN)
+    done = shell.vjob("run", "-N", "2", "-n", "4", str(PROGRAMS / "report_rank.py"))
+    rows = [json.loads(line.partition(": ")[2]) for line in done.stdout.splitlines()]
+    assert sorted((row["rank"], row["host"]) for row in rows) == [
+        (0, "b1"), (1, "b1"), (2, "b2"), (3, "b2"),
+    ]  # fmt: skip
+    assert f"as job {shell.job}." in done.stderr
+    assert shell.list_jobs() == [shell.job]

@@ -10,7 +10,14 @@ import pytest
 from vjob.jobs.conf.loading.load import parse_conf
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.errors import ConfError, InputError
-from vjob.shelf.run.conf import build_conf, find_python, list_notes, list_passed, set_keys
+from vjob.shelf.run.conf import (
+    build_conf,
+    choose_scheduler,
+    find_python,
+    list_notes,
+    list_passed,
+    set_keys,
+)
 from vjob.shelf.run.program import name_program, read_program
 
 
@@ -144,6 +151,24 @@ def test_a_choice_that_may_surprise_is_said(
     conf = parse_conf(dump_yaml(made), "x", folder)
     notes = list_notes(conf, given, has_slurm=has_slurm, num_gpus=num_gpus)
     assert list(notes) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "inside", "new_job", "scheduler"),
+    [
+        ({}, "", False, "local"),
+        ({}, "", True, "slurm"),
+        ({"nodes": "2"}, "", False, "slurm"),
+        ({}, "allocation", False, "allocation"),
+        ({"nodes": "2"}, "allocation", False, "allocation"),
+        ({}, "allocation", True, "slurm"),
+    ],
+    ids=str,
+)
+def test_the_place_is_the_job_around_then_what_options_ask_for(
+    given: dict[str, str], inside: str, new_job: bool, scheduler: str
+) -> None:
+    assert choose_scheduler(given, inside=inside, new_job=new_job) == scheduler
 
 
 def test_keys_that_are_set_keep_their_text() -> None:
