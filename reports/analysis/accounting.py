@@ -35,7 +35,7 @@ CLASSES: dict[str, str] = {
     "evaluate": "evaluation",
     "other": "spans that the script named itself",
     "start": "checks, imports, communicators, loading",
-    "queue": "in the queue",
+    "queue": "between the submit, or a requeue, and the start",
     "lost": "lost to faults, changes of nodes, and steps done again",
     "end": "after the last step",
     "unknown": "nothing measured it",

@@ -110,7 +110,7 @@ def list_facts(found: Headline) -> Iterator[tuple[str, str]]:
     devices = ", ".join(f"{count} x {kind}" for kind, count in found.devices.items())
     yield "on", f"{nodes}, {devices}" if devices else nodes
     if found.duration_s is not None:
-        queued = f", {format_duration(found.queued_s)} of it in the queue"
+        queued = f", {format_duration(found.queued_s)} of it before the start"
         yield "took", format_duration(found.duration_s) + (queued if found.queued_s >= 1 else "")
     if found.last_step is not None:
         of = f" of {found.num_steps:,}" if found.num_steps else ""
