@@ -97,11 +97,6 @@ MISTAKES: Mapping[str, Mistake] = {
         cause=("ranks wait", "accept, called at train.py"),
         limit_s=30,
     ),
-    "an interpreter that is not there": Mistake(
-        script="",
-        cause=("/opt/envs/gone/bin/python3", "not there"),
-        keys={"program": {"python": "/opt/envs/gone/bin/python3"}},
-    ),
     "a secret that is not set": Mistake(
         script="key = os.environ['WANDB_API_KEY']\n",
         cause=("KeyError", "WANDB_API_KEY"),

@@ -135,9 +135,18 @@ def test_what_was_found_stands_first_and_80_columns_hold_it(vjob: Vjob) -> None:
     assert (Path(files) / "plan.json").exists()
 
 
-def test_a_conf_that_cannot_be_submitted_is_refused_as_by_submit(vjob: Vjob) -> None:
-    write_mistake(vjob.folder, None, {"pass_env": ["NO_SUCH_SECRET"]})
-    assert "NO_SUCH_SECRET" in vjob("try", "conf.yaml", code=2).stderr
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"pass_env": ["NO_SUCH_SECRET"]}, "NO_SUCH_SECRET"),
+        ({"program": {"python": "/opt/envs/gone/bin/python3"}}, "/opt/envs/gone/bin/python3"),
+    ],
+)
+def test_a_conf_that_cannot_be_submitted_is_refused_as_by_submit(
+    vjob: Vjob, keys: dict[str, Any], said: str
+) -> None:
+    write_mistake(vjob.folder, None, keys)
+    assert said in vjob("try", "conf.yaml", code=2).stderr
 
 
 def test_an_interrupted_try_is_cancelled_and_removed(vjob: Vjob) -> None:
