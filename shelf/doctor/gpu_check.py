@@ -31,7 +31,7 @@ SCRIPT = Path(varuna_core.__file__).parent / "programs/gpu_check.py"
 MARK = "gpu-check "
 """Begins a rank's line of JSON."""
 NUM_RANKS, WALLTIME_MIN, SAMPLE_S = 2, 10, 1
-PROGRAM = Program(kind="script", path=str(SCRIPT), snapshot="none")
+PROGRAM = Program(kind="script", path=str(SCRIPT), launch="torchrun", snapshot="none")
 
 
 def check_gpus(conf_path: Path | None, say: Callable[[str], object]) -> list[Diagnosis]:
