@@ -429,7 +429,8 @@ def check(recipe: Recipe, claims: Sequence[Claim]) -> None:
     known = KNOWN.get(recipe.name, {})
     wrong = [claim for claim in claims if not claim.holds and claim.name not in known]
     assert not wrong, wrong
-    mended = [claim for claim in claims if claim.holds and claim.name in known]
+    # How far off a goodput is varies with the machine.
+    mended = [one for one in claims if one.holds and one.name in known and one.name != "goodput"]
     assert not mended, f"take these out of KNOWN, they hold now: {mended}"
 
 
@@ -448,6 +449,9 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "report's losses": "the line of an evaluation counts as a training loss",
         "report's num_steps": "the report takes the total from lines alone, not from train.steps",
     },
-    "torchtitan": {"report's num_steps": "the same as of nanogpt"},
+    "torchtitan": {
+        "report's num_steps": "the same as of nanogpt",
+        "goodput": "38 % in a het job of the lab, where 22 % was true; elsewhere it was near",
+    },
 }
 """By recipe: the claims that do not hold yet, each with the reason."""
