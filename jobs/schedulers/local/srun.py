@@ -81,6 +81,8 @@ def _split(argv: Sequence[str]) -> list[list[str]]:
 
 STEP = "vjob.jobs.schedulers.local.srun"
 """This module, as Python starts it."""
+NODE_NAME = "VJOB_NODE_NAME"
+"""Set by the supervisor where the run has one node: its name."""
 OFFSET = "VJOB_LOCAL_FIRST_NODE_HET_GROUP_"
 """Where the nodes of each part of a het job begin."""
 
@@ -107,7 +109,7 @@ class Tasks:
                     "SLURM_NODEID": str(index),
                     "SLURM_PROCID": str(index),
                     "SLURM_LOCALID": "0",
-                    "VJOB_NODE_NAME": f"local{first + index}",
+                    NODE_NAME: os.environ.get(NODE_NAME, f"local{first + index}"),
                 }
                 self.children.append(process.start(component.command, env=env))
                 index += 1

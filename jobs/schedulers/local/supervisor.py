@@ -38,7 +38,7 @@ from vjob.jobs.schedulers.local.scheduler import (
     read_machines,
     state_file,
 )
-from vjob.jobs.schedulers.local.srun import OFFSET
+from vjob.jobs.schedulers.local.srun import NODE_NAME, OFFSET
 
 MARGIN_S = 10.0
 """Beyond the agents' own grace, before srun's stand-in kills; as much again before we do."""
@@ -197,6 +197,8 @@ class LocalJob:
             "VJOB_LOCAL_REQUEUE": str(self._requeue_marker),
         }
         env["PATH"] = f"{tools}{os.pathsep}{env['PATH']}"
+        if self.plan.num_nodes == 1 and not self.plan.morph and self.plan.machine_list is None:
+            env[NODE_NAME] = self._name_node(0)
         if self.restarts:
             env["SLURM_RESTART_COUNT"] = str(self.restarts)
         if self.plan.machine_list is not None:

@@ -122,7 +122,7 @@ def test_the_sampler_says_that_there_is_no_gpu(make_stage: MakeStage) -> None:
     samples = GpuSamples(stage.attempt.node_log("n0", "gpu.jsonl"))
     samples.poll()
     (line,) = samples.last_lines(3)
-    assert re.match(r"\[cpu\] \d+ processors +\| \?\?'C, +\d+ % \|", line)
+    assert re.match(r"\[cpu\] \d+ processors +\| +(\d+|\?\?) % \|", line)
     assert not stage.attempt.node_log("n0", "gpu").exists()
 
 

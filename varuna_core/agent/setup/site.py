@@ -73,13 +73,12 @@ def find_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
 def host_name(plan: Plan, index: int, env: Mapping[str, str], nodename: str) -> str:
     """The name of this node in tables and file names; unique in the run."""
     is_alone = plan.num_nodes == 1 and not plan.morph
-    if plan.scheduler == "local" and is_alone:
-        name = nodename
-    elif plan.scheduler in ("local", "ssh"):
+    if plan.scheduler == "ssh" or (plan.scheduler == "local" and not is_alone):
         # Stand-in nodes share one host, so its name would make them share their logs.
-        name = env.get("VJOB_NODE_NAME") or f"{plan.scheduler}{index}"
+        own = f"{plan.scheduler}{index}"
     else:
-        name = env.get("VJOB_NODE_NAME") or env.get("SLURMD_NODENAME") or nodename
+        own = env.get("SLURMD_NODENAME") or nodename
+    name = env.get("VJOB_NODE_NAME") or own
     return re.sub(r"[^A-Za-z0-9_-]", "-", name.split(".")[0]) or f"node{index}"
 
 
