@@ -25,7 +25,7 @@ def check_here(conf: JobConf, plan: Plan) -> None:
     """InputError where this machine cannot run the plan."""
     check_gpus(conf)
     check_ranks(plan, len(os.sched_getaffinity(0)))
-    if not os.path.isdir(plan.workdir):
+    if plan.workdir == conf.workdir and not os.path.isdir(plan.workdir):  # else a copy to be made
         raise InputError(f"workdir {plan.workdir}: there is no such folder on this machine")
     check_command(conf, plan)
     if not plan.containers and conf.program.python is not None:
@@ -52,6 +52,8 @@ def check_command(conf: JobConf, plan: Plan) -> None:
     if conf.program.kind != "command" or plan.containers or conf.setup or "PATH" in plan.env:
         return
     place = os.path.join(plan.workdir, word) if "/" in word else word
+    if "/" in word and not os.path.isdir(os.path.dirname(place)):
+        return  # in a copy of the code that is yet to be made: the preflight looks
     if shutil.which(place, path=plan.find_path(os.environ)) is None:
         where = f"on PATH or beside {plan.python}" if place == word else "there"
         raise InputError(

@@ -108,7 +108,8 @@ NAMES_RUN = {
 }
 """What is typed of each command that takes a run or a folder of runs."""
 NAMES_NONE = {
-    "list", "init", "schema", "doctor", "completion", "try", "plan", "profile", "data prepare",
+    "list", "init", "schema", "doctor", "completion", "run", "try", "plan", "profile",
+    "data prepare",
     "data inspect", "data sample", "container import", "container list",
     "container clean", "there",
 }  # fmt: skip

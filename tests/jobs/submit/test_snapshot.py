@@ -386,12 +386,16 @@ def test_all_attempts_of_a_run_have_the_same_copy(vjob: Vjob) -> None:
         ("{module: src.train, snapshot: copy}", "RAN old helped CODE input"),
         ("{command: python src/train.py, snapshot: auto}", "RAN old helped HOME input"),
         ("{command: 'python src/train.py', snapshot: copy}", "RAN old helped CODE input"),
+        ("{command: src/go.sh, snapshot: copy}", "RAN old helped CODE input"),
     ],
 )
 def test_a_module_and_a_command_run_from_the_copy(vjob: Vjob, program: str, line: str) -> None:
     if "module" in program:
         text = TRAIN.replace("import helper", "import src.helper as helper")
         (vjob.folder / "src/train.py").write_text(text)
+    go = vjob.folder / "src/go.sh"
+    go.write_text("#!/bin/sh\nexec python src/train.py\n")
+    go.chmod(0o700)
     conf = CONF.replace("{script: src/train.py, snapshot: MODE}", program)
     run = vjob.submit(conf)
     vjob.wait_over(run)

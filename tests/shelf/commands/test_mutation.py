@@ -50,7 +50,7 @@ morph: {{enabled: true, layout: world, min_nodes: 1, warm: false}}
 ROUNDS = 12
 """Of each kind of run, with three commands a round."""
 NOT_READERS = {
-    "try", "submit", "plan", "profile", "init", "schema", "doctor", "completion",
+    "run", "try", "submit", "plan", "profile", "init", "schema", "doctor", "completion",
     "container", "data", "there",
 }  # fmt: skip
 """Commands that are given a conf, an image or data, and no run."""
