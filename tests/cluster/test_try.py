@@ -99,7 +99,7 @@ def test_mistakes_are_found_and_healthy_programs_are_not_blamed(
     clean_lab: Lab, tmp_path: Path, number: int
 ) -> None:
     pytest.importorskip("torch", reason="torch is not installed")
-    assert len(STAGED) == 12
+    assert len(STAGED) == 11
     healthy: dict[str, Callable[[Path], None]] = {
         "healthy lines": lambda folder: write_mistake(folder, None, SLURM),
         "healthy bars": write_bars,

@@ -14,10 +14,10 @@ TIMEOUT_S = 60
 
 def facts():
     return {
-        "rank": int(os.environ["RANK"]),
-        "local_rank": int(os.environ["LOCAL_RANK"]),
-        "local_world": int(os.environ["LOCAL_WORLD_SIZE"]),
-        "world": int(os.environ["WORLD_SIZE"]),
+        "rank": int(os.environ.get("RANK", 0)),
+        "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
+        "local_world": int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+        "world": int(os.environ.get("WORLD_SIZE", 1)),
         "host": socket.gethostname(),
         "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
         "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -52,8 +52,11 @@ def visit(address, mine):
 
 
 mine = facts()
-address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-if mine["rank"] == 0:
+# One rank alone is started as plain Python is: it has no place among others.
+address = (os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", 0)))
+if mine["world"] == 1:
+    print(json.dumps(dict(mine, peer=address[0])), flush=True)
+elif mine["rank"] == 0:
     print(json.dumps(dict(mine, peer=address[0])), flush=True)
     serve(address, mine["world"])
 else:

@@ -147,7 +147,7 @@ LOCAL_CLUSTER = {"scheduler": "local", "nodes": [{"group": "a"}]}
 def test_load_says_that_there_is_no_file(here: Path) -> None:
     with pytest.raises(vjob.ConfError, match=r"nofile.yaml: cannot be read: No such file"):
         vjob.load(here / "nofile.yaml")
-    with pytest.raises(vjob.ConfError, match="cannot be read: Is a directory"):
+    with pytest.raises(vjob.ConfError, match="is a folder, not a conf"):
         vjob.load(here)
 
 
@@ -342,10 +342,8 @@ def test_a_python_that_is_not_there_is_found_before_the_ranks_start(
     executor: submitit.AutoExecutor,
 ) -> None:
     executor.update_parameters(vjob_set={**LOCAL, "program.python": "/no/python"})
-    job = executor.submit(functions.multiply, 1)
-    said = str(job.exception())
-    assert "/no/python: not there, or not executable" in said
-    assert said.endswith(f"More: vjob status {job.folder}")
+    with pytest.raises(vjob.InputError, match="/no/python: not there, or not executable"):
+        executor.submit(functions.multiply, 1)
 
 
 # Results that do not come.
