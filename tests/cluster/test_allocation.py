@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,40 @@ def test_the_end_of_the_job_around_it_is_named(shell: Shell, how: str) -> None:
     cause = {"scancel": EndCause.CANCELLED, "timeout": EndCause.TIME_LIMIT}[how]
     assert (end.cause, record["verdict"]) == (cause, cause.name if how == "scancel" else "TIMEOUT")
     assert f"job {shell.job}" in shell.vjob("status", "last", code=None).stdout
+
+
+def test_a_het_job_is_used_by_a_conf_with_its_groups(clean_lab: Lab, tmp_path: Path) -> None:
+    shell = Shell(clean_lab, tmp_path, "-N1", "-pgpu2", "-t10", ":", "-N2", "-pgpu1")
+    groups = "    - {group: one, count: 1, ranks: 2}\n    - {group: two, count: 2, ranks: 2}\n"
+    text = conf().partition("    - {group")[0] + groups
+    run = shell.vjob.submit(text)
+    assert shell.vjob.wait_over(run)["verdict"] == "COMPLETED", shell.vjob.explain(run)
+    rows = [json.loads(line) for line in read_out(run).splitlines()]
+    hosts = [row["host"] for row in sorted(rows, key=lambda row: row["rank"])]
+    assert hosts == ["b1", "b1", "a1", "a1", "a2", "a2"]
+
+
+def test_new_job_asks_for_another_job(shell: Shell) -> None:
+    run = shell.vjob.submit(conf(count=1), "--new-job")
+    assert shell.vjob.wait_over(run)["verdict"] == "COMPLETED", shell.vjob.explain(run)
+    record = read_record(run)
+    assert record is not None and record.jobs[0].id.isdecimal()
+    assert record.jobs[0].id != shell.job
+
+
+def test_a_shell_that_is_a_step_shares_what_it_has(shell: Shell) -> None:
+    name = shell.vjob.write(conf())
+    env = {**shell.vjob.env, "SLURM_JOB_ID": shell.job}
+    words = [sys.executable, "-m", "vjob", "submit", name, "--follow"]
+    step = ["srun", f"--jobid={shell.job}", "--nodes=1", "--ntasks=1", "--export=ALL", *words]
+    done = subprocess.run(
+        step,
+        cwd=shell.vjob.folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"inside job {shell.job} of this shell" in done.stderr
