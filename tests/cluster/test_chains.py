@@ -145,8 +145,12 @@ def test_a_sweep_of_twenty_is_one_array(vjob: Vjob, clean_lab: Lab) -> None:
         run = RunFolder(vjob.folder / f"log/twenty-{number}")
         assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
         assert read_rank(run, 0).strip() == f"v{number}"
-    found = clean_lab.run(["sacct", "-n", "-P", "-X", "-o", "JobID,State"]).stdout.split()
-    assert {f"{job}|COMPLETED" for job in ids} <= set(found)
+
+    def is_kept() -> bool:  # sacct is told of an end some time after it
+        found = clean_lab.run(["sacct", "-n", "-P", "-X", "-o", "JobID,State"]).stdout.split()
+        return {f"{job}|COMPLETED" for job in ids} <= set(found)
+
+    wait_for(is_kept, 60)
 
 
 def test_one_run_of_an_array_and_all_of_it_are_cancelled(vjob: Vjob, clean_lab: Lab) -> None:
