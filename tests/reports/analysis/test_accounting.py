@@ -27,6 +27,7 @@ from vjob.reports.analysis.accounting import (
 )
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import load_job
+from vjob.reports.page.sections import explain_time
 
 NOW = 1_700_000_000.0
 KINDS = ("F", "B", "optimizer", "data", "checkpoint", "evaluate", "all-reduce", "other")
@@ -364,3 +365,13 @@ def test_an_evaluation_after_the_last_step_is_after_it(tmp_path: Path) -> None:
     assert row["end_s"] == pytest.approx(99 - 85)
     assert row["steps_s"] + row["lost_s"] == pytest.approx(5 + 5)  # steps 5 and 6 are done again
     assert (row["unknown_s"], found.overlap) == (pytest.approx(0), 0)
+
+
+@pytest.mark.parametrize(
+    ("is_split", "why"), [(True, "traces or clocks"), (False, "steps are known from lines")]
+)
+def test_time_that_is_counted_twice_names_what_can_be_the_cause(is_split: bool, why: str) -> None:
+    rows = pd.DataFrame([{"attempt": "0", "rank": 0, "span_s": 10.0, "overlap_s": 0.5}])
+    found = Accounting(rows=rows, attempts=(), is_split=is_split)
+    said = explain_time(found, is_partial=False)
+    assert f"is counted twice: {why}" in said
