@@ -79,7 +79,6 @@ def summarise(job: Job, accounting: Accounting, goodput: Goodput, times: pd.Data
     samples = batch / step_s if batch and step_s else _find_mean(iterations, "samples_per_s")
     length = job.training.sequence if job.training is not None else None
     tokens = samples * length if samples and length else _find_mean(iterations, "tokens_per_s")
-    total = iterations["num_steps"].dropna() if len(iterations) else iterations
     seen = [span.last_step for span in goodput.attempts if span.last_step is not None]
     held = accounting.rows
     queued = accounting.attempts[0].started - accounting.attempts[0].since if len(held) else 0.0
@@ -92,7 +91,7 @@ def summarise(job: Job, accounting: Accounting, goodput: Goodput, times: pd.Data
         duration_s=duration,
         queued_s=queued,
         last_step=max(seen, default=None),
-        num_steps=int(total.iloc[-1]) if len(total) else None,
+        num_steps=_find_num_steps(job),
         step_s=step_s,
         samples_per_s=samples,
         tokens_per_s=tokens,
@@ -101,6 +100,19 @@ def summarise(job: Job, accounting: Accounting, goodput: Goodput, times: pd.Data
         rank_hours=hours,
         cost=_find_cost(job, hours),
     )
+
+
+def _find_num_steps(job: Job) -> int | None:
+    """The steps that the training is to take: by its lines, else by the conf."""
+    iterations = job.logs["iterations"]
+    told = iterations["num_steps"].dropna() if len(iterations) else iterations
+    if len(told):
+        return int(told.iloc[-1])
+    if job.training is not None:
+        return job.training.steps
+    train = job.conf.get("train")  # of a script: keys that it is given
+    steps = train.get("steps") if isinstance(train, dict) else None
+    return steps if isinstance(steps, int) else None
 
 
 def list_facts(found: Headline) -> Iterator[tuple[str, str]]:

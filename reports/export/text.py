@@ -67,7 +67,7 @@ SOURCES: Mapping[str, tuple[str, Sure, str]] = {
     "duration_s": ("events and exits", Sure.MEASURED, "nothing tells when the run began and ended"),
     "queued_s": ("the scheduler's times", Sure.REPORTED, ""),
     "last_step": ("traces and logs", Sure.REPORTED, "no step was read"),
-    "num_steps": ("logs", Sure.REPORTED, "no line says how many there are to be"),
+    "num_steps": ("logs, else the conf", Sure.REPORTED, "neither a line nor the conf says it"),
     "step_s": ("traces or logs", Sure.MEASURED, "no time of a step was read"),
     "samples_per_s": ("the median step", Sure.INFERRED, "a step's time or its samples are missing"),
     "tokens_per_s": ("the median step", Sure.INFERRED, "a step's time or its tokens are missing"),

@@ -447,10 +447,8 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
     },
     "nanogpt": {
         "report's losses": "the line of an evaluation counts as a training loss",
-        "report's num_steps": "the report takes the total from lines alone, not from train.steps",
     },
     "torchtitan": {
-        "report's num_steps": "the same as of nanogpt",
         "goodput": "38 % in a het job of the lab, where 22 % was true; elsewhere it was near",
     },
 }
