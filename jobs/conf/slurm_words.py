@@ -89,7 +89,7 @@ def _to_gpu_count(text: str) -> str | int | None:
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """What stands in a conf for an option of sbatch."""
+    """The counterpart of one sbatch option in a conf."""
 
     key: str
     """The conf's key; empty where there is none."""
@@ -97,7 +97,7 @@ class SlurmWord:
     """The value as the key takes it, None where it has none; without it the two do not count the
     same."""
     note: str = ""
-    """What the key counts where that differs, or what to do where there is no key."""
+    """The unit of the key where it differs from sbatch's; advice where there is no key."""
     outside: str = ""
     """The key to use outside a group of nodes, where there is a shorter one."""
 

@@ -77,7 +77,7 @@ parallel: {pipeline: 1, tensor: 1}
 KINDS = tuple(
     sorted({*STARTERS, *(path.parent.name for path in FOLDER.glob("*/conf.yaml"))} - {"minimal"})
 )
-"""What `vjob init --for` takes."""
+"""Names that `vjob init --for` takes."""
 
 
 def find_starter(kind: str) -> Starter:

@@ -233,7 +233,7 @@ _MISTAKES: Sequence[tuple[str, bool, str]] = (
         "mapping in the same column",
     ),
 )
-"""What PyYAML says of common mistakes, whether the line is that of its context, and our words."""
+"""PyYAML's message of each common mistake, whether its context has the line, and our words."""
 
 
 def explain_error(error: yaml.MarkedYAMLError) -> tuple[int, str]:

@@ -77,7 +77,7 @@ WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "coverage run": ("--source", "--rcfile", "--include", "--omit"),
     "py-spy record": ("-o", "-d", "-r", "-f"),
 }
-"""What may stand before a command, and its options that take the next word."""
+"""Wrappers that may precede a command, each with its options that take the next word."""
 OPERANDS: Mapping[str, int] = {"timeout": 1, "taskset": 1, "chrt": 1}
 """Words of a wrapper's own before the command: a time, a mask, a priority."""
 _SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
@@ -165,7 +165,7 @@ def split_module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def _list_inner(words: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The simple commands of a shell's `-c`."""
+    """The simple commands in the text of a shell's `-c`, as in `bash -c TEXT`."""
     for at, word in enumerate(words[:-1]):
         if re.fullmatch(r"-[a-z]*c", word):
             for _, line in _number_lines(words[at + 1]):
@@ -181,7 +181,10 @@ def _number_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _split_commands(line: str) -> Iterator[Sequence[str]]:
-    """The simple commands of a line of a shell script; none where it is not whole."""
+    """Split a line of a shell script into its simple commands, such as those around `&&`.
+
+    A line with a quote that only the next line closes yields none.
+    """
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|()\n")
     lexer.whitespace_split = True
     words: list[str] = []

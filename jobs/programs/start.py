@@ -56,11 +56,11 @@ class ProgramFiles:
     config: Mapping[str, Any] = field(default_factory=dict)
     """The user's ds_config."""
     interpreter: str = ""
-    """Of an executable script, the program of its first line, where that is not Python."""
+    """The program that an executable script's `#!` names, unless it is Python."""
     is_led: bool = False
-    """Whether PYTHONPATH leads to a module's copy, so that the current folder must not."""
+    """True if a module is imported by PYTHONPATH from its copy, and not from the current folder."""
     launcher: str = ""
-    """What such a script calls to start ranks, with the line."""
+    """The launcher that a shell script calls to start ranks, and the line that calls it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class Starter:
 
 
 class Own(Starter):
-    """A program of the user's own: here a module."""
+    """A program of the user's own that is no script file; as it stands, a Python module."""
 
     def build_interpreter(self, conf: JobConf, found: ProgramFiles, python: str) -> tuple[str, ...]:
         return (python, "-u", *(("-P",) if found.is_led else ()), "-m")

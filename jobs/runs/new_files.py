@@ -11,7 +11,7 @@ from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.model.snapshot import NewFiles
 
 MOST_ENTRIES = 20_000
-"""Of the copy that are looked at; more than a submit copies by itself."""
+"""Limit on the entries of the copy that are looked at; a submit copies fewer by itself."""
 CACHES = frozenset(("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache"))
 """Folders that Python and its tools write beside any code."""
 

@@ -137,7 +137,7 @@ class Scheduler(ABC):
         return []
 
     def list_step_options(self, asked: ScriptRequest) -> list[str]:
-        """More options of srun for each component of the step that has the agents."""
+        """Extra srun options for each component of the step that starts the agents."""
         return []
 
     @abstractmethod

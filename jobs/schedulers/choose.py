@@ -68,7 +68,7 @@ def choose_auto(*, new_job: bool = False) -> Scheduler:
 
 
 def override_job() -> tuple[str, ...]:
-    """What `--new-job` sets in a conf: nothing where the shell is in no job."""
+    """Conf keys that `--new-job` sets; empty if the shell is not inside a job."""
     if not choose_auto().can.inside_job:
         return ()
     return (f"cluster.scheduler={choose_auto(new_job=True).name}",)

@@ -155,7 +155,7 @@ class ArrayShape:
     size: int
     first: int = 0
     at_most: int | None = None
-    """How many may run at once; None is all."""
+    """Number of runs at the same time; None for all."""
 
     def spell(self) -> str:
         limit = "" if self.at_most is None else f"%{min(self.at_most, self.size)}"

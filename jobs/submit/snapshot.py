@@ -462,8 +462,11 @@ class _Moved:
     def map_env(
         self, env: Mapping[str, str], workdir: str, *, adds: bool = False, lead: str = ""
     ) -> dict[str, str]:
-        """With the entries of PYTHONPATH in the copy, `lead` before them, and what was installed
-        from there; with `adds` also where there are no entries."""
+        """The environment with PYTHONPATH pointing into the copy of the code.
+
+        `lead` comes first, then the entries, then packages installed from the code in editable
+        mode. Without entries the last are added only if `adds` is true.
+        """
         entries = env.get(_PATH, "").split(os.pathsep) if env.get(_PATH) else []
         mapped = [lead] if lead else []
         for entry in entries:

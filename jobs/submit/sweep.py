@@ -88,7 +88,7 @@ class Sweep:
     name: str
     runs: tuple[SweepRun, ...]
     at_most: int | None
-    """How many may run at once; None is all."""
+    """Number of runs at the same time; None for all."""
     array_obstacle: str = ""
     """The reason why the runs are jobs of their own; empty where they are one array."""
 

@@ -55,7 +55,7 @@ class RunCommand(click.Command):
 
 
 def explain_unknown(option: str) -> str:
-    """What to do about an option that is none of ours."""
+    """Advice on an option that `vjob run` does not have, such as one of sbatch's."""
     from vjob.jobs.conf.slurm_words import WORDS, explain_option
 
     name = option.lstrip("-")

@@ -97,7 +97,7 @@ def resolve_made(
 
 
 def list_notes(conf: JobConf, given: Given, *, has_slurm: bool, num_gpus: int) -> Iterator[str]:
-    """What was chosen for the user that another would have chosen differently, and the options."""
+    """Notes on choices made for the user, each with the option that changes it."""
     if find_asked(given) or conf.cluster.scheduler != LOCAL:
         return
     if has_slurm:
@@ -107,7 +107,7 @@ def list_notes(conf: JobConf, given: Given, *, has_slurm: bool, num_gpus: int) -
 
 
 def find_python(environ: Mapping[str, str], prefix: str) -> str | None:
-    """The interpreter of the active environment; None where there is none, or it runs vjob."""
+    """Path of the active environment's Python; None if none is active, or if it runs vjob."""
     for name in ENVIRONMENTS:
         folder = environ.get(name)
         path = os.path.join(folder, "bin", "python") if folder else ""

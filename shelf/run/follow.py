@@ -64,7 +64,7 @@ class Screen:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        """Of the command, before each line of its own."""
+        """Name of the command, printed before each of its own lines."""
         self._deaf: set[TextIO] = set()
 
     def say(self, text: str) -> None:

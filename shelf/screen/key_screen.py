@@ -32,7 +32,7 @@ from vjob.shelf.screen.theme import Marks, choose_marks
 
 MESSAGE_S = 20.0
 FILTER = "filter"
-"""What a prompt is for that filters the table."""
+"""Purpose of the prompt that filters the table."""
 MOST_SHARE = 0.5
 """Of the time that looking may take: a look of a minute is followed by a pause of one."""
 STYLE = f"""
@@ -87,7 +87,7 @@ class KeyScreen(Screen[None]):
         self.prompt = Input(id="prompt", compact=True)
         self.prompt.cursor_blink = False
         self.asked = ""
-        """What the prompt is for."""
+        """Purpose of the prompt."""
         self.problem = ""
         """Why the last look failed."""
         self.looked_at: float | None = None

@@ -69,7 +69,7 @@ class Judgement:
 
 
 def find_trouble(seen: Seen) -> list[Trouble]:
-    """What would stop the whole run, by the first row that applies; empty for a healthy try."""
+    """The first row that applies, which says what would stop the whole run; empty if healthy."""
     row = next((row for row in TABLE if row.when(seen)), None)
     found = row.find(seen) if row is not None else None
     if row is None or found is None:
@@ -93,7 +93,7 @@ def make_trouble(what: str, found: Finding, *, evidence: Sequence[str] = ()) -> 
 
 
 def _quote(what: str, seen: Seen) -> Trouble:
-    """The verdict's finding; of its remedies those that mend, else those that tell more."""
+    """The verdict's finding; with the remedies that repair it, else those that tell more."""
     verdict = seen.verdict
     remedies = [one for one in verdict.main.remedies if one.action not in ON_GOING]
     remedies = [one for one in remedies if one.target is not Target.REPORT]

@@ -26,7 +26,7 @@ FIRST_STEPS = ": first steps, so at most"
 SMALLER = "the try was smaller than the run; `vjob plan` estimates it"
 NUM_LINES = 500
 FULL = 0.97
-"""Of a GPU's memory: the driver and NCCL need some."""
+"""Share of a GPU's memory that a run may fill: the driver and NCCL need the rest."""
 NO_CLUSTER = ("controller", "no cluster")
 """Rows of the catalogue for refusals where no cluster answers: they say nothing about the conf."""
 
@@ -68,7 +68,7 @@ def ask_slurm(whole: Prepared) -> QueueForecast:
 
 
 def build_refusal(error: VjobError) -> Trouble:
-    """The finding for a submit that failed."""
+    """Describe a submit that failed as the trouble of a try, with its cause and its remedy."""
     if not isinstance(error, RefusedError):
         head, *more = str(error).splitlines()
         return Trouble(what="submit", cause=head, remedy="; ".join(map(str.strip, more)))

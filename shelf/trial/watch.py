@@ -32,7 +32,7 @@ SAMPLE_S = 6.0
 """After the last step that is needed, for a step's time and a sample of the GPUs."""
 STACKS_S = 40.0
 IDLE_PERCENT = 5.0
-"""Of a core: a rank that uses no more waits."""
+"""Per cent of a core; a rank that uses no more is taken to be waiting."""
 WAITS = {
     *("init_process_group", "rendezvous", "_create_c10d_store", "barrier", "monitored_barrier"),
     *("all_reduce", "all_gather", "broadcast", "recv", "send", "synchronize", "wait"),
@@ -60,7 +60,7 @@ class Ending(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What was seen of one start of a try."""
+    """Observations of one start of a try."""
 
     run: RunFolder
     snapshot: Snapshot

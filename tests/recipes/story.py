@@ -430,8 +430,8 @@ def check(recipe: Recipe, claims: Sequence[Claim]) -> None:
     wrong = [claim for claim in claims if not claim.holds and claim.name not in known]
     assert not wrong, wrong
     # How far off a goodput is varies with the machine.
-    mended = [one for one in claims if one.holds and one.name in known and one.name != "goodput"]
-    assert not mended, f"take these out of KNOWN, they hold now: {mended}"
+    repaired = [one for one in claims if one.holds and one.name in known and one.name != "goodput"]
+    assert not repaired, f"take these out of KNOWN, they hold now: {repaired}"
 
 
 KNOWN: Mapping[str, Mapping[str, str]] = {

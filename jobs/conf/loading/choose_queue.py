@@ -43,8 +43,10 @@ def choose_queues(conf: JobConf, of_site: Mapping[str, Queue]) -> tuple[JobConf,
 def choose_queue(
     group: NodeGroup, walltime_min: int | None, queues: Sequence[tuple[str, Queue]], source: str
 ) -> tuple[str, str]:
-    """The first queue that has what a group asks for, and why. Without GPUs, queues that have none
-    come first."""
+    """Return the first queue whose nodes have what the group asks for, and the reason.
+
+    For a group without GPUs, queues without GPUs are tried first.
+    """
     if not queues:
         raise InputError(
             f"queue: auto of group {group.group}: nothing says which queues there are; name one "

@@ -59,7 +59,7 @@ class Lock:
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What counts here: the site's file, the user's over it, and of both the part of a cluster."""
+    """Settings that hold on this machine: the site's file, the user's over it, for its cluster."""
 
     files: Mapping[str, str] = field(default_factory=dict)
     """Paths of the files that were read, and whose each is: site or user."""
@@ -242,7 +242,7 @@ def _take_defaults(tree: Table, problems: list[Problem]) -> tuple[Table, dict[st
 
 
 def _check_defaults(table: Table, path: str, key: str) -> list[Problem]:
-    """What is wrong with defaults, whatever conf they are for."""
+    """Problems of a file's defaults that do not depend on the conf they are merged into."""
     reader = ConfReader()
     conf = reader.read(merge(parse_tree(_SAMPLE, "")[0], table))
     problems = reader.problems

@@ -379,7 +379,7 @@ class Snapshot(AttemptView):
     """Checkpoints that could not be loaded, and were set aside."""
     disks: tuple[Disk, ...] = ()
     new_files: NewFiles | None = None
-    """Of a run that is over."""
+    """New files in the copy of the code; looked for once the run is over."""
     clock_skew_s: float | None = None
     """The file server's clock minus the one of this machine, where it is worth a word."""
     scheduler_lines: tuple[str, ...] = ()

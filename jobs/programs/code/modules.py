@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def find_module(name: str, folders: Sequence[Path]) -> tuple[Path, Path] | None:
-    """The module's file and the folder that it is imported from; None where none of these has it.
+    """The file of a module and the folder it is imported from; None if no folder has the module.
 
     FileNotFoundError, with the reason, where a folder has its package and the package lacks it.
     """

@@ -22,14 +22,14 @@ from vjob.jobs.schedulers.slurm import commands as slurm
 ORDINARY_STEPS = 0xFFFFFFF0
 """Step ids from here on are Slurm's own: the batch script, the shell of an interactive job."""
 JUST_S = 5.0
-"""How old an answer about the job may be where a run is to be put inside it."""
+"""Seconds that an answer about the job may be old when a run is to be put inside it."""
 NOT_HELD = ("cluster.sbatch", "cluster.exclude", "cluster.requeue")
 """Keys that a job has from its submit; the job of this shell was submitted without them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldNode:
-    """What the job has of one node."""
+    """Resources of the job on one node."""
 
     name: str
     cpus: int
@@ -62,12 +62,12 @@ def is_step(environ: Mapping[str, str]) -> bool:
 
 
 def ask_held_job(job: str, *, floor_s: float) -> list[HeldPart]:
-    """The components of a job in their order; none of a job that the controller has forgotten."""
+    """Ask Slurm for the components of a job, in order; empty if the controller has forgotten it."""
     return parse_held_job(broker.ask(build_show_command(job), floor_s=floor_s).text)
 
 
 def build_show_command(job: str) -> list[str]:
-    """With details: what the job has of each node."""
+    """The command that shows a job, with the resources that it has on each node."""
     tool, *words = slurm.build_show_job_command(job)
     return [tool, "--details", *words]
 

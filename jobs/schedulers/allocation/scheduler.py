@@ -148,7 +148,7 @@ class AllocationScheduler(LocalScheduler):
 
 
 def _find_part(allocation: str, host: str) -> SchedulerJob:
-    """The component that has the node."""
+    """The component of the allocation that has the node; InputError if none has it any more."""
     infos = SlurmScheduler().poll([allocation])[allocation]
     for info in infos:
         if host in info.nodes:

@@ -55,7 +55,7 @@ class AllocationJob(LocalJob):
     within = ""
     """Slurm's word for the end of the job around it, where that came first."""
     _terms_at = float("inf")
-    """When srun is asked to end steps whose agents did not end by themselves."""
+    """Time of time.monotonic() at which srun ends steps whose agents have not ended by then."""
 
     def __init__(self, run: RunFolder, job: str, group: str | None, plan: Plan) -> None:
         super().__init__(run, job, group, plan)
@@ -110,7 +110,7 @@ class AllocationJob(LocalJob):
         call_hub(attempts[-1].link)
 
     def kill_group(self) -> None:
-        """With the steps, whose processes are not children of ours."""
+        """Kill the batch script, and the run's steps, whose processes are no children of ours."""
         env, names = clean_environment(os.environ), (self.run.name, f"{self.run.name}.batch")
         with contextlib.suppress(VjobError):
             text = process.run(build_steps_command(self.allocation), env=env).out

@@ -73,7 +73,7 @@ class LocalJob:
         """Why it waits, or did not start."""
         self.child: subprocess.Popen[bytes] | None = None
         self.warn_at = self.deadline = float("inf")
-        """When the batch script is warned, and ended, by time.monotonic()."""
+        """Times of time.monotonic() at which the batch script is warned and ended."""
         self.limits = read_limits(run, group)
         self._has_begun = False
         self.kill_wait_s = plan.timing.grace_s + 2 * MARGIN_S

@@ -24,7 +24,7 @@ from varuna_core.records.plan import NodePlan, Plan
 
 TORCHRUN, SRUN, PYTHON, NODE = LAUNCHES = ("torchrun", "srun", "python", "node")
 UNDER_SLURM = ("slurm", "allocation")
-"""Schedulers whose agents a real srun starts; batch scripts of others have a likeness of it."""
+"""Schedulers whose agents a real srun starts; batch scripts of others call a stand-in of it."""
 STAND_INS = "local-bin."
 """In the run folder, on the PATH of such a batch script: a stand-in of srun (jobs/schedulers)."""
 STORE_OF_RANK_0 = str(False)
