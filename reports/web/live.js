@@ -43,9 +43,11 @@ async function follow(update, take = () => {}) {
       failures += 1;
       failedAt ??= new Date();
       pause_s = Math.min(2 ** (failures - 1), RETRY_MOST_S);
-      // One question that is lost is no news.
-      if (failures > 1) sayLive(`No answer from vjob since ${failedAt.toLocaleTimeString()}: what is shown is as of then. Trying again.`, true);
-      if (!(error instanceof TypeError)) console.warn(error.message);
+      // One question that is lost is no news: the address may have changed between a state and its parts.
+      if (failures > 1) {
+        sayLive(`No answer from vjob since ${failedAt.toLocaleTimeString()}: what is shown is as of then. Trying again.`, true);
+        if (!(error instanceof TypeError)) console.warn(error.message);
+      }
     }
     await pause(pause_s);
   }
