@@ -132,12 +132,14 @@ bench: $(VENV)/.installed-dev
 gpu: $(VENV)/.installed-dev
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m benchmarks.gpu $(if $(PART),--part $(PART)) $(if $(WRITE),--write)
 
-# docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf/schema.py.
+# docs/conf.md and the starter conf of `vjob init` are made from the doc lines of jobs/conf/schema.py,
+# the tables of docs/json.md from the types that are printed.
 docs: $(VENV)/.installed
 	$(BIN)/python -c 'from vjob.jobs.conf.document import render_conf_doc; print(render_conf_doc(), end="")' > docs/conf.part
 	mv docs/conf.part docs/conf.md
 	$(BIN)/python -m varuna_core.facts.catalogue.page > docs/conf.part
 	mv docs/conf.part docs/causes.md
+	PYTHONPATH="$${PYTHONPATH:-.}" $(BIN)/python docs/make/json_page.py docs/json.md
 	$(BIN)/python -m vjob init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml
 

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -135,8 +136,11 @@ complete -p vjob"""
 
 def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None:
     """In a tree that is nearly empty, with a venv that is up to date."""
-    for name in ("docs", "tests/jobs/golden", ".venv"):
+    for name in ("docs/make", "tests/jobs/golden", ".venv"):
         (tmp_path / name).mkdir(parents=True)
+    shutil.copy(ROOT / "docs/make/json_page.py", tmp_path / "docs/make")
+    stale = re.sub(r"(?<=### Gpu\n```text\n)index.*\n", "", (ROOT / "docs/json.md").read_text())
+    (tmp_path / "docs/json.md").write_text(stale)
     for name in ("setup.cfg", "constraints.txt", ".venv/.installed"):
         (tmp_path / name).touch()
     makefile = (ROOT / "Makefile").read_text()
@@ -144,9 +148,10 @@ def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None
     command = ["make", "--old-file=.venv/.installed", "docs", f"BIN={Path(sys.executable).parent}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=True)
-    for name in ("docs/conf.md", "docs/causes.md", "tests/jobs/golden/init.yaml"):
+    pages = ["causes.md", "conf.md", "json.md"]
+    for name in (*(f"docs/{page}" for page in pages), "tests/jobs/golden/init.yaml"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
-    assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == ["causes.md", "conf.md"]
+    assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == [*pages, "make"]
 
 
 def test_the_readme_spells_the_files_of_a_split_run_as_the_code_does() -> None:

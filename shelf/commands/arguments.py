@@ -25,6 +25,11 @@ def print_object(facts: Mapping[str, Any], *, is_line: bool = False) -> None:
     click.echo(json.dumps({"format": JSON_FORMAT, **facts}, indent=indent))
 
 
+def print_list(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print a list of objects for scripts."""
+    click.echo(json.dumps([{"format": JSON_FORMAT, **row} for row in rows], indent=1))
+
+
 class OutputFile(click.Path):
     """A file to be written; its folder must be there before any work is done for it."""
 

@@ -265,7 +265,7 @@ def sample(
     for number in range(first, first + count):
         ids = found.read(number).tolist()
         if as_json:
-            entry = {"sample": number, "tokens": ids}
+            entry = {"format": 1, "sample": number, "tokens": ids}
             click.echo(json.dumps({**entry, "text": encoder.decode(ids)} if encoder else entry))
         else:
             text = encoder.decode(ids) if encoder else " ".join(map(str, ids))

@@ -25,6 +25,7 @@ from vjob.shelf.commands.arguments import (
     job_argument,
     json_option,
     port_option,
+    print_list,
 )
 from vjob.shelf.commands.terminal import StatusLine, can_draw, has_colours, say
 
@@ -146,7 +147,7 @@ def _show_runs(show_all: bool, *, as_json: bool, is_plain: bool, interval_s: flo
 
     rows = RunTable(None if show_all else NUM_RUNS).read()
     width = shutil.get_terminal_size((80, 24)).columns
-    click.echo(json.dumps([row.as_json() for row in rows]) if as_json else render_rows(rows, width))
+    print_list(row.as_json() for row in rows) if as_json else click.echo(render_rows(rows, width))
 
 
 @click.command()

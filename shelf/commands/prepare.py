@@ -12,7 +12,7 @@ import click
 
 from vjob.jobs.conf.starters import KINDS, find_starter, render_starter
 from vjob.jobs.errors import InputError
-from vjob.shelf.commands.arguments import json_option
+from vjob.shelf.commands.arguments import json_option, print_list
 from vjob.shelf.commands.terminal import say
 
 
@@ -137,7 +137,7 @@ def doctor(conf: Path | None, gpu: bool, as_json: bool) -> None:
     else:
         findings = doctors.examine()
     if as_json:
-        click.echo(json.dumps([finding.as_json() for finding in findings], indent=1))
+        print_list(finding.as_json() for finding in findings)
     else:
         say(doctors.render(findings))
     sys.exit(1 if any(finding.status == "fail" for finding in findings) else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from vjob.shelf.commands.arguments import (
     complete_job,
     job_argument,
     json_option,
+    print_list,
     print_object,
     sweep_option,
 )
@@ -41,10 +41,10 @@ def list_(show_all: bool, sweep: str | None, as_json: bool) -> None:
     width = find_width(sys.stdout)
     if sweep is not None:
         rows = listing.list_sweep(sweep)
-        click.echo(json.dumps(rows, indent=1) if as_json else listing.render_sweep(rows, width))
+        print_list(rows) if as_json else click.echo(listing.render_sweep(rows, width))
         return
     rows = listing.list_runs(limit=None if show_all else 20)
-    click.echo(json.dumps(rows, indent=1) if as_json else listing.render(rows, width))
+    print_list(rows) if as_json else click.echo(listing.render(rows, width))
 
 
 @click.command()
@@ -169,8 +169,7 @@ def prune(
         if problem:
             say(f"vjob: {Path(name).name}: not all removed: {problem}", err=True)
     if as_json:
-        rows = [pruning.as_row(one, delete, problems.get(one.folder, "")) for one in found]
-        click.echo(json.dumps(rows, indent=1))
+        print_list(pruning.as_row(one, delete, problems.get(one.folder, "")) for one in found)
     else:
         say(pruning.conclude(found, num_removed, delete=delete))
     sys.exit(1 if any(problems.values()) else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -21,6 +20,7 @@ from vjob.shelf.commands.arguments import (
     complete_job,
     conf_argument,
     json_option,
+    print_list,
     print_object,
     set_option,
 )
@@ -248,7 +248,7 @@ def _submit_sweep(sweep: Sweep, after: AfterRuns, *, dry_run: bool, as_json: boo
     finally:
         show(0, 0)
     if as_json:
-        click.echo(json.dumps(build_json(submitted), indent=1))
+        print_list(build_json(submitted))
     else:
         say(render_submitted(sweep, submitted))
     for warning in find_warnings(submitted[0][0], sweep.runs[0].ready.plan):

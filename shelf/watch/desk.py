@@ -268,7 +268,8 @@ class Desk:
         self._echo(clean(text), err=True)
 
     def _print(self, text: str, value: dict[str, Any]) -> None:
-        click.echo(json.dumps(value)) if self._as_json else self._echo(clean(text))
+        line = json.dumps({"format": 1, **value})
+        click.echo(line) if self._as_json else self._echo(clean(text))
         sys.stdout.flush()
 
     def _note(self, kind: str, **facts: Any) -> None:

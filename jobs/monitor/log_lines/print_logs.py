@@ -297,6 +297,7 @@ class LineFilter:
         if not self.as_json:
             return self._render_time(line) + line.render(self.paint)
         value = {
+            "format": 1,
             "time": None if line.at is None else round(line.at, 3),
             "node": line.label,
             "rank": line.rank,

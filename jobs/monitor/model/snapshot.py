@@ -389,9 +389,6 @@ class Snapshot(AttemptView):
     state: str = ""
     """One word for the run: of its jobs, or how it ended; empty for a bare folder."""
 
-    def as_json(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self)}
-
 
 class Health(Enum):
     """Health of a job."""

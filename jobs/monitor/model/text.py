@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from varuna_core.facts.known import NotKnown, Value, as_json
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
@@ -37,9 +38,13 @@ def render_json(snapshot: Snapshot, verdict: Verdict | None) -> str:
     if verdict is not None:
         value["verdict"] = verdict.as_json()
     try:
-        return json.dumps(value, default=vars, allow_nan=False, check_circular=False)
+        return json.dumps(value, default=_show, allow_nan=False, check_circular=False)
     except ValueError:
-        return json.dumps(_name_numbers(json.loads(json.dumps(value, default=vars))))
+        return json.dumps(_name_numbers(json.loads(json.dumps(value, default=_show))))
+
+
+def _show(value: Any) -> dict[str, Any]:
+    return as_json(value) if isinstance(value, (Value, NotKnown)) else vars(value)
 
 
 def _name_numbers(value: Any) -> Any:

@@ -1,10 +1,8 @@
-"""Reader of docs/json.md: its keys, compared with what commands print or types say."""
+"""Reader of docs/json.md: its keys, compared with what commands print."""
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +31,14 @@ def read_page() -> dict[str, Keys]:
 def _expand(rows: Mapping[str, Sequence[Sequence[str]]], title: str) -> Iterator[tuple[str, str]]:
     for path, kind in rows[title]:
         name = kind.rstrip("?")
-        if path.startswith("..."):
+        known = re.fullmatch(r"Known\[(\w+)\]", kind)
+        if known is not None:
+            yield f"{path}.value", known[1]
+            yield f"{path}.not_known", "string"
+            yield from (
+                (f"{path}.evidence[].{sub}", what) for sub, what in _expand(rows, "Evidence")
+            )
+        elif path.startswith("..."):
             yield from _expand(rows, path[3:])
         elif name in rows:
             yield path, kind.replace(name, "object")
@@ -89,31 +94,3 @@ class Comparison:
 def _fits(found: str, wanted: str) -> bool:
     wanted = wanted.rstrip("?")
     return found == wanted or (found, wanted) == ("integer", "number")
-
-
-def list_keys(kind: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Paths and types of a dataclass as the page has them, those of its parts included."""
-    hints = typing.get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        yield from _list_type(hints[field.name], f"{path}{field.name}")
-
-
-def _list_type(kind: Any, path: str) -> Iterator[tuple[str, str]]:
-    mark = ""
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        (kind,) = [one for one in typing.get_args(kind) if one is not type(None)]
-        mark = "?"
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (tuple, list):
-        yield from _list_type(inner[0], f"{path}[]")
-    elif origin is not None:
-        if mark:
-            yield path, f"object{mark}"
-        yield from _list_type(inner[1], f"{path}{{}}")
-    elif dataclasses.is_dataclass(kind):
-        yield path, f"object{mark}"
-        yield from list_keys(kind, f"{path}.")
-    elif kind is Any:
-        yield path, "any"
-    else:
-        yield path, NAMES.get(kind, "string") + mark

@@ -123,6 +123,7 @@ def test_each_line_begins_with_its_time(timed: RunFolder) -> None:
 def test_a_line_is_an_object_of_json(timed: RunFolder) -> None:
     values = [json.loads(line) for line in print_all(timed, as_json=True)]
     assert values[1] == {
+        "format": 1,
         "time": 1700000001.0,
         "node": "n1",
         "rank": 0,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import (
@@ -146,8 +148,15 @@ def test_numbers_that_json_lacks_are_texts() -> None:
     points = (Point(step=1, loss=math.nan), Point(step=2, loss=-math.inf))
     found = json.loads(render_json(make(progress=Progress(step=2, points=points)), None))
     assert [point["loss"] for point in found["progress"]["points"]] == ["nan", "-inf"]
-    whole = json.loads(render_json(make(), None))
-    assert whole == json.loads(json.dumps(make().as_json()))
+
+
+def test_what_is_not_known_is_printed_with_its_reason() -> None:
+    values: dict[str, Any] = {"one": NotKnown("no line has it"), "two": Value(2.0)}
+    found = json.loads(render_json(make(stop=values), None))
+    assert found["stop"] == {
+        "one": {"not_known": "no line has it", "evidence": []},
+        "two": {"value": 2.0, "evidence": []},
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from varuna_core.records.files import write_json
 from varuna_core.records.morphing import ENDED, GATHERING, RUNNING, ManagerState
 from varuna_core.records.runfolder import RunFolder
+from vjob.jobs.monitor.model.text import render_json
 from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.run import RunReader, format_going, list_spare
 
@@ -92,7 +93,7 @@ def test_a_run_that_lives_and_then_ends_is_read_by_one_reader(vjob: Vjob) -> Non
     assert found.info == {"WORLD_SIZE": "9", "NNODES": "2", "PARTITION": "1-1"}
     assert found.disks[0].what == "logs" and found.disks[0].total_bytes > 0
     assert found.clock_skew_s is None and not found.unreadable
-    json.dumps(found.as_json())
+    render_json(found, None)
     vjob("cancel", "last", "--now")
     vjob.wait_over(run)
     ended = reader.read()
