@@ -437,6 +437,9 @@ class Profile:
     timeline: bool = True
     """Write the trace that `vjob report` draws, Megatron-LM its times. Where the conf says true,
     engines that are not ours are watched too, in the ranks' Python: docs/external.md."""
+    count_steps: bool = True
+    """Count the optimizer steps of programs that are not ours, by torch's own hooks:
+    docs/steps.md."""
     traces: str | None = None
     """Folder where the program leaves torch.profiler's files, for `vjob report`; those in the run
     folder are found without it."""

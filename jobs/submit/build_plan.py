@@ -166,6 +166,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         timeline=conf.profile.timeline
         and "profile.timeline" in here.written
         and conf.program.kind not in BUILT_IN,
+        count_steps=conf.profile.count_steps and conf.program.kind not in BUILT_IN,
     )
 
 

@@ -281,6 +281,8 @@ class Plan:
     track: Optional[TrackPlan] = None
     timeline: bool = False
     """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""
+    count_steps: bool = False
+    """Whether optimizer steps are counted there (trace/startup/counter.py)."""
 
     def find_path(self, env: Mapping[str, str]) -> str:
         """PATH of a process, from the node's environment."""

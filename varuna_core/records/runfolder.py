@@ -39,6 +39,7 @@
     exit/node-<index>.json   trace/node-<index>.jsonl     its ranks' ends; what they did when
     ranks/  ranks/<rank>.error.json                  what profilers write of a rank; its exception,
                                                      where torch's `record` decorator saw it
+            ranks/<rank>.steps                       its optimizer steps (logs/step_counts.py)
     track.log                                        what the tools of `track` print
     earlier-0/                                       what an older try of this attempt left
 
@@ -66,7 +67,8 @@ _SHARED = (
     r"|code\.diff|packages\.txt|report\.html|events[\w.-]*\.jsonl|scheduler[\w.-]*\.out"
     r"|morph/(?:manager|epochs/\d+\.(?:claim|manager)|(?:nodes|leave|joins)/\d+(?:\.job)?)\.json"
     rf"|{_ATTEMPT}/(?:preflight\.txt|(?:training|plan\.shared)\.json"
-    r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err|error\.json)|trace/(?:node-)?\d+\.jsonl"
+    r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err|error\.json|steps)"
+    r"|trace/(?:node-)?\d+\.jsonl"
     r"|(?:nodes|beat|exit)/(?:node-)?\d+\.json"
     r"|state/(?:outcome|end|stop|signal|next|skipped|\w+\.shared)\.json)"
 )
@@ -203,6 +205,16 @@ class AttemptFolder:
     def error_file(self, rank: int) -> Path:
         """The exception that ended a rank, where torch's `record` decorator wrote it."""
         return self.path / "ranks" / f"{rank}.error.json"
+
+    def steps(self, rank: int) -> Path:
+        """Optimizer steps that a rank's Python has counted."""
+        return self.path / "ranks" / f"{rank}.steps"
+
+    def list_steps(self) -> dict[int, Path]:
+        """These files by rank."""
+        folder = self.path / "ranks"
+        names = [name for name in list_names(folder) if re.fullmatch(r"\d+\.steps", name)]
+        return {int(name[:-6]): folder / name for name in sorted(names)}
 
     def rank_log(self, rank: int, kind: str) -> Path:
         """`kind` is out or err; of run folders of before (records/logs/rank_output.py)."""

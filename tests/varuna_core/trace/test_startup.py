@@ -1,4 +1,4 @@
-"""The start of a rank's Python under `profile.timeline`: nothing of the program's own changes."""
+"""The start of a rank's Python: nothing of the program's own changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(folder: Path, code: str, *paths: str) -> subprocess.CompletedProcess[str
     path = ":".join([f"{folder}/{STARTUP}", *(paths or (f"{folder}/own",))])
     return subprocess.run(
         [PYTHON, "-s", "-c", f"import sys; {code}"],
-        env={"PYTHONPATH": path, "VJOB_TRACE": f"{folder}/0.jsonl"},
+        env={"PYTHONPATH": path, "VJOB_TRACE": f"{folder}/0.jsonl", "VJOB_WATCH": "1"},
         cwd=folder, capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
 

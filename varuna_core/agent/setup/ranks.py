@@ -33,7 +33,7 @@ from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
 from varuna_core.records.runfolder import RunFolder
 
 STARTUP = "agent.pyz/varuna_core/trace/startup"
-"""In the run folder: what the ranks' Python reads first, for a timeline."""
+"""In the run folder: what the ranks' Python reads first, to count steps or for a timeline."""
 INTERFACE_NAMES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _STRAY = re.compile(
@@ -109,7 +109,7 @@ def build_rank(
     }
     if container is None and "PATH" not in asked:
         env["PATH"] = plan.find_path(env)
-    first = f"{meeting.run}/{STARTUP}" if plan.timeline else None
+    first = f"{meeting.run}/{STARTUP}" if plan.timeline or plan.count_steps else None
     if first is not None and (container is None or container.step):
         env["PYTHONPATH"] = ":".join(filter(None, (first, env.get("PYTHONPATH"))))
     if container is None:
@@ -218,7 +218,10 @@ def _place(plan: Plan, rank: int) -> dict[str, str]:
 
 
 def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, str]:
+    attempt = RunFolder(meeting.run).attempt(meeting.attempt)
     return {
+        **({"VJOB_STEPS": str(attempt.steps(rank))} if plan.count_steps else {}),
+        **({"VJOB_WATCH": "1"} if plan.timeline else {}),
         "VJOB_RUN": str(meeting.run),
         "VJOB_RUN_ID": plan.run,
         "VJOB_JOB_ID": meeting.job_id or plan.run,

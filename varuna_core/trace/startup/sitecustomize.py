@@ -1,42 +1,87 @@
-"""What the ranks' Python reads first where a conf has `profile.timeline: true`: the agent puts this
-folder, which lies in agent.pyz, in front of their PYTHONPATH.
+"""What the ranks' Python reads first: the agent puts this folder, which lies in agent.pyz, in front
+of their PYTHONPATH, unless a conf has `profile.count_steps: false`.
 
-Nothing happens until torch is imported; then varuna_core/trace/hook.py watches for the engines. The
+Nothing happens until torch is imported. Then the rank's optimizer steps are counted (counter.py),
+and with `profile.timeline: true` varuna_core/trace/hook.py watches for the engines. The
 sitecustomize that Python would have read without this one is read after it. Whatever goes wrong
-here is one line, and the rank trains without a timeline.
+here is one line, and the rank trains without a timeline, or uncounted.
 """
+
+from __future__ import annotations
 
 import importlib.machinery
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
 
 class _Finder:
-    """Sees that torch is about to be imported, once."""
+    """Sees that torch is about to be imported, and that it has been, once."""
 
-    def find_spec(self, fullname, path=None, target=None):  # type: ignore[no-untyped-def]
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname != "torch":
             return None
         sys.meta_path.remove(self)
-        _start()
+        if os.environ.get("VJOB_WATCH"):
+            _do(_watch, "no timeline of this rank")
         import importlib.util
 
-        return importlib.util.find_spec(fullname)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None and os.environ.get("VJOB_STEPS"):
+            loader, execute = spec.loader, spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                del loader.exec_module  # type: ignore[method-assign]
+                execute(module)
+                _do(_count, "steps of this rank are not counted", module)
+
+            loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
-def _start() -> None:
+def _do(function: Callable[..., None], failed: str, *given: ModuleType) -> None:
     try:
-        if sys.version_info < (3, 9):  # noqa: UP036 # the program's own Python
-            raise RuntimeError(f"it needs Python 3.9 or later, not {sys.version.split()[0]}")
-        from importlib.util import find_spec
-
-        if find_spec("varuna_core") is None:  # the program finds none: the agent's own
-            sys.path.append(_ROOT)
-        from varuna_core.trace import hook
-
-        hook.start()
+        function(*given)
     except Exception as error:
-        print(f"vjob: no timeline of this rank: {error}", file=sys.stderr)
+        print(f"vjob: {failed}: {error}", file=sys.stderr)
+
+
+def _watch() -> None:
+    if sys.version_info < (3, 9):  # noqa: UP036 # the program's own Python
+        raise RuntimeError(f"it needs Python 3.9 or later, not {sys.version.split()[0]}")
+    from importlib.util import find_spec
+
+    if find_spec("varuna_core") is None:  # the program finds none: the agent's own
+        sys.path.append(_ROOT)
+    from varuna_core.trace import hook
+
+    hook.start()
+
+
+def _count(torch: ModuleType) -> None:
+    """The files are loaded by themselves: the program may have another varuna_core."""
+    counts = _load("step_counts", f"{_ROOT}/varuna_core/records/logs")
+    _load("counter", _HERE).start(counts, os.environ["VJOB_STEPS"], torch)
+
+
+def _load(stem: str, folder: str) -> Any:
+    from importlib.util import module_from_spec
+
+    spec = importlib.machinery.PathFinder.find_spec(stem, [folder])
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    of_the_user = sys.modules.get(stem)
+    sys.modules[stem] = module  # where its dataclasses look for it
+    spec.loader.exec_module(module)
+    del sys.modules[stem]
+    if of_the_user is not None:
+        sys.modules[stem] = of_the_user
+    return module
 
 
 def _read_next() -> None:

@@ -1,0 +1,314 @@
+"""ranks/<rank>.steps: how many optimizer steps a rank has done, and when; small, and of one size.
+
+    head, 84 bytes    count, time of the first and the last step; written every tenth of a second
+    body, 6 kB        written once a second and at the end
+      durations       number and seconds of steps by duration, four classes a doubling
+      longest         the 32 longest ones, each with its step
+      points          (count, time) once a second; when there are 255, every other one is dropped,
+                      but never the oldest and the newest
+
+Each part ends with its checksum: of a file that is cut, or read as it is written, what is whole
+counts. Nothing is written for a program without steps. The counter itself is trace/counter.py; it
+loads this file alone into the ranks' own Python, so it imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from heapq import heappush, heapreplace
+from math import frexp
+from typing import List, Optional, Tuple
+
+MAGIC = b"VJS1"
+HEAD_S = 0.1
+"""Between two writes of the head."""
+POINT_S = 1.0
+"""Between two points, and two writes of the body, at the beginning."""
+MOST_POINTS = 256
+NUM_LONGEST = 32
+LEAST_BIT = -13
+"""Durations below 2**-14 s are one class."""
+NUM_CLASSES = 4 * 32
+CAPTURED = 1
+"""Flag: a step was recorded in a CUDA graph, whose replays nobody counts."""
+SLOW = 2.5
+"""A step so many times as long as the median one holds a pause."""
+EMPTY_S = 10.0
+"""A file without a head is that of a process that is about to write it, for so long."""
+
+_HEAD = struct.Struct("<4sIIIQQQQdddQ")
+"""Magic, flags, processes that wrote it one after the other, their pid, PID namespace and start
+time, steps, steps of the processes before; times of the beginning, the first and the last step; and
+steps that the body has."""
+_CRC = struct.Struct("<I")
+HEAD_BYTES = _HEAD.size + _CRC.size
+_CLASSES = struct.Struct(f"<{NUM_CLASSES}I{NUM_CLASSES}d")
+_LONG = struct.Struct("<Qdd")
+_LONGEST = struct.Struct("<" + "Qdd" * NUM_LONGEST)
+_NUM = struct.Struct("<I")
+_POINTS = struct.Struct("<I" + "Qd" * MOST_POINTS)
+_POINT = struct.Struct("<Qd")
+BODY_BYTES = _CLASSES.size + _LONGEST.size + _POINTS.size + _CRC.size
+FILE_BYTES = HEAD_BYTES + BODY_BYTES
+
+
+@dataclass(frozen=True)
+class LongStep:
+    """One of the longest steps: from the end of the step before to its own."""
+
+    step: int
+    """Its number in this count, from 2."""
+    end_at: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """The optimizer steps of one rank in one attempt. Times are seconds since 1970 by its clock."""
+
+    count: int
+    opened_at: float
+    """When the rank had imported its optimizers."""
+    first_at: float
+    """End of the first step."""
+    last_at: float
+    """End of the last one."""
+    starts: int = 1
+    """Processes of this rank that did steps in this attempt; the last one is told of."""
+    earlier: int = 0
+    """Steps of the processes before it."""
+    is_captured: bool = False
+    """Steps run in a CUDA graph: `count` is the least that were done."""
+    points: Tuple[Tuple[int, float], ...] = ()
+    """(count, time): the first step, the last one, and evenly some between them."""
+    durations: Tuple[Tuple[int, float], ...] = ()
+    """(number, seconds of all together) of steps that took about as long, the shortest first."""
+    longest: Tuple[LongStep, ...] = ()
+    """In the order of time."""
+
+    @property
+    def num_timed(self) -> int:
+        """Steps of which it is known how long they took: all but the first, and the last second's
+        where the rank was killed."""
+        return sum(number for number, _ in self.durations)
+
+    @property
+    def median_s(self) -> Optional[float]:
+        """Usual time of a step, up to one part in eight; None before the second one."""
+        left = self.num_timed / 2
+        for number, seconds in self.durations:
+            left -= number
+            if left <= 0:
+                return seconds / number
+        return None
+
+    @property
+    def pauses_s(self) -> Optional[float]:
+        """Time between the first and the last step in which no step was done: what steps took that
+        were more than `SLOW` times as long as the median one, less the median of each."""
+        usual = self.median_s
+        if usual is None:
+            return None
+        slow = [(n, s) for n, s in self.durations if s > SLOW * usual * n]
+        return sum(seconds - number * usual for number, seconds in slow)
+
+    @property
+    def steps_s(self) -> Optional[float]:
+        """Time that the steps took, pauses left out; the first, whose begin nobody knows, as long
+        as the median one."""
+        usual, pauses = self.median_s, self.pauses_s
+        if usual is None or pauses is None:
+            return None
+        return max(0.0, self.last_at - self.first_at - pauses) + usual
+
+    def count_at(self, at: float) -> float:
+        """Steps done by then, with fractions between two points."""
+        if at < self.first_at:
+            return 0.0
+        before = self.points[0] if self.points else (self.count, self.last_at)
+        for count, time_ in self.points:
+            if time_ > at:
+                share = (at - before[1]) / (time_ - before[1])
+                return before[0] + share * (count - before[0])
+            before = count, time_
+        return float(self.count)
+
+
+class Tally:
+    """Steps of this process, counted by a clock that never jumps."""
+
+    __slots__ = (
+        "count", "first", "flags", "interval_s", "last", "longest", "nums", "opened", "points",
+        "seconds", "wall",
+    )  # fmt: skip
+
+    def __init__(self, opened: float, wall: float) -> None:
+        """Both are now: by the clock, and since 1970."""
+        self.opened, self.wall = opened, wall
+        self.count = self.flags = 0
+        self.first = self.last = opened
+        self.nums = [0] * NUM_CLASSES
+        self.seconds = [0.0] * NUM_CLASSES
+        self.longest: List[Tuple[float, int, float]] = []
+        """Seconds, step and end, as a heap."""
+        self.points: List[Tuple[int, float]] = []
+        self.interval_s = POINT_S
+
+    def add(self, now: float, num: int = 1) -> None:
+        """A step has ended; several where it was found out late."""
+        if self.count:
+            took = (now - self.last) / num
+            part, bit = frexp(took)
+            at = 4 * (bit - LEAST_BIT) + int(8 * part) - 4 if took > 0 else 0
+            at = 0 if at < 0 else at if at < NUM_CLASSES else NUM_CLASSES - 1
+            self.nums[at] += num
+            self.seconds[at] += now - self.last
+            if len(self.longest) < NUM_LONGEST:
+                heappush(self.longest, (took, self.count + num, now))
+            elif took > self.longest[0][0]:
+                heapreplace(self.longest, (took, self.count + num, now))
+        else:
+            self.first = now
+            self.points.append((num, now))
+        self.count += num
+        self.last = now
+
+    def note(self) -> None:
+        """Keep the last step as a point, and half of the points when there are too many."""
+        if self.points and self.points[-1][0] == self.count:
+            return
+        if len(self.points) == MOST_POINTS - 1:
+            del self.points[1::2]
+            self.interval_s *= 2
+        if self.points and self.last - self.points[-1][1] < self.interval_s:
+            return
+        self.points.append((self.count, self.last))
+
+    def pack_body(self) -> bytes:
+        """The body, of which the head names the count."""
+        at = self._at
+        ordered = sorted(self.longest, key=lambda item: item[1])
+        longest = [value for took, step, end in ordered for value in (step, at(end), took)]
+        longest += [0, 0.0, 0.0] * (NUM_LONGEST - len(ordered))
+        points = [value for count, end in self.points for value in (count, at(end))]
+        points += [0, 0.0] * (MOST_POINTS - len(self.points))
+        data = _CLASSES.pack(*self.nums, *self.seconds) + _LONGEST.pack(*longest)
+        data += _POINTS.pack(len(self.points), *points)
+        return data + _CRC.pack(zlib.crc32(data))
+
+    def pack_head(self, owner: Tuple[int, int, int, int, int], in_body: int) -> bytes:
+        """`owner`: processes so far, pid, PID namespace, start time, steps of those before."""
+        starts, pid, space, began, earlier = owner
+        data = _HEAD.pack(
+            MAGIC, self.flags, starts, pid, space, began, self.count, earlier,
+            self.wall, self._at(self.first), self._at(self.last), in_body,
+        )  # fmt: skip
+        return data + _CRC.pack(zlib.crc32(data))
+
+    def _at(self, clock: float) -> float:
+        return self.wall + (clock - self.opened)
+
+
+class StepFile:
+    """The file of one rank, held by the one process that writes it."""
+
+    def __init__(self, fd: int, owner: Tuple[int, int, int, int, int]) -> None:
+        self._fd, self._owner = fd, owner
+        self._in_body = 0
+
+    def write(self, tally: Tally, *, whole: bool) -> None:
+        """Write the head, or all. OSError where there is no room for it."""
+        if whole:
+            os.pwrite(self._fd, tally.pack_body(), HEAD_BYTES)
+            self._in_body = tally.count
+        os.pwrite(self._fd, tally.pack_head(self._owner, self._in_body), 0)
+
+
+def claim_file(path: str) -> Optional[StepFile]:
+    """Open the rank's file for this process; None while another process that lives counts there.
+
+    That is the case for children of the process that trains. A process that is started again takes
+    over from a dead one.
+    """
+    me = os.getpid(), *_identify("self")
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return StepFile(os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600), (1, *me, 0))
+    except FileExistsError:
+        fd = os.open(path, flags)
+    head = _parse_head(os.pread(fd, HEAD_BYTES, 0))
+    if head is None:
+        is_free, starts, earlier = time.time() - os.fstat(fd).st_mtime > EMPTY_S, 1, 0
+    else:
+        _, starts, pid, space, began, count, before, *_ = head
+        is_free = (pid, space, began) == me or (
+            space == me[1] and _identify(str(pid)) != (space, began)
+        )
+        starts, earlier = starts + 1, before + count
+    if is_free:
+        return StepFile(fd, (starts, *me, earlier))
+    os.close(fd)
+    return None
+
+
+def _identify(pid: str) -> Tuple[int, int]:
+    """The PID namespace of a process and the tick in which it began, which no later one has."""
+    try:
+        space = os.stat(f"/proc/{pid}/ns/pid").st_ino
+        with open(f"/proc/{pid}/stat", "rb") as handle:
+            return space, int(handle.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0, 0
+
+
+def parse_counts(data: bytes) -> Optional[StepCounts]:
+    """Parse a file, or what there is of it; None without a whole head."""
+    head = _parse_head(data)
+    if head is None:
+        return None
+    flags, starts, _, _, _, count, earlier, opened_at, first_at, last_at, in_body = head
+    body = data[HEAD_BYTES:FILE_BYTES]
+    is_whole = len(body) == BODY_BYTES and in_body > 0
+    if is_whole:
+        is_whole = zlib.crc32(body[: -_CRC.size]) == _CRC.unpack(body[-_CRC.size :])[0]
+    points: List[Tuple[int, float]] = [(1, first_at)] if count else []
+    durations: List[Tuple[int, float]] = []
+    longest: List[LongStep] = []
+    if is_whole:
+        classes = _CLASSES.unpack_from(body)
+        numbers, seconds = classes[:NUM_CLASSES], classes[NUM_CLASSES:]
+        durations = [(n, seconds[at]) for at, n in enumerate(numbers) if n]
+        begin = _CLASSES.size + _LONGEST.size
+        longest = [
+            LongStep(*row) for row in _LONG.iter_unpack(body[_CLASSES.size : begin]) if row[0]
+        ]
+        (num,) = _NUM.unpack_from(body, begin)
+        begin += _NUM.size
+        points = list(_POINT.iter_unpack(body[begin : begin + num * _POINT.size]))
+    if count and points[-1][0] < count:
+        points.append((count, last_at))
+    return StepCounts(
+        count=count,
+        opened_at=opened_at,
+        first_at=first_at,
+        last_at=last_at,
+        starts=starts,
+        earlier=earlier,
+        is_captured=bool(flags & CAPTURED),
+        points=tuple(points),
+        durations=tuple(durations),
+        longest=tuple(longest),
+    )
+
+
+def _parse_head(data: bytes) -> Optional[Tuple[int, ...]]:
+    """Its values after the magic; None where it is not whole."""
+    if len(data) < HEAD_BYTES or data[:4] != MAGIC:
+        return None
+    if zlib.crc32(data[: _HEAD.size]) != _CRC.unpack_from(data, _HEAD.size)[0]:
+        return None
+    return _HEAD.unpack_from(data)[1:]

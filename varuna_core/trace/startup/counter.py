@@ -1,0 +1,162 @@
+"""Counts the optimizer steps of a rank by torch's own hooks of all optimizers.
+
+`torch.optim.optimizer.register_optimizer_step_pre_hook` and `..._post_hook` are public; nothing of
+torch or of the program is replaced, and what a step is given, does and returns stays as it is.
+
+    optimizer.step() ends ─► is it the mark? ─► count and time in memory ─► once in 0.1 s: the file
+
+The parameter that is updated first is the mark: each of its updates is one step. So several
+optimizers count as one (GAN, Muon with Adam), one for each parameter too, and an optimizer that is
+called for one group of parameters after the other, as by DeepSpeed. A step within a step (SAM, a
+subclass that calls its parent's) is part of it; a step that a GradScaler leaves out is none. If the
+mark stands still while another parameter is updated `OTHERS` times, that one becomes the mark.
+
+A child of the process that counts writes nothing. torch.compile sees none of this, so an optimizer
+that is compiled is not counted; one that is recorded in a CUDA graph is said to be so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+OTHERS = 100
+TRY_S = 10.0
+"""Between two looks whether the process that counts for this rank still lives."""
+is_compiling: Callable[[], bool] = bool
+"""Replaced by torch's own."""
+_INITIAL = "_init_optim_state"
+"""torch's function that fills an optimizer's state by a step with nothing to learn."""
+
+
+class Counter:
+    """The counter of one process."""
+
+    def __init__(self, counts: Any, path: str, torch: Any) -> None:
+        """`counts` is records/logs/step_counts.py."""
+        global is_compiling
+        self._counts, self._path = counts, path
+        self._tally = counts.Tally(time.perf_counter(), time.time())
+        self._file: Any = None
+        self._is_off = False
+        self._open: dict[int, int] = {}
+        """The optimizer whose step is under way, by thread."""
+        self._mark: int | None = None
+        self._others: dict[int, int] = {}
+        """Updates of other parameters since the mark's last."""
+        self._due = self._point_due = 0.0
+        is_compiling = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
+        self._is_captured: Any = None
+        if torch.backends.cuda.is_built():
+            self._is_captured = torch.cuda.is_current_stream_capturing
+
+    def start(self, optimizers: Any) -> None:
+        """Register the hooks with torch.optim.optimizer."""
+        optimizers.register_optimizer_step_pre_hook(self._begin)
+        optimizers.register_optimizer_step_post_hook(self._end)
+        atexit.register(self._close)
+        os.register_at_fork(after_in_child=self._leave)
+
+    # Not one word of these is for torch.compile, which would trace them into the program's graph.
+
+    def _begin(self, optimizer: Any, *_: Any) -> None:
+        if is_compiling():
+            return
+        self._open.setdefault(_get_thread(), id(optimizer))
+
+    def _end(self, optimizer: Any, *_: Any) -> None:
+        if is_compiling():
+            return
+        thread = _get_thread()
+        if self._open.get(thread) != id(optimizer) or self._is_off:
+            return
+        del self._open[thread]
+        try:
+            mark = next(
+                id(group["params"][0]) for group in optimizer.param_groups if group["params"]
+            )
+            num = 1
+            if mark != self._mark:
+                if self._mark is not None:
+                    num = self._others[mark] = self._others.get(mark, 0) + 1
+                    if num < OTHERS:
+                        return
+                elif _is_initial():
+                    return
+                self._mark = mark
+            if self._others:
+                self._others = {}
+            now = time.perf_counter()
+            self._tally.add(now, num)
+            if self._is_captured is not None and self._is_captured():
+                self._tally.flags |= self._counts.CAPTURED
+            if now >= self._due:
+                self._write(now)
+        except Exception as error:
+            self._stop(error)
+
+    def _write(self, now: float) -> None:
+        counts, tally = self._counts, self._tally
+        if self._file is None:
+            path = choose_path(self._path, os.environ)
+            self._file = path and counts.claim_file(path)
+            if not self._file:  # another process counts
+                self._due = now + TRY_S
+                return
+        is_whole = now >= self._point_due
+        if is_whole:
+            tally.note()
+            self._point_due = now + counts.POINT_S
+        self._file.write(tally, whole=is_whole)
+        self._due = now + counts.HEAD_S
+
+    def _close(self) -> None:
+        if self._file is not None and not self._is_off:
+            try:
+                self._file.write(self._tally, whole=True)
+            except OSError as error:
+                self._stop(error)
+
+    def _leave(self) -> None:
+        """In a child: its parent counts, if it has begun to."""
+        self._is_off = self._is_off or self._tally.count > 0
+
+    def _stop(self, error: Exception) -> None:
+        """What goes wrong here is one line, and the training goes on."""
+        self._is_off = True
+        print(f"vjob: steps of this rank are not counted: {error}", file=sys.stderr)
+
+
+def _is_initial() -> bool:
+    """True within the step by which torch's checkpoints fill an optimizer that has none done."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name == _INITIAL:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def choose_path(path: str, environ: Mapping[str, str]) -> str | None:
+    """The file of this process; None for one of several that a launcher within a rank started.
+
+    `path` is that of the rank that vjob started: of a node, where that starts the ranks itself.
+    """
+    rank = environ.get("RANK", "")
+    name = f"{rank}.steps"
+    if "VJOB_NODE_RANKS" in environ:
+        return os.path.join(os.path.dirname(path), name) if rank.isdigit() else path
+    return path if not rank.isdigit() or name == os.path.basename(path) else None
+
+
+def start(counts: Any, path: str, torch: Any) -> None:
+    """Count the steps of this process, after torch has been imported."""
+    Counter(counts, path, torch).start(sys.modules["torch.optim.optimizer"])
+
+
+_get_thread = threading.get_ident
