@@ -36,7 +36,7 @@ class _Finder:
             loader, execute = spec.loader, spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module  # type: ignore[method-assign]
+                del loader.exec_module
                 execute(module)
                 _do(_count, "steps of this rank are not counted", module)
 
