@@ -280,6 +280,13 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--quick",),
     ),
     Benchmark(
+        name="formats",
+        module="formats",
+        title="Progress formats",
+        peer="the truth; steps and totals right in 90 % of 50 programs, no false step",
+        quick=("--only", "nanogpt"),
+    ),
+    Benchmark(
         name="metadata",
         module="commands.metadata",
         title="Calls on the file server",

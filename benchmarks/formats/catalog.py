@@ -1,0 +1,53 @@
+"""The whole corpus, and its split into the half for development and the half kept apart."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from types import ModuleType
+
+from benchmarks.formats import (
+    classic,
+    frameworks,
+    generative,
+    language,
+    negatives,
+    reinforcement,
+    speech,
+    vision,
+)
+from benchmarks.formats.model import Format, Negative
+
+PROGRAMS: tuple[ModuleType, ...] = (
+    frameworks,
+    language,
+    vision,
+    generative,
+    speech,
+    reinforcement,
+    classic,
+)
+NUM_FORMATS, NUM_NEGATIVES = 100, 30
+SPLIT_SEED = 20261128
+
+
+@cache
+def list_formats() -> dict[str, Format]:
+    """All formats by name."""
+    found = [item for module in PROGRAMS for item in vars(module).values()]
+    return {item.name: item for item in found if isinstance(item, Format)}
+
+
+@cache
+def list_negatives() -> dict[str, Negative]:
+    found = vars(negatives).values()
+    return {item.name: item for item in found if isinstance(item, Negative)}
+
+
+def split_formats() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the half for development, and of the half kept apart."""
+    names = sorted(list_formats())
+    if len(names) < NUM_FORMATS:  # the first ones were all drawn for development
+        return tuple(names), ()
+    chosen = set(random.Random(SPLIT_SEED).sample(names, len(names) // 2))
+    return tuple(sorted(chosen)), tuple(name for name in names if name not in chosen)

@@ -1,0 +1,93 @@
+"""Progress that vjob reads out of a log: by its lines alone, and as `vjob status` does."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.formats.log import START, Log
+from varuna_core.records.logs.steps import StepReader
+from varuna_core.records.logs.times import MARK_S, format_mark
+from vjob.jobs.monitor.log_lines.errors import Classifier
+from vjob.jobs.monitor.readers.node_files import NodeFiles, find_progress
+
+KINDS = ("out", "err")
+TAIL_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """The figures; None where vjob says that it does not know."""
+
+    step: int | None = None
+    total: int | None = None
+    loss: float | None = None
+    val_loss: float | None = None
+
+
+def read_lines(log: Log) -> Reading:
+    """By a StepReader for each stream; the stream whose lines are the most reliable counts."""
+    found: list[tuple[int, int, bool, StepReader, float | None]] = []
+    losses: list[float | None] = []
+    for kind in KINDS:
+        reader = StepReader()
+        step_loss = loss = None
+        for line in log.lines:
+            if line.kind != kind:
+                continue
+            at = START.timestamp() + line.at_s
+            told = reader.read(f"{line.rank}: {line.text}", at, MARK_S)
+            if told is None:
+                continue
+            loss = told.line.loss if told.line.loss is not None else loss
+            if told.line.step >= 0:
+                step_loss = told.line.loss
+        if reader.last is not None:
+            found.append((reader.strength, reader.last, step_loss is not None, reader, loss))
+        losses.append(loss)
+    others = [other for other in losses if other is not None]
+    if not found:
+        return Reading(loss=next(iter(others), None))
+    _, step, _, reader, loss = max(found, key=lambda item: item[:3])
+    loss = loss if loss is not None else next(iter(others), None)
+    return Reading(step=step, total=reader.num_steps, loss=loss)
+
+
+def read_status(log: Log) -> Reading:
+    """By the files of a node, as `vjob status` reads them at its first look."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_files(log, Path(folder))
+        node = NodeFiles("node", files, Classifier(()), TAIL_BYTES, 50)
+        node.poll()
+        progress = find_progress([node])
+    if progress is None:
+        return Reading()
+    return Reading(step=progress.step, total=progress.num_steps, loss=progress.loss)
+
+
+def write_files(log: Log, folder: Path) -> dict[str, str]:
+    """node.out, node.err and node.times as the agent writes them; paths by kind."""
+    texts = {kind: b"" for kind in KINDS}
+    marks = []
+    marked_s = -MARK_S
+    for line in log.lines:
+        if line.at_s - marked_s >= MARK_S:
+            marked_s = line.at_s
+            sizes = (len(texts["out"]), len(texts["err"]))
+            marks.append(format_mark(START.timestamp() + line.at_s, *sizes))
+        texts[line.kind] += f"{line.rank}: {line.text}\n".encode()
+    (folder / "node.times").write_bytes(b"".join(marks))
+    ends = {kind: _find_end(log, kind) for kind in KINDS}
+    for kind, text in texts.items():
+        path = folder / f"node.{kind}"
+        path.write_bytes(text)
+        os.utime(path, (ends[kind], ends[kind]))
+    return {kind: str(folder / f"node.{kind}") for kind in KINDS}
+
+
+def _find_end(log: Log, kind: str) -> float:
+    times: Iterable[float] = (line.at_s for line in log.lines if line.kind == kind)
+    return START.timestamp() + max(times, default=0.0)

@@ -1,0 +1,58 @@
+"""The corpus of progress formats is well formed, and its logs are what the generators say."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.formats.catalog import list_formats, list_negatives, split_formats
+from benchmarks.formats.model import Format, Truth
+from benchmarks.formats.reading import Reading
+from benchmarks.formats.score import RIGHT, UNKNOWN, WRONG, judge
+
+FORMATS = tuple(list_formats().values())
+
+
+@pytest.mark.parametrize("item", FORMATS, ids=lambda item: item.name)
+def test_a_format_names_its_source_and_the_same_seed_makes_the_same_log(item: Format) -> None:
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", item.source.repository)
+    assert item.source.file and item.source.where
+    log, truth = item.make()
+    again, same = item.make()
+    assert (log.lines, truth) == (again.lines, same)
+    assert log.lines != item.make(1)[0].lines
+    assert [line.at_s for line in log.lines] == sorted(line.at_s for line in log.lines)
+
+
+@pytest.mark.parametrize("item", FORMATS, ids=lambda item: item.name)
+def test_the_truth_is_in_range_and_its_losses_are_printed(item: Format) -> None:
+    log, truth = item.make()
+    text = "\n".join(line.text for line in log.lines)
+    numbers = {float(one) for one in re.findall(r"\d+\.?\d*(?:[eE][-+]?\d+)?", text)}
+    for count in truth.counts:
+        for total in count.totals:
+            assert total is None or 0 <= max(count.steps, default=0) <= total
+    for loss in (*truth.losses, *truth.val_losses):
+        assert any(abs(loss - one) <= 1e-6 * abs(loss) for one in numbers), loss
+    assert truth.num_epochs is None or str(truth.num_epochs) in text
+
+
+def test_the_halves_stay_as_they_were_drawn() -> None:
+    development, apart = split_formats()
+    assert not set(development) & set(apart)
+    assert development[:3] == ("allennlp", "bert_tensorflow", "catboost")
+
+
+@pytest.mark.parametrize("name", list_negatives())
+def test_a_negative_has_lines(name: str) -> None:
+    assert len(list_negatives()[name].make().lines) > 3
+
+
+def test_a_figure_is_right_not_known_or_wrong() -> None:
+    truth = Truth(steps=(40, 41), totals=(100,), losses=(2.5,), val_losses=(2.7,))
+    assert judge(Reading(step=41, total=100, loss=2.5), truth) == dict.fromkeys(
+        ("step", "total", "loss"), RIGHT
+    )
+    assert set(judge(Reading(), truth).values()) == {UNKNOWN}
+    assert set(judge(Reading(step=7, total=90, loss=2.7), truth).values()) == {WRONG}
