@@ -14,6 +14,7 @@ last step of an attempt that did not end well.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +22,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from varuna_core.records.formatting import format_duration
+from varuna_core.records.formatting import format_duration, format_share
 from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE
+from vjob.reports.analysis.readings import LEAST_COVERED, Readings
 from vjob.reports.analysis.step_times import count_repeated
 
 CLASSES: dict[str, str] = {
@@ -90,6 +92,8 @@ class Accounting:
     """Whether traces tell what the steps were spent on."""
     was_cancelled: bool = False
     """Whether the last attempt was ended by a cancel."""
+    may: Mapping[str, float] = field(default_factory=dict)
+    """Seconds of `unknown` that may belong to steps, to the start or to the end."""
     start: Mapping[str, float] = field(default_factory=dict)
     """Parts of the start (START), of the ranks of which it is known when they began."""
 
@@ -111,6 +115,19 @@ class Accounting:
         return {name: seconds / total for name, seconds in self.seconds.items()} if total else {}
 
     @property
+    def bounds(self) -> dict[str, tuple[float, float]]:
+        """The least and the most part of all time that each class may have."""
+        total = self.total_s
+        if not total:
+            return {}
+        parts = {name: (self.seconds.get(name, 0.0), self.may.get(name, 0.0)) for name in CLASSES}
+        return {
+            name: (seconds / total, min(1.0, (seconds + more) / total))
+            for name, (seconds, more) in parts.items()
+            if seconds or more
+        }
+
+    @property
     def overlap(self) -> float:
         """The part of all time that two classes claim."""
         total = self.total_s
@@ -118,8 +135,10 @@ class Accounting:
 
     @property
     def stepping_s(self) -> float:
-        """Rank-seconds within steps that count."""
-        return sum(self.seconds.get(name, 0.0) for name in STEPS)
+        """Rank-seconds within steps that count; 0 where these are not known."""
+        known_s = sum(self.seconds.get(name, 0.0) for name in STEPS)
+        most_s = known_s + self.may.get("steps", 0.0)
+        return known_s if known_s >= LEAST_COVERED * most_s else 0.0
 
 
 START = ("checks and container", "imports", "communicators, data and loading", "in the program")
@@ -155,6 +174,12 @@ def divide_start(
         parts[START[1]] += imports
         parts[START[2]] += start_s - checks - imports
     return {name: seconds for name, seconds in parts.items() if seconds > 0}
+
+
+def format_least(found: Accounting, name: str) -> str:
+    """`12 %`; `12 % or more` where more of the time may be of this class."""
+    low, high = found.bounds[name]
+    return f"{format_share(low)} or more" if high - low > TOLERANCE else format_share(low)
 
 
 def describe_class(found: Accounting, name: str) -> str:
@@ -227,24 +252,24 @@ def account(
     steps: pd.DataFrame,
     after: pd.DataFrame,
     waits: pd.DataFrame,
-    logged: pd.DataFrame,
+    readings: Mapping[str, Readings],
     log_lines: pd.DataFrame,
 ) -> Accounting:
     """`steps`: of the traces, begin_s since 1970. `after`: attempt, rank and seconds by class of
-    what came after the last step. `waits`: WAITS. `logged`, for attempts without traces: a row an
-    attempt with first_s and last_s (since 1970, NaN where nothing tells), steps_s, repeated_s,
-    checkpoint_s and evaluate_s. `log_lines`: attempt, step, took_s and count of log lines, for
+    what came after the last step. `waits`: WAITS. `readings`: by attempt, for those without
+    traces. `log_lines`: attempt, step, took_s and count of log lines, for
     ranks that were killed before they wrote the last steps into their traces."""
     labels = [item.label for item in attempts]
     every = pd.concat([steps[["attempt", "step"]], log_lines[["attempt", "step"]]])
     log_lines = log_lines.assign(again=count_repeated(log_lines, every, labels))
     again = count_repeated(steps.assign(count=1), every, labels) > 0
     taken = _take_apart(steps, waits, again)
+    are_steps_told = any(one.steps_s > 0 for one in readings.values())
     rows = []
+    may: Counter[str] = Counter()
     for attempt in attempts:
         own = taken[taken["attempt"] == attempt.label].set_index("rank")
         late = after[after["attempt"] == attempt.label].set_index("rank")
-        line = logged[logged["attempt"] == attempt.label]
         for rank in attempt.ranks:
             row: dict[str, Any] = {f"{name}_s": 0.0 for name in CLASSES}
             row |= {"attempt": attempt.label, "rank": rank, "overlap_s": 0.0}
@@ -257,11 +282,13 @@ def account(
                     row, attempt, sums, tail, log_lines[log_lines["attempt"] == attempt.label]
                 )
             else:
-                _add_logged(row, attempt, {} if line.empty else line.iloc[0].to_dict())
+                found = readings.get(attempt.label)
+                more = _add_logged(row, attempt, found, are_steps_told=are_steps_told)
+                may.update(more)
             rows.append(row)
     names = ["attempt", "rank", "span_s", *(f"{name}_s" for name in CLASSES), "overlap_s"]
     table = pd.DataFrame(rows, columns=names)
-    return Accounting(rows=table, attempts=tuple(attempts), is_split=len(taken) > 0)
+    return Accounting(rows=table, attempts=tuple(attempts), is_split=len(taken) > 0, may=dict(may))
 
 
 def _add_traced(
@@ -298,28 +325,34 @@ def _add_traced(
     row["overlap_s"] += max(-rest, 0.0)
 
 
-def _add_logged(row: dict[str, Any], attempt: Attempt, line: Mapping[str, Any]) -> None:
-    """A rank without a trace: its steps are those of the log."""
+def _add_logged(
+    row: dict[str, Any], attempt: Attempt, found: Readings | None, *, are_steps_told: bool
+) -> dict[str, float]:
+    """A rank without a trace: its steps are those of the log. Time in which it may have done steps
+    is unknown; returns of each class how much of that may belong to it."""
     room = attempt.ended - attempt.started
-    if not line or not line["steps_s"] > 0:
-        row["lost_s" if attempt.is_lost else "unknown_s"] += room
-        return
-    first, last = float(line["first_s"]), float(line["last_s"])
-    if first == first and last == last:
-        start = min(max(first - attempt.started, 0.0), room)
-        tail = min(max(attempt.ended - last, 0.0), room - start)
-        row["start_s"] += start
-        row["lost_s" if attempt.is_lost else "end_s"] += tail
+    if found is None or not found.steps_s > 0:
+        is_lost = found is None and attempt.is_lost and are_steps_told
+        row["lost_s" if is_lost else "unknown_s"] += room
+        return {} if is_lost else {name: room for name in ("steps", "start", "end")}
+    before = after = 0.0
+    if found.first_at is not None and found.last_at is not None:
+        start = min(max(found.first_at - attempt.started, 0.0), room)
+        tail = min(max(attempt.ended - found.last_at, 0.0), room - start)
+        before, after = min(found.before_s, start), min(found.after_s, tail)
+        row["start_s"] += start - before
+        row["lost_s" if attempt.is_lost else "end_s"] += tail - after
+        row["unknown_s"] += before + after
         room -= start + tail
-    useful = float(line["steps_s"]) - float(line["repeated_s"])
-    row["steps_s"] += useful
-    row["lost_s"] += float(line["repeated_s"])
-    apart = {name: float(line[f"{name}_s"]) for name in ("checkpoint", "evaluate")}
-    for name, seconds in apart.items():
-        row[f"{name}_s"] += seconds
-    rest = room - float(line["steps_s"]) - sum(apart.values())
+    row["steps_s"] += found.steps_s - found.repeated_s
+    row["lost_s"] += found.repeated_s
+    row["checkpoint_s"] += found.checkpoint_s
+    row["evaluate_s"] += found.evaluate_s
+    rest = room - found.steps_s - found.checkpoint_s - found.evaluate_s
     row["unknown_s"] += max(rest, 0.0)
     row["overlap_s"] += max(-rest, 0.0)
+    gap = min(found.gap_s, max(rest, 0.0))
+    return {"steps": before + gap + after, "start": before, "end": after}
 
 
 def _take_apart(steps: pd.DataFrame, waits: pd.DataFrame, again: pd.Series[bool]) -> pd.DataFrame:

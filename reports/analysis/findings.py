@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from varuna_core.facts.known import NotKnown
+from varuna_core.facts.known import NotKnown, Value, Within, value_of
 from varuna_core.facts.remedy import SPELLINGS, Action, Context, Remedy, Target, render
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.plugins.installed import warn_once
@@ -22,7 +22,12 @@ from varuna_core.records.formatting import format_duration
 from varuna_core.records.formatting import format_seconds as in_units
 from varuna_core.records.formatting import format_share as percent
 from varuna_core.records.record import read_pause_s
-from vjob.reports.analysis.headline import LAYER_LAUNCH_S, has_ended_badly, has_ended_well
+from vjob.reports.analysis.headline import (
+    LAYER_LAUNCH_S,
+    format_bounded,
+    has_ended_badly,
+    has_ended_well,
+)
 from vjob.reports.analysis.measures import Analysis, StepAnalysis
 from vjob.reports.load.tables import Job
 
@@ -187,14 +192,14 @@ def _ask_plugins(job: Job, analysis: Analysis) -> list[Finding]:
 def _price(finding: Finding, analysis: Analysis) -> Finding:
     """With what it costs, as people count it."""
     head = analysis.headline
-    total_s = head.rank_hours * 3600
-    if finding.lost_s <= 0 or not total_s:
+    hours, cost = value_of(head.rank_hours), value_of(head.cost)
+    if finding.lost_s <= 0 or not hours:
         return finding
-    share = min(1.0, finding.lost_s / total_s)
+    share = min(1.0, finding.lost_s / 3600 / hours)
     unit = "GPU-hours" if head.has_gpus else "rank-hours"
-    text = f"{finding.lost_s / 3600:.2g} of {head.rank_hours:.3g} {unit} ({percent(share)})"
-    if head.cost is not None:
-        text += f", {head.cost * share:.2f} of {head.cost:.2f} at the conf's prices"
+    text = f"{finding.lost_s / 3600:.2g} of {hours:.3g} {unit} ({percent(share)})"
+    if cost is not None:
+        text += f", {cost * share:.2f} of {cost:.2f} at the conf's prices"
     return replace(finding, weight=share, cost=text)
 
 
@@ -432,10 +437,14 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     repeated = sum(attempt.repeated_s for attempt in goodput.attempts)
     restarts = len(goodput.attempts) - 1
-    sentence = (
-        f"{percent(share.value)} of {in_units(goodput.wall_s)} was useful steps"
-        f" ({in_units(goodput.useful_s)})"
-    )
+    sentence = f"{format_bounded(share)} of {in_units(goodput.wall_s)} was useful steps"
+    values: dict[str, Any] = {"repeated_s": repeated, "restarts": restarts}
+    if isinstance(share, Value):
+        sentence += f" ({in_units(goodput.useful_s)})"
+        values["share"] = share.value
+    else:
+        sentence += f": {goodput.reason}" if goodput.reason else ""
+        values |= {"low": share.low, "high": share.high}
     plural = "s" if restarts > 1 else ""
     events = [event for event in job.history if event.get("kind") == "morph"]
     pauses = [pause_s for event in events if (pause_s := read_pause_s(event)) is not None]
@@ -451,8 +460,8 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
     yield Finding(
         rule="goodput",
-        values={"share": share.value, "repeated_s": repeated, "restarts": restarts},
-        weight=1 - share.value,
+        values=values,
+        weight=1 - (share.high if isinstance(share, Within) else share.value),
         sentence=sentence + ".",
         evidence=f"{restarts + 1} attempt{'s' if restarts else ''}, first start to last end",
         key="train.checkpoint.every" if repeated > MUCH_BUBBLE * goodput.wall_s else "",
@@ -485,9 +494,9 @@ def _explain_no_steps(job: Job, analysis: Analysis, wall_s: float) -> Finding:
 def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
     promised = job.plan.prediction
     later = analysis.times[analysis.times.duplicated("attempt")]
-    if promised is None or not promised.step_s or later.empty:
+    median = value_of(analysis.headline.step_s)
+    if promised is None or not promised.step_s or later.empty or median is None:
         return
-    median = float(later["took_s"].median())
     ratio = median / promised.step_s
     band = ""
     if len(promised.band_s) == 2:
@@ -539,7 +548,7 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
 def _on_silence(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """A long time without a step before the end: ranks hung, or waited for something."""
     attempts, times = analysis.accounting.attempts, analysis.times
-    if not attempts or not has_ended_badly(job):
+    if not attempts or not has_ended_badly(job) or not analysis.goodput.tells_silence:
         return
     label, ended = attempts[-1].label, attempts[-1].ended
     own, spans = times[times["attempt"] == label], job.logs["spans"]
@@ -652,7 +661,7 @@ def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
     stepping = analysis.accounting.stepping_s
     if not stepping or waited / stepping < MUCH:
         return
-    samples = _during_steps(job)
+    samples = _during_steps(job, analysis)
     busy = samples["cpu_percent"].astype(float).mean() if len(samples) else float("nan")
     is_own = job.plan.program in OWN_PROGRAMS
     first = "more workers in the script's DataLoader" if is_own else "data.prefix on a faster disk"
@@ -671,8 +680,11 @@ def _on_data(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_saves(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    saved, stepping = analysis.accounting.seconds.get("checkpoint", 0.0), analysis.accounting
-    share = saved / stepping.stepping_s if stepping.stepping_s else 0.0
+    saved, stepping = (
+        analysis.accounting.seconds.get("checkpoint", 0.0),
+        analysis.accounting.stepping_s,
+    )
+    share = saved / stepping if stepping else 0.0
     if share < MUCH_SAVING:
         return
     every = job.training.checkpoint_every if job.training is not None else 0
@@ -758,7 +770,7 @@ def _on_restarts(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_start(job: Job, analysis: Analysis) -> Iterator[Finding]:
     rows, attempts = analysis.accounting.rows, analysis.accounting.attempts
-    if not attempts or isinstance(analysis.goodput.steps, NotKnown):
+    if not attempts or not isinstance(analysis.headline.start, Value):
         return  # the first step that was read may not be the first
     first = rows[rows["attempt"] == attempts[0].label]
     took = float(first["start_s"].mean())
@@ -818,7 +830,7 @@ def _on_small_pieces(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_heat(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    samples = _during_steps(job)
+    samples = _during_steps(job, analysis)
     samples = samples[samples["gpu"] != "cpu"] if len(samples) else samples
     if samples.empty:
         return
@@ -853,7 +865,7 @@ def _on_heat(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
-    samples = _during_steps(job)
+    samples = _during_steps(job, analysis)
     swapped = samples["swap_mb"].astype(float) if len(samples) else pd.Series(dtype=float)
     grown = (
         swapped.groupby(samples["node"]).agg(lambda own: own.max() - own.iloc[0])
@@ -935,7 +947,7 @@ def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
     ran = attempts[-1].ended - attempts[0].started
     if ran <= 0 or not has_ended_well(job) or limit * 60 < max(MUCH_LIMIT * ran, LONG_LIMIT_S):
         return
-    waited = analysis.headline.queued_s
+    waited = value_of(analysis.headline.queued_s) or 0.0
     has_waited = waited >= LONG_QUEUE_S
     yield Finding(
         rule="limit",
@@ -954,7 +966,7 @@ def _on_limit(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Finding]:
     """Low use, after the manner of jobstats; that which other causes explain is no cause itself."""
-    samples = _during_steps(job)
+    samples = _during_steps(job, analysis)
     samples = samples[samples["gpu"] != "cpu"] if len(samples) else samples
     used = samples["utilization"].astype(float).dropna() / 100 if len(samples) else None
     if used is None or used.empty:
@@ -962,7 +974,7 @@ def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Fi
     by_gpu = used.groupby([samples["node"], samples["gpu"]]).mean()
     unused = int((by_gpu < 0.01).sum())
     mean, stepping = float(by_gpu.mean()), analysis.accounting.stepping_s
-    if mean >= IDLE_GPU and not (unused and len(by_gpu) > 1):
+    if not stepping or (mean >= IDLE_GPU and not (unused and len(by_gpu) > 1)):
         return
     lost = (1 - mean) * stepping
     is_explained = explained_s > 0.4 * lost
@@ -981,14 +993,14 @@ def _on_gpu_use(job: Job, analysis: Analysis, explained_s: float) -> Iterator[Fi
     )
 
 
-def _during_steps(job: Job) -> pd.DataFrame:
-    """Samples from the first step of an attempt to its last; all where no step has a time."""
+def _during_steps(job: Job, analysis: Analysis) -> pd.DataFrame:
+    """Samples from the first step of an attempt to its last; none where these are not known."""
     samples = job.gpus
-    if samples.empty or job.traces.steps.empty or job.traces.is_sample:
-        return samples
-    zero_s, steps = job.traces.zero_ns / 1e9, job.traces.steps
-    first = steps.groupby("attempt")["begin_s"].min() + zero_s
-    last = (steps["begin_s"] + steps["took_s"]).groupby(steps["attempt"]).max() + zero_s
+    if samples.empty or not analysis.goodput.covers:
+        return samples.iloc[:0]
+    found = {one.label: one.readings for one in analysis.goodput.attempts if one.readings}
+    first = {label: one.first_at for label, one in found.items()}
+    last = {label: one.last_at for label, one in found.items()}
     at, label = samples["time"].astype(float), samples["attempt"]
     return samples[(at >= label.map(first)) & (at <= label.map(last)) | at.isna()]
 

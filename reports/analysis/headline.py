@@ -4,16 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pandas as pd
 
-from varuna_core.facts.known import Known, Value
+from varuna_core.facts.known import (
+    Bounded,
+    Evidence,
+    Known,
+    NotKnown,
+    Sure,
+    Value,
+    Within,
+    value_of,
+)
 from varuna_core.planner.profile.gpus import GpuProduct, list_gpus
 from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer
 from varuna_core.records.formatting import format_duration, format_seconds, format_share
 from varuna_core.records.training import Training
 from vjob.reports.analysis.accounting import Accounting
+from vjob.reports.analysis.readings import LOG, bound_share
 from vjob.reports.analysis.step_times import Goodput, drop_first
 from vjob.reports.load.tables import Job
 
@@ -44,108 +55,202 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """Figures of the whole run; None where nothing tells."""
+    """Figures of the whole run."""
 
     state: str
     nodes: int
     devices: Mapping[str, int]
     """How many of each kind."""
-    duration_s: float | None
-    queued_s: float
-    last_step: int | None
-    num_steps: int | None
-    step_s: float | None
+    duration_s: Known[float]
+    queued_s: Known[float]
+    last_step: Known[int]
+    num_steps: Known[int]
+    step_s: Known[float]
     """The median, without each attempt's first."""
-    samples_per_s: float | None
-    tokens_per_s: float | None
-    speeds: tuple[Speed, ...]
-    goodput: Known[float]
-    rank_hours: float
+    left_s: Known[float]
+    """Until the last step at that pace."""
+    samples_per_s: Known[float]
+    tokens_per_s: Known[float]
+    goodput: Bounded[float]
+    start: Bounded[float]
+    """Share of all time that the starts took."""
+    idle: Known[float]
+    """Share of a step in which ranks wait for other ranks' work."""
+    rank_hours: Known[float]
     """From the first start to the end, of all ranks."""
-    cost: float | None
+    cost: Known[float]
     """In the unit of the conf's prices."""
+    speeds: tuple[Speed, ...]
 
     @property
     def has_gpus(self) -> bool:
         return any(kind.upper() != "CPU" for kind in self.devices)
 
 
-def summarise(job: Job, accounting: Accounting, goodput: Goodput, times: pd.DataFrame) -> Headline:
+def summarise(
+    job: Job, accounting: Accounting, goodput: Goodput, times: pd.DataFrame, idle: Known[float]
+) -> Headline:
     """`times` as of build_step_times."""
-    later = drop_first(times)
-    step_s = float(later["took_s"].median()) if len(later) else None
-    iterations = job.logs["iterations"]
-    batch = _find_batch(job.training, iterations)
-    samples = batch / step_s if batch and step_s else _find_mean(iterations, "samples_per_s")
-    length = job.training.sequence if job.training is not None else None
-    tokens = samples * length if samples and length else _find_mean(iterations, "tokens_per_s")
-    seen = [span.last_step for span in goodput.attempts if span.last_step is not None]
+    step, total = _find_last(goodput), find_num_steps(job)
+    step_s = measure_pace(times, goodput)
+    state = _describe_state(job)
     held = accounting.rows
-    queued = accounting.attempts[0].started - accounting.attempts[0].since if len(held) else 0.0
-    duration = accounting.attempts[-1].ended - accounting.attempts[0].since if len(held) else None
-    hours = float((held["span_s"] - held["queue_s"]).sum()) / 3600
+    clock = Evidence("events and exits", Sure.MEASURED)
+    no_clock = NotKnown("nothing tells when the run began and ended", (clock,))
+    hours: Known[float] = no_clock
+    duration: Known[float] = no_clock
+    queued: Known[float] = no_clock
+    if len(held):
+        first, last = accounting.attempts[0], accounting.attempts[-1]
+        hours = Value(float((held["span_s"] - held["queue_s"]).sum()) / 3600, (clock,))
+        duration = Value(last.ended - first.since, (clock,))
+        queued = Value(first.started - first.since, (clock,))
+    seconds, may = accounting.seconds.get("start", 0.0), accounting.may.get("start", 0.0)
+    reason = goodput.reason if may else ""
     return Headline(
-        state=_describe_state(job),
+        state=state,
         nodes=_count_nodes(job),
         devices=_count_devices(job, accounting),
         duration_s=duration,
         queued_s=queued,
-        last_step=max(seen, default=None),
-        num_steps=_find_num_steps(job),
+        last_step=step,
+        num_steps=total,
         step_s=step_s,
-        samples_per_s=samples,
-        tokens_per_s=tokens,
-        speeds=tuple(_measure_speeds(job, step_s)),
+        left_s=_estimate_left(job, step, total, step_s),
+        samples_per_s=_find_rate(job, "samples_per_s", step_s),
+        tokens_per_s=_find_rate(job, "tokens_per_s", step_s),
         goodput=goodput.share,
+        start=bound_share(seconds, may, accounting.total_s, goodput.proof, reason),
+        idle=idle,
         rank_hours=hours,
         cost=_find_cost(job, hours),
+        speeds=tuple(_measure_speeds(job, value_of(step_s))),
     )
 
 
-def _find_num_steps(job: Job) -> int | None:
+LEAST_STEPS = 3
+"""Steps with a time, of lines, from which a pace is known."""
+
+
+def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
+    """Seconds of the median step; a single line is no pace."""
+    later, (proof,) = drop_first(times), goodput.proof
+    num_steps = int(times["covers"].sum())
+    evidence = (replace(proof, seen=num_steps),)
+    if later.empty:
+        return NotKnown("no time of a step was read", evidence)
+    if goodput.source == LOG and num_steps < min(LEAST_STEPS, proof.expected or LEAST_STEPS):
+        return NotKnown(f"{num_steps} of {proof.expected} steps have a time", evidence)
+    return Value(float(later["took_s"].median()), evidence)
+
+
+def _find_last(goodput: Goodput) -> Known[int]:
+    seen = [span.last_step for span in goodput.attempts if span.last_step is not None]
+    proof = (Evidence(goodput.source, Sure.REPORTED),)
+    return Value(max(seen), proof) if seen else NotKnown("no step was read", proof)
+
+
+def _estimate_left(
+    job: Job, step: Known[int], total: Known[int], step_s: Known[float]
+) -> Known[float]:
+    if has_ended_badly(job) or has_ended_well(job):
+        return NotKnown("the run is over")
+    for known in (step, total, step_s):
+        if isinstance(known, NotKnown):
+            return known
+    evidence = tuple(replace(one, sure=Sure.ESTIMATED) for one in step_s.evidence)
+    last, most, pace_s = value_of(step), value_of(total), value_of(step_s)
+    return Value(max(0, (most or 0) - (last or 0)) * (pace_s or 0.0), evidence)
+
+
+def _find_rate(job: Job, name: str, step_s: Known[float]) -> Known[float]:
+    """Samples or tokens a second: of the batch and the pace, else as lines print them."""
+    iterations, training = job.logs["iterations"], job.training
+    batch, pace_s = _find_batch(training, iterations), value_of(step_s)
+    if name == "tokens_per_s" and batch:
+        batch = batch * training.sequence if training is not None else None
+    if batch and pace_s:
+        proof = tuple(replace(one, sure=Sure.INFERRED) for one in step_s.evidence)
+        return Value(batch / pace_s, proof)
+    printed = pd.to_numeric(iterations.get(name, pd.Series(dtype=float)), errors="coerce").dropna()
+    proof = (Evidence("lines", Sure.REPORTED, seen=len(printed)),)
+    if len(printed):
+        return Value(float(printed.median()), proof)
+    return NotKnown("a step's time or its batch is not known", proof)
+
+
+def find_num_steps(job: Job) -> Known[int]:
     """The steps that the training is to take: by its lines, else by the conf."""
     iterations = job.logs["iterations"]
     told = iterations["num_steps"].dropna() if len(iterations) else iterations
     if len(told):
-        return int(told.iloc[-1])
+        return Value(int(told.iloc[-1]), (Evidence("lines", seen=len(told)),))
     if job.training is not None:
-        return job.training.steps
+        return Value(job.training.steps, (Evidence("conf"),))
     train = job.conf.get("train")  # of a script: keys that it is given
     steps = train.get("steps") if isinstance(train, dict) else None
-    return steps if isinstance(steps, int) else None
+    if isinstance(steps, int):
+        return Value(steps, (Evidence("conf"),))
+    return NotKnown("neither a line nor the conf has the number of steps")
 
 
-def list_facts(found: Headline) -> Iterator[tuple[str, str]]:
-    """(name, value) of what is known, as people write it."""
-    yield "state", found.state
+class Fact(NamedTuple):
+    """A figure as people write it."""
+
+    name: str
+    value: str
+    is_known: bool = True
+
+
+def list_facts(found: Headline) -> Iterator[Fact]:
+    """What is known, and the reason where the goodput or the pace is not."""
+    yield Fact("state", found.state)
     nodes = f"{found.nodes} node{'s' if found.nodes != 1 else ''}"
     devices = ", ".join(f"{count} x {kind}" for kind, count in found.devices.items())
-    yield "on", f"{nodes}, {devices}" if devices else nodes
-    if found.duration_s is not None:
-        queued = f", {format_duration(found.queued_s)} of it before the start"
-        yield "took", format_duration(found.duration_s) + (queued if found.queued_s >= 1 else "")
-    if found.last_step is not None:
-        of = f" of {found.num_steps:,}" if found.num_steps else ""
-        each = f", {format_seconds(found.step_s)} each" if found.step_s is not None else ""
-        yield "steps", f"{found.last_step:,}{of}{each}"
-    if found.tokens_per_s:
-        yield "speed", f"{format_count(found.tokens_per_s)} tokens/s"
-    elif found.samples_per_s:
-        yield "speed", f"{format_count(found.samples_per_s)} samples/s"
+    yield Fact("on", f"{nodes}, {devices}" if devices else nodes)
+    if isinstance(found.duration_s, Value):
+        queued_s = value_of(found.queued_s) or 0.0
+        queued = f", {format_duration(queued_s)} of it before the start" if queued_s >= 1 else ""
+        yield Fact("took", format_duration(found.duration_s.value) + queued)
+    if isinstance(found.last_step, Value):
+        total, step_s = value_of(found.num_steps), value_of(found.step_s)
+        of = f" of {total:,}" if total else ""
+        each = f", {format_seconds(step_s)} each" if step_s is not None else ""
+        yield Fact("steps", f"{found.last_step.value:,}{of}{each}")
+        if isinstance(found.step_s, NotKnown):
+            yield Fact("pace", f"not known: {found.step_s.reason}", is_known=False)
+    if left_s := value_of(found.left_s):
+        yield Fact("left", format_duration(left_s))
+    if tokens := value_of(found.tokens_per_s):
+        yield Fact("speed", f"{format_count(tokens)} tokens/s")
+    elif samples := value_of(found.samples_per_s):
+        yield Fact("speed", f"{format_count(samples)} samples/s")
     for speed in found.speeds:
         text = f"{speed.tflops:.3g} TFLOPS each"
         if speed.tflops < 0.1:
             text = f"{speed.tflops * 1000:.3g} GFLOPS each"
         if speed.utilization is not None:
             text += f", MFU {format_share(speed.utilization)} of {speed.peak:g} ({speed.source})"
-        yield speed.kind, text
-    if isinstance(found.goodput, Value):
-        yield "goodput", f"{format_share(found.goodput.value)} of the time since the start"
-    elif found.last_step is not None:
-        yield "goodput", f"not known: {found.goodput.reason}"
+        yield Fact(speed.kind, text)
+    if isinstance(found.goodput, NotKnown):
+        yield Fact("goodput", f"not known: {found.goodput.reason}", is_known=False)
+    else:
+        yield Fact("goodput", f"{format_bounded(found.goodput)} of the time since the start")
     unit = "GPU-hours" if found.has_gpus else "rank-hours"
-    cost = f", {found.cost:.2f} at the conf's prices" if found.cost is not None else ""
-    yield "used", f"{found.rank_hours:.3g} {unit}{cost}"
+    if isinstance(found.rank_hours, Value):
+        cost = value_of(found.cost)
+        price = f", {cost:.2f} at the conf's prices" if cost is not None else ""
+        yield Fact("used", f"{found.rank_hours.value:.3g} {unit}{price}")
+    else:
+        yield Fact("used", f"not known: {found.rank_hours.reason}", is_known=False)
+
+
+def format_bounded(share: Value[float] | Within[float]) -> str:
+    """`61 %`, or `28 % to 33 %`."""
+    if isinstance(share, Value):
+        return format_share(share.value)
+    low, high = format_share(share.low), format_share(share.high)
+    return low if low == high else f"{low} to {high}"
 
 
 def format_count(number: float) -> str:
@@ -211,11 +316,6 @@ def _find_batch(training: Training | None, iterations: pd.DataFrame) -> float | 
     return float(sizes.iloc[-1]) if len(sizes) else None
 
 
-def _find_mean(iterations: pd.DataFrame, name: str) -> float | None:
-    numbers = pd.to_numeric(iterations.get(name, pd.Series(dtype=float)), errors="coerce").dropna()
-    return float(numbers.median()) if len(numbers) else None
-
-
 def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
     """Each kind's share of the model by the layers of its stages, in the last attempt."""
     training, traces = job.training, [t for t in job.traces.ranks if t.has_header]
@@ -268,11 +368,15 @@ def _find_product(kind: str) -> GpuProduct | None:
     return found[0] if len({gpu.half_tflops for gpu in found}) == 1 else None
 
 
-def _find_cost(job: Job, hours: float) -> float | None:
+def _find_cost(job: Job, hours: Known[float]) -> Known[float]:
     """By the conf's prices of a node-hour, of each group by its GPU's type or its own name."""
+    proof = (Evidence("the conf's prices", Sure.INFERRED),)
+    unknown = NotKnown("the conf has no prices for all of its nodes", proof)
     prices = job.conf.get("prices")
+    if isinstance(hours, NotKnown):
+        return hours
     if not isinstance(prices, Mapping) or not prices or not job.plan.nodes:
-        return None
+        return unknown
     known = {str(kind).casefold(): price for kind, price in prices.items()}
     cost, ranks = 0.0, 0
     for group in job.plan.nodes:
@@ -280,7 +384,7 @@ def _find_cost(job: Job, hours: float) -> float | None:
         names = (kind, kind.partition("-")[0], group.name.casefold())
         price = next((known[name] for name in names if name in known), None)
         if not isinstance(price, (int, float)):
-            return None
+            return unknown
         cost += price * group.count
         ranks += group.count * group.ranks
-    return hours * cost / ranks if ranks else None
+    return Value(hours.value * cost / ranks, proof) if ranks else unknown

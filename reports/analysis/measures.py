@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value, value_of
 from varuna_core.records.logs.trace import COMPUTE
 from vjob.reports.analysis.accounting import (
     WAITS,
@@ -24,7 +25,7 @@ from vjob.reports.analysis.balance import (
     find_stragglers,
     suggest_partition,
 )
-from vjob.reports.analysis.headline import Headline, summarise
+from vjob.reports.analysis.headline import Headline, find_num_steps, summarise
 from vjob.reports.analysis.idle_time import Bubbles, compare_bubbles, measure_communication
 from vjob.reports.analysis.pipeline import (
     PathPart,
@@ -33,13 +34,11 @@ from vjob.reports.analysis.pipeline import (
     list_waits,
     observe,
 )
+from vjob.reports.analysis.readings import LOG, TRACE, to_spans
 from vjob.reports.analysis.step_times import (
-    LOG,
-    TRACE,
     Goodput,
     Outlier,
     build_step_times,
-    count_repeated,
     find_outliers,
     measure_bubbles,
     measure_goodput,
@@ -132,11 +131,14 @@ def analyse(job: Job) -> Analysis:
         job.outcomes,
         labels,
         LOG if job.traces.is_sample or job.traces.steps.empty else TRACE,
+        to_spans(job.logs["spans"]),
+        value_of(find_num_steps(job)),
     )
+    bubbles = measure_bubbles(job.traces.steps)
     accounting = _account(job, goodput, list(looked_at.values()), failed)
     return Analysis(
         times=times,
-        bubbles=measure_bubbles(job.traces.steps),
+        bubbles=bubbles,
         steps=steps,
         outliers=tuple(find_outliers(times, job.traces.steps)),
         stragglers=tuple(find_stragglers(job.traces.steps, list_ranks(job))),
@@ -144,11 +146,23 @@ def analyse(job: Job) -> Analysis:
         suggestion=suggest_partition(partition, median.stage_work_s) if median else None,
         goodput=goodput,
         accounting=accounting,
-        headline=summarise(job, accounting, goodput, times),
+        headline=summarise(job, accounting, goodput, times, _measure_idle(bubbles, median)),
         curves=_build_curves(job.logs["iterations"]),
         memory=_find_memory(job),
         missing_ranks=_find_missing(job),
     )
+
+
+def _measure_idle(bubbles: pd.DataFrame, median: StepAnalysis | None) -> Known[float]:
+    """The bubble: of all steps where traces have them, else of the one that was looked at."""
+    shares = bubbles["bubble_share"].dropna()
+    if len(shares):
+        return Value(float(shares.median()), (Evidence("trace", Sure.MEASURED, seen=len(shares)),))
+    found = [one.measured for one in median.bubbles] if median is not None else []
+    if found:
+        proof = Evidence(f"step {median.step}" if median else "", Sure.MEASURED, seen=1)
+        return Value(sum(found) / len(found), (proof,))
+    return NotKnown("no trace and no timer has the work of a step's stages")
 
 
 def _list_failed(job: Job) -> list[str]:
@@ -190,7 +204,7 @@ def _account(
         steps.assign(begin_s=steps["begin_s"] + zero_s),
         _list_after(traces),
         _measure_waits(job, looked_at),
-        _list_logged(job, log_lines, labels),
+        {one.label: one.readings for one in goodput.attempts if one.readings is not None},
         log_lines,
     )
     begun = {
@@ -259,37 +273,6 @@ def _list_log_lines(job: Job) -> pd.DataFrame:
         return times
     others = lines[lines["time_ms"].isna()][["attempt", "step"]]
     return pd.concat([times, others.assign(took_s=float("nan"), count=1)], ignore_index=True)
-
-
-def _list_logged(job: Job, log_lines: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
-    """A row an attempt: what its log tells of the time that its steps took."""
-    times = log_lines.dropna(subset=["took_s"])
-    all_s = times["took_s"] * times["count"]
-    again_s = times["took_s"] * count_repeated(times, log_lines, labels)
-    spans = job.logs["spans"].groupby("attempt")
-    first, last = spans["first_s"].min(), spans["last_s"].max()
-    apart = spans[["checkpoint_s", "evaluate_s"]].max()
-    rows = []
-    for label in labels:
-        is_own = times["attempt"] == label
-        own = all_s[is_own]
-        known = label in first.index and len(own) > 0
-        # The first line may have no time of its own: its step took as long as the next ones.
-        begun = log_lines.loc[log_lines["attempt"] == label, "step"].min()
-        is_timed = known and times.loc[is_own, "step"].iloc[0] == begun
-        before_s = (own if is_timed else times.loc[is_own, "took_s"]).iloc[0] if known else 0.0
-        rows.append(
-            {
-                "attempt": label,
-                "steps_s": float(own.sum()),
-                "repeated_s": float(again_s[own.index].sum()),
-                "first_s": float(first[label]) - float(before_s) if known else float("nan"),
-                "last_s": float(last[label]) if known else float("nan"),
-                "checkpoint_s": float(apart["checkpoint_s"][label]) if known else 0.0,
-                "evaluate_s": float(apart["evaluate_s"][label]) if known else 0.0,
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def list_ranks(job: Job) -> pd.DataFrame:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+from varuna_core.facts.known import Bounded, Evidence, NotKnown, Sure
+from vjob.reports.analysis.readings import (
+    LOG,
+    TRACE,
+    Readings,
+    bound_share,
+    limit,
+    measure_readings,
+)
 
 FAR = 6.0
 """A step stands out beyond so many deviations (median absolute, scaled to a normal one's)..."""
@@ -60,6 +69,7 @@ def build_step_times(
     table["covers"] = table["count"]
     if "timed" in table:  # from times of writing, which leave pauses out
         table["count"] = table["timed"].fillna(table["count"])
+        table["covers"] = np.maximum(table["covers"], table["count"])
     return table[columns].reset_index(drop=True)
 
 
@@ -177,19 +187,24 @@ class AttemptSpan:
     label: str
     started: float | None
     ended: float | None
+    ran: float | None
+    """When its first rank began."""
     first_step: int | None
     last_step: int | None
-    steps_s: float
-    repeated_s: float
-    """Steps that a later attempt did again."""
+    readings: Readings | None
+    """None where no step was read."""
     outcome: str
+    may_s: float = 0.0
+    """Time that steps may have taken beside those that are known."""
 
     @property
-    def lost_s(self) -> float | None:
-        """What was no useful step: starting, waiting, ending, and steps done again."""
-        if self.started is None or self.ended is None:
-            return None
-        return max(0.0, self.ended - self.started - self.steps_s + self.repeated_s)
+    def steps_s(self) -> float:
+        return self.readings.steps_s if self.readings is not None else 0.0
+
+    @property
+    def repeated_s(self) -> float:
+        """Steps that a later attempt did again."""
+        return self.readings.repeated_s if self.readings is not None else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,48 +213,48 @@ class Goodput:
 
     attempts: tuple[AttemptSpan, ...]
     wall_s: float | None
-    useful_s: float
     between_s: float
     """Between an attempt's end and the next one's start."""
-    steps: Known[int]
-    """How many steps have a time; not known where these do not account for the run."""
+    source: str
 
     @property
-    def share(self) -> Known[float]:
+    def useful_s(self) -> float:
+        return sum(item.steps_s - item.repeated_s for item in self.attempts)
+
+    @property
+    def covers(self) -> bool:
+        """True where nearly all of the time between first and last steps is accounted for."""
+        found = [item.readings for item in self.attempts if item.readings is not None]
+        return bool(self.useful_s) and all(one.covers for one in found)
+
+    @property
+    def tells_silence(self) -> bool:
+        """True where a step would have been seen soon after it was done."""
+        return self.source == TRACE or self.covers
+
+    @property
+    def reason(self) -> str:
+        """Why not all of the steps' time is known; empty where it is."""
+        found = [item.readings for item in self.attempts if item.readings is not None]
+        if not any(item.steps_s for item in self.attempts):
+            return "no time of a step was read"
+        return next((item.reason for item in found if item.reason), "")
+
+    @property
+    def proof(self) -> tuple[Evidence, ...]:
+        """How many of the steps have a time."""
+        found = [item.readings for item in self.attempts if item.readings is not None]
+        seen, expected = sum(one.seen for one in found), sum(one.expected for one in found)
+        return (Evidence(self.source, Sure.MEASURED, seen=seen, expected=expected or None),)
+
+    @property
+    def share(self) -> Bounded[float]:
         """The part of the time that was useful steps."""
-        if isinstance(self.steps, NotKnown):
-            return self.steps
-        if not self.wall_s:
-            return NotKnown("nothing tells when the run began and ended", self.steps.evidence)
-        return Value(min(1.0, self.useful_s / self.wall_s), self.steps.evidence)
-
-
-LEAST_COVERED = 0.9
-"""Of the steps between the first and the last one, the part whose times must be known."""
-
-
-def count_steps(times: pd.DataFrame, every: pd.DataFrame, source: str) -> Known[int]:
-    """Steps that have a time, where they are nearly all that were done.
-
-    `times` as of build_step_times; `every` has the attempt and step of all that is known. A trace
-    says where it began; lines that begin at step 10 may lack the steps before it.
-    """
-    if times.empty:
-        return NotKnown("no time of a step was read", (Evidence(source, Sure.MEASURED),))
-    low = (times["step"] - times["covers"] + 1).groupby(times["attempt"]).min()
-    bounds = every.groupby("attempt")["step"].agg(["min", "max"])
-    first = np.minimum(bounds["min"], low.reindex(bounds.index).fillna(bounds["min"]))
-    expected = int((bounds["max"] - first + 1).sum())
-    seen = min(int(times["covers"].sum()), expected)
-    evidence = (Evidence(source, Sure.MEASURED, seen=seen, expected=expected),)
-    if seen < LEAST_COVERED * expected:
-        return NotKnown(f"{seen} of {expected} steps have a time", evidence)
-    if source != TRACE and first.min() > 1:
-        return NotKnown(f"the first step that was read is {int(first.min())}", evidence)
-    return Value(seen, evidence)
-
-
-TRACE, LOG = "trace", "log"
+        may_s = sum(item.may_s for item in self.attempts)
+        if not self.useful_s and self.reason:
+            return NotKnown(self.reason, self.proof)
+        slack_s = sum(item.readings.slack_s for item in self.attempts if item.readings)
+        return bound_share(self.useful_s, may_s, self.wall_s, self.proof, self.reason, slack_s)
 
 
 def measure_goodput(
@@ -251,11 +266,14 @@ def measure_goodput(
     outcomes: Mapping[str, str],
     labels: Sequence[str],
     source: str = LOG,
+    spans: Mapping[str, Mapping[str, float]] | None = None,
+    total: int | None = None,
 ) -> Goodput:
     """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order.
 
     `iterations` are the lines about steps: some of them, the last ones above all, have no time.
-    `source` is TRACE where `times` begin with those of traces.
+    `source` is TRACE where `times` begin with those of traces. `spans` as of to_spans; `total` is
+    the number of steps of the training.
     """
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
     every = pd.concat(seen) if seen else times
@@ -266,27 +284,59 @@ def measure_goodput(
     attempts = []
     for label in labels:
         own = steps[steps["attempt"] == label]
-        spans = exits[exits["attempt"] == label] if not exits.empty else exits
-        begins = _list_numbers(spans, "started")
-        ends = _list_numbers(spans, "ended")
+        ranks = exits[exits["attempt"] == label] if len(exits) else exits
+        begins, ends = _list_numbers(ranks, "started"), _list_numbers(ranks, "ended")
+        ran = min(begins, default=None)
         began = own["begin_s"].dropna()
         own_steps = every.loc[every["attempt"] == label, "step"]
         if len(began):
             begins.append(zero_s + float(began.min()))
             ends.append(zero_s + float((own["begin_s"] + own["took_s"]).max()))
         begins += _find_start(history, label, labels)
+        is_traced = source == TRACE and len(began) > 0
+        found = measure_readings(
+            own,
+            [int(step) for step in own_steps],
+            {} if is_traced else (spans or {}).get(label, {}),
+            total,
+            is_traced=is_traced,
+        )
+        again_s = float(own["again_s"].sum())
+        if found is not None:
+            if is_traced:
+                found = replace(
+                    found,
+                    steps_s=float(own["all_s"].sum()),
+                    first_at=zero_s + float(began.min()),
+                    last_at=zero_s + float((own["begin_s"] + own["took_s"]).max()),
+                )
+            found = replace(found, repeated_s=min(again_s, found.steps_s))
+            found = limit(
+                found,
+                ran if ran is not None else min(begins, default=None),
+                max(ends, default=None),
+            )
         attempts.append(
             AttemptSpan(
                 label=label,
                 started=min(begins, default=None),
                 ended=max(ends, default=None),
+                ran=ran,
                 first_step=int(own_steps.min()) if len(own_steps) else None,
                 last_step=int(own_steps.max()) if len(own_steps) else None,
-                steps_s=float(own["all_s"].sum()),
-                repeated_s=float(own["again_s"].sum()),
+                readings=found,
                 outcome=outcomes.get(label, ""),
+                may_s=found.may_s if found is not None else 0.0,
             )
         )
+    if source != TRACE:  # an attempt without a line ended before its first one
+        longest_s = max((one.readings.between_s for one in attempts if one.readings), default=inf)
+        attempts = [
+            replace(one, may_s=min(longest_s, one.ended - one.ran))
+            if one.readings is None and one.ran is not None and one.ended is not None
+            else one
+            for one in attempts
+        ]
     known = [item for item in attempts if item.started is not None and item.ended is not None]
     starts = [item.started for item in known if item.started is not None]
     stops = [item.ended for item in known if item.ended is not None]
@@ -294,9 +344,8 @@ def measure_goodput(
     return Goodput(
         attempts=tuple(attempts),
         wall_s=max(stops) - min(starts) if known else None,
-        useful_s=sum(item.steps_s - item.repeated_s for item in attempts),
         between_s=between,
-        steps=count_steps(times, every, source),
+        source=source,
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, fields
 from typing import Any
 
-from varuna_core.facts.known import Evidence, NotKnown, Sure, Value, as_json
-from varuna_core.records.formatting import format_duration, format_share
-from vjob.reports.analysis.accounting import describe_class
+from varuna_core.facts.known import Evidence, NotKnown, Sure, Value, Within, as_json
+from varuna_core.records.formatting import format_duration
+from vjob.reports.analysis.accounting import describe_class, format_least
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import Headline, list_facts
 from vjob.reports.analysis.measures import Analysis
@@ -24,7 +24,7 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
     lines: list[str] = [f"report of {job.sources.name}"]
     if is_partial:
         lines.append("the job has not ended: this is what is there so far")
-    lines += ["", *(f"  {name}: {value}" for name, value in list_facts(analysis.headline))]
+    lines += ["", *(f"  {one.name}: {one.value}" for one in list_facts(analysis.headline))]
     time = _list_time(analysis)
     if time.rows:
         lines += ["", "TIME", *(f"  {line}" for line in render_table(time, len(time.rows)))]
@@ -44,7 +44,7 @@ def build_json(
 ) -> dict[str, Any]:
     """The figures of the header, where the time of all ranks went, and the findings."""
     accounting = analysis.accounting
-    seconds, shares = accounting.seconds, accounting.shares
+    seconds, shares, bounds = accounting.seconds, accounting.shares, accounting.bounds
     return {
         "format": 2,
         "job": job.sources.name,
@@ -55,6 +55,7 @@ def build_json(
                 "class": name,
                 "seconds": seconds[name],
                 "share": shares[name],
+                "at_most": bounds[name][1],
                 "parts": dict(accounting.start) if name == "start" else {},
             }
             for name in shares
@@ -63,30 +64,15 @@ def build_json(
     }
 
 
-SOURCES: Mapping[str, tuple[str, Sure, str]] = {
-    "duration_s": ("events and exits", Sure.MEASURED, "nothing tells when the run began and ended"),
-    "queued_s": ("the scheduler's times", Sure.REPORTED, ""),
-    "last_step": ("traces and logs", Sure.REPORTED, "no step was read"),
-    "num_steps": ("logs, else the conf", Sure.REPORTED, "neither a line nor the conf says it"),
-    "step_s": ("traces or logs", Sure.MEASURED, "no time of a step was read"),
-    "samples_per_s": ("the median step", Sure.INFERRED, "a step's time or its samples are missing"),
-    "tokens_per_s": ("the median step", Sure.INFERRED, "a step's time or its tokens are missing"),
-    "rank_hours": ("events and exits", Sure.MEASURED, ""),
-    "cost": ("the conf's prices", Sure.INFERRED, "the conf has no prices for all of its nodes"),
-}
-"""Figures of the headline: the source, and the reason where there is none."""
-
-
 def show_headline(found: Headline) -> dict[str, Any]:
-    """Each figure as a value or the reason why it is not known, with its evidence."""
-    shown: dict[str, Any] = {name: getattr(found, name) for name in ("state", "nodes", "devices")}
-    for name, (source, sure, reason) in SOURCES.items():
-        value, evidence = getattr(found, name), (Evidence(source, sure),)
-        shown[name] = as_json(
-            NotKnown(reason, evidence) if value is None else Value(value, evidence)
-        )
-    shown["goodput"] = as_json(found.goodput)
+    """Each figure with its evidence: a value, its bounds, or the reason why it is not known."""
+    values = {one.name: getattr(found, one.name) for one in fields(found)}
     speeds = [{**asdict(one), "utilization": one.utilization} for one in found.speeds]
+    known = (Value, Within, NotKnown)
+    shown = {
+        name: as_json(value) if isinstance(value, known) else value
+        for name, value in values.items()
+    }
     return {**shown, "speeds": speeds}
 
 
@@ -145,11 +131,11 @@ def _list_time(analysis: Analysis) -> ReportTable:
     rows = [
         (
             name,
-            format_share(share),
+            format_least(found, name),
             format_duration(found.seconds[name]),
             describe_class(found, name),
         )
-        for name, share in found.shares.items()
+        for name in found.shares
     ]
     columns = ("class", "share", "of all ranks", "what")
     return ReportTable(title="time", columns=columns, rows=rows)

@@ -58,6 +58,7 @@ _JOB_INFO_MARK = b"NODE_RANK: "
 _JOB_INFO_BYTES = 4096
 _HEAD = re.compile(rb"iteration +\d+/")
 """A Megatron line, or the torn beginning of one."""
+PHASES = ("checkpoint_s", "evaluate_s", "pause_s")
 RARE = ("samples_per_s", "tokens_per_s")
 """Columns only of logs that have them. One more is `timed`: the number of steps that `time_ms` is
 the mean of, where it follows from times of writing."""
@@ -97,7 +98,8 @@ class LogTables:
     """By attempt."""
     spans: list[dict[str, Any]] = field(default_factory=list)
     """When a log's first line about a step and its last one about steps, saves or evaluations
-    were written, and what the latter took."""
+    were written, how far apart both may be otherwise, and PHASES: what saves and evaluations took,
+    by their lines or between lines about steps."""
     calls: list[pd.DataFrame] = field(default_factory=list)
     timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """(timer, rank): count, sum and most, ms."""
@@ -125,7 +127,7 @@ class LogTables:
             "phases": pd.DataFrame(self.phases.rows),
             "spans": pd.DataFrame(
                 self.spans,
-                columns=["attempt", "node", "first_s", "last_s", "checkpoint_s", "evaluate_s"],
+                columns=["attempt", "node", "first_s", "last_s", "slack_s", *PHASES],
             ),
             "timers_by_rank": pd.DataFrame(by_rank),
             "timers_by_step": pd.DataFrame(by_step),
@@ -167,6 +169,9 @@ class LogReader:
         """When the line that is read now was written."""
         self._held_at: float | None = None
         self._num_timed: int | None = None
+        self._pause_s = 0.0
+        """Time between lines with a checkpoint or an evaluation in it, of which no line has the
+        length."""
         self._bar: Iteration | None = None
         self._in_vain = 0
         self._pattern, self._steps = pattern, StepReader(pattern)
@@ -237,8 +242,9 @@ class LogReader:
         phases = [phase for phase in sorted(self._phases) if phase[0] >= first]
         last = max(self._places[-1], phases[-1][0] if phases else 0)
         found: dict[int, float] = {}
+        slack: dict[int, float] = {}
         for place in sorted({first, last, *(place for place, _, _ in phases)}):
-            at, _ = marks.find_exact(place)
+            at, slack[place] = marks.find_exact(place)
             found[place] = float("nan") if at is None else at
         took = {CHECKPOINT: 0.0, EVALUATION: 0.0}
         begun: dict[str, float] = {}
@@ -254,8 +260,10 @@ class LogReader:
                 "node": self.node,
                 "first_s": found[first],
                 "last_s": found[last],
+                "slack_s": slack[first] + slack[last],
                 "checkpoint_s": took[CHECKPOINT],
                 "evaluate_s": took[EVALUATION],
+                "pause_s": max(self._pause_s - sum(took.values()), 0.0),
             }
         )
 
@@ -357,6 +365,7 @@ class LogReader:
         """Record a line about a step; `between` is the text since the one before."""
         found = told.line
         if self._steps.is_slow(told) and any(mark in between for mark in PHASE_MARKS):
+            self._pause_s += (found.time_ms or 0.0) * (told.num_timed or 1) / 1000
             found = replace(found, time_ms=None)
         if found.step == NO_STEP:
             if self._bar is None:

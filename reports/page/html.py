@@ -23,6 +23,7 @@ from plotly.offline import get_plotlyjs, get_plotlyjs_version
 
 from varuna_core import __version__
 from vjob.reports.analysis.findings import Finding
+from vjob.reports.analysis.headline import Fact
 from vjob.reports.page.sections import ReportTable, shorten
 
 LEVEL = 6
@@ -81,8 +82,8 @@ class Page:
     name: str
     made_at: str
     is_partial: bool = False
-    facts: Sequence[tuple[str, str]] = ()
-    """What stands at the top: (name, value)."""
+    facts: Sequence[Fact] = ()
+    """What stands at the top."""
     bar: Sequence[BarPart] = ()
     bar_note: str = ""
     findings: Sequence[Finding] = ()

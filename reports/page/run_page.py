@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from varuna_core.records.files import read_text
-from varuna_core.records.formatting import format_duration, format_share
-from vjob.reports.analysis.accounting import Accounting, describe_class
+from varuna_core.records.formatting import format_duration
+from vjob.reports.analysis.accounting import Accounting, describe_class, format_least
 from vjob.reports.analysis.findings import OWN_PROGRAMS, Finding
 from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import Analysis
@@ -310,7 +310,7 @@ def list_bar(accounting: Accounting) -> list[BarPart]:
             name=name,
             share=share / whole,
             meaning=describe_class(accounting, name),
-            value=f"{format_share(share)}, {format_duration(accounting.seconds[name])}",
+            value=f"{format_least(accounting, name)}, {format_duration(accounting.seconds[name])}",
         )
         for name, share in shares.items()
     ]

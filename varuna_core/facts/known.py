@@ -62,12 +62,30 @@ class NotKnown:
     evidence: Tuple[Evidence, ...] = ()
 
 
+@dataclass(frozen=True)
+class Within(Generic[T]):
+    """Bounds of a value: what is proved, and what is not excluded."""
+
+    low: T
+    high: T
+    evidence: Tuple[Evidence, ...] = ()
+
+
 Known = Union[Value[T], NotKnown]
+Bounded = Union[Value[T], Within[T], NotKnown]
 
 
-def as_json(known: Known[Any]) -> Dict[str, Any]:
-    """`{"value", "evidence"}`, or `{"not_known", "evidence"}` with the reason."""
+def value_of(known: Bounded[T]) -> Optional[T]:
+    """The value; None where it is not known, or only within bounds."""
+    return known.value if isinstance(known, Value) else None
+
+
+def as_json(known: Bounded[Any]) -> Dict[str, Any]:
+    """`{"value", "evidence"}`, `{"low", "high", "evidence"}` or, with the reason, `{"not_known",
+    "evidence"}`."""
     evidence = [asdict(one) for one in known.evidence]
     if isinstance(known, NotKnown):
         return {"not_known": known.reason, "evidence": evidence}
+    if isinstance(known, Within):
+        return {"low": known.low, "high": known.high, "evidence": evidence}
     return {"value": known.value, "evidence": evidence}

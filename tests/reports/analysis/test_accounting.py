@@ -26,13 +26,14 @@ from vjob.reports.analysis.accounting import (
     list_attempts,
 )
 from vjob.reports.analysis.measures import analyse
+from vjob.reports.analysis.readings import Readings
 from vjob.reports.load.tables import load_job
 from vjob.reports.page.sections import explain_time
 
 NOW = 1_700_000_000.0
 KINDS = ("F", "B", "optimizer", "data", "checkpoint", "evaluate", "all-reduce", "other")
 NO_WAITS = pd.DataFrame(columns=list(WAITS)).astype({name: float for name in WAITS[2:]})
-NO_LOG = pd.DataFrame(columns=["attempt", "steps_s"])
+NO_LOG: dict[str, Readings] = {}
 NO_LINES = pd.DataFrame(columns=["attempt", "step", "took_s", "count"])
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from tests.reports.traces import ORIGIN, write_simulated
+from varuna_core.facts.known import Value
 from varuna_core.records.record import RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
@@ -59,6 +60,10 @@ def test_of_a_run_that_goes_on_all_nodes_count(tmp_path: Path) -> None:
     assert analyse(load_job(tmp_path)).headline.nodes == 2
 
 
+READINGS = SimpleNamespace(first_at=0.0, last_at=1000.0)
+KNOWN = SimpleNamespace(covers=True, attempts=[SimpleNamespace(label="0", readings=READINGS)])
+
+
 def test_a_hot_gpu_is_not_priced_by_the_slow_ranks_of_other_nodes() -> None:
     samples = pd.DataFrame(
         [
@@ -73,7 +78,7 @@ def test_a_hot_gpu_is_not_priced_by_the_slow_ranks_of_other_nodes() -> None:
     )
     slow = SimpleNamespace(ratio=4.0, host="cool")
     analysis: Any = SimpleNamespace(
-        stragglers=[slow], accounting=SimpleNamespace(stepping_s=1000.0)
+        stragglers=[slow], accounting=SimpleNamespace(stepping_s=1000.0), goodput=KNOWN
     )
     (found,) = findings._on_heat(job, analysis)
     assert "GPU 0 of hot ran" in found.sentence
@@ -214,7 +219,7 @@ def make_swapping(swapped_mb: list[float], took_s: list[float]) -> tuple[Any, An
     times["begin_s"] = [float(at) for at in range(len(took_s))]
     traces = SimpleNamespace(steps=pd.DataFrame(), is_sample=False, zero_ns=0)
     accounting = SimpleNamespace(stepping_s=1000.0)
-    analysis = SimpleNamespace(stragglers=[], times=times, accounting=accounting)
+    analysis = SimpleNamespace(stragglers=[], times=times, accounting=accounting, goodput=KNOWN)
     plan = PlanFacts(scheduler="slurm")
     return SimpleNamespace(gpus=samples, traces=traces, plan=plan), analysis
 
@@ -244,7 +249,8 @@ def make_limited(
     job = SimpleNamespace(conf=conf, record=None, plan=plan)
     attempt = SimpleNamespace(started=1000.0, ended=1000.0 + ran_s)
     accounting = SimpleNamespace(attempts=(attempt,))
-    return job, SimpleNamespace(accounting=accounting, headline=SimpleNamespace(queued_s=queued_s))
+    headline = SimpleNamespace(queued_s=Value(queued_s))
+    return job, SimpleNamespace(accounting=accounting, headline=headline)
 
 
 def test_a_long_limit_is_wrong_only_for_a_run_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,202 @@
+"""Time of an attempt by its lines about steps: what they prove, and what they do not exclude.
+
+    began         first reading                    last reading       ended
+      │ start, or steps │ steps, pauses, time unaccounted for │ steps, or end │
+
+A program that prints step 5, 10, 15 did at most five steps before the first line and four after the
+last. One that prints once, at its end, may have done steps all the time, or none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+
+from varuna_core.facts.known import Bounded, Evidence, NotKnown, Value, Within
+from varuna_core.records.formatting import format_share
+from vjob.reports.load.training_log import PHASES
+
+LEAST_COVERED = 0.9
+"""Part of the steps between the first and the last reading, and of the time there, that must be
+accounted for."""
+LEAST_READINGS = 3
+"""So many lines show how often a program prints one."""
+FIRST_TIMES = 2.0
+"""The first steps may take so many times as long as later ones."""
+NARROW = 0.03
+"""Bounds of a share that are no farther apart are one value."""
+WIDE = 0.5
+"""Bounds of a share that are farther apart tell nothing."""
+LIKELY = 0.5
+"""Steps without a time must have had this part of the time that they take at the usual pace."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readings:
+    """Seconds of one attempt. What may be steps is in `before_s`, `gap_s` and `after_s`."""
+
+    steps_s: float
+    """Steps that the lines prove, between the first and the last and right before the first."""
+    repeated_s: float = 0.0
+    """Of these, steps that a later attempt did again."""
+    first_at: float | None = None
+    """When the first proved step began, and when the last line was written; since 1970."""
+    last_at: float | None = None
+    slack_s: float = 0.0
+    """What the time between these may be longer or shorter by."""
+    checkpoint_s: float = 0.0
+    evaluate_s: float = 0.0
+    before_s: float = 0.0
+    gap_s: float = 0.0
+    after_s: float = 0.0
+    between_s: float = math.inf
+    """Time between two lines."""
+    seen: int = 0
+    """Steps that are accounted for, of those that were done."""
+    expected: int = 0
+    covers: bool = False
+    """True where nearly all of the time from the first line to the last is accounted for."""
+    reason: str = ""
+    """Why not all of the steps' time is known; empty where it is."""
+
+    @property
+    def may_s(self) -> float:
+        return self.before_s + self.gap_s + self.after_s
+
+
+TRACE, LOG = "trace", "log"
+"""Sources of steps."""
+
+
+def measure_readings(
+    times: pd.DataFrame,
+    steps: Collection[int],
+    spans: Mapping[str, float],
+    total: int | None = None,
+    *,
+    is_traced: bool = False,
+) -> Readings | None:
+    """`times` as of build_step_times, of one attempt; `steps` are those of all its lines, of which
+    some have no time. `spans` as of to_spans, as far as known.
+    A trace has no line between its steps: nothing that it lacks was before or after these."""
+    if not steps:
+        return None
+    numbers = sorted(set(steps))
+    first, last = numbers[0], numbers[-1]
+    every = max((b - a for a, b in pairwise(numbers)), default=0)
+    every = every if len(numbers) >= LEAST_READINGS else 0
+    rows = times.sort_values("step")
+    is_timed = len(rows) > 0 and rows["step"].iloc[0] == first
+    inner = rows.iloc[1:] if is_timed else rows
+    pace_s = float((inner if len(inner) else rows)["took_s"].median()) if len(rows) else math.nan
+    # Before the first line.
+    own = int(rows["covers"].iloc[0]) if is_timed else 0
+    own_s = float(rows["took_s"].iloc[0] * rows["count"].iloc[0]) if is_timed else 0.0
+    before = 0 if is_traced else max(min(first, every or first) - own, 0)
+    if before == 1 and not own and pace_s == pace_s:
+        before, own, own_s = 0, 1, pace_s  # it took as long as the next ones
+    # Between the first and the last.
+    timed_s = float((inner["took_s"] * inner["count"]).sum())
+    num_timed = min(int(inner["count"].sum()), last - first)
+    missing = last - first - num_timed
+    phases_s = sum(spans.get(name, 0.0) for name in PHASES)
+    first_at, last_at = _find(spans, "first_s"), _find(spans, "last_s")
+    missing_s = missing * pace_s if missing else 0.0
+    gap_s, filled_s = missing_s, 0.0
+    if first_at is not None and last_at is not None:
+        rest_s = max(last_at - first_at - phases_s - timed_s, 0.0)
+        if missing and rest_s >= LIKELY * missing_s:
+            filled_s, num_timed = min(missing_s, rest_s), num_timed + missing
+        gap_s = rest_s - filled_s
+    after = 0 if is_traced else math.inf if total is None else max(total - last, 0)
+    after = min(after, every - 1) if every else after
+    inside_s = timed_s + filled_s
+    found = Readings(
+        steps_s=own_s + inside_s,
+        first_at=None if first_at is None else first_at - own_s,
+        last_at=last_at,
+        slack_s=spans.get("slack_s", 0.0),
+        checkpoint_s=spans.get("checkpoint_s", 0.0),
+        evaluate_s=spans.get("evaluate_s", 0.0),
+        before_s=FIRST_TIMES * _multiply(before, pace_s),
+        gap_s=gap_s if gap_s == gap_s else math.inf,
+        after_s=_multiply(after, pace_s),
+        between_s=_multiply(every or math.inf, pace_s),
+        seen=num_timed + own,
+        expected=last - first + own + before,
+    )
+    covers = inside_s >= LEAST_COVERED * (inside_s + gap_s)
+    return replace(
+        found,
+        covers=covers and (is_traced or len(numbers) >= LEAST_READINGS),
+        reason=_explain(found, first, last, before, covers),
+    )
+
+
+def _explain(found: Readings, first: int, last: int, before: int, covers: bool) -> str:
+    if before:
+        return f"the first step that was read is {first}"
+    if found.seen < LEAST_COVERED * found.expected:
+        return f"{found.seen} of {found.expected} steps have a time"
+    if not covers:
+        share = found.gap_s / (found.steps_s + found.gap_s)
+        return f"steps do not account for {format_share(share)} of the time between their lines"
+    return f"the last step that was read is {last}" if found.after_s == math.inf else ""
+
+
+def _find(spans: Mapping[str, float], name: str) -> float | None:
+    value = spans.get(name, math.nan)
+    return value if value == value else None
+
+
+def _multiply(count: float, pace_s: float) -> float:
+    """Seconds of so many steps; without limit where one is not known."""
+    if not count:
+        return 0.0
+    return count * pace_s if pace_s == pace_s else math.inf
+
+
+def limit(found: Readings, started: float | None, ended: float | None) -> Readings:
+    """The readings of an attempt whose ranks ran from `started` to `ended`: no step was outside."""
+    before_s, after_s = found.before_s, found.after_s
+    if started is not None and found.first_at is not None:
+        before_s = min(before_s, max(found.first_at - started, 0.0))
+    if ended is not None and found.last_at is not None:
+        after_s = min(after_s, max(ended - found.last_at, 0.0))
+    return replace(found, before_s=before_s, after_s=after_s)
+
+
+def bound_share(
+    part_s: float,
+    may_s: float,
+    whole_s: float | None,
+    proof: Sequence[Evidence],
+    reason: str,
+    slack_s: float = 0.0,
+) -> Bounded[float]:
+    """The share of `part_s` in `whole_s`: there may be `may_s` more of it, or `slack_s` less."""
+    evidence = tuple(proof)
+    if not whole_s:
+        why = "nothing tells when the run began and ended"
+        return NotKnown(reason or why, evidence)
+    low = min(1.0, max(part_s - slack_s, 0.0) / whole_s)
+    high = min(1.0, (part_s + may_s) / whole_s)
+    if high - low > WIDE:
+        return NotKnown(reason or "too little of the time is accounted for", evidence)
+    if high - low > NARROW or reason:
+        return Within(low, high, evidence)
+    return Value(min(1.0, part_s / whole_s), evidence)
+
+
+def to_spans(table: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """By attempt: when the logs' first and last lines about steps were written, and phases."""
+    if table.empty:
+        return {}
+    how = {"first_s": "min", "last_s": "max", **dict.fromkeys(("slack_s", *PHASES), "max")}
+    rows: dict[Any, dict[str, float]] = table.groupby("attempt").agg(how).to_dict("index")
+    return {str(label): row for label, row in rows.items()}
