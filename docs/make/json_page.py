@@ -31,7 +31,6 @@ from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.stacks.group import RankStack
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import Headline, Speed
-from vjob.reports.export import text as report
 from vjob.shelf.prune import Candidate
 from vjob.shelf.trial import result as trial
 
@@ -58,8 +57,6 @@ class Table:
     before: tuple[Row, ...] = ()
     after: tuple[Row, ...] = ()
     without: tuple[str, ...] = ()
-    known: tuple[str, ...] = ()
-    """Fields that are printed with their evidence although their type has none."""
 
 
 TABLES: Mapping[str, Table] = {
@@ -125,7 +122,7 @@ TABLES: Mapping[str, Table] = {
     "Echo": Table(kind=model.Echo),
     "Disk": Table(kind=model.Disk),
     "NewFiles": Table(kind=model.NewFiles),
-    "Headline": Table(kind=Headline, known=tuple(report.SOURCES)),
+    "Headline": Table(kind=Headline),
     "Speed": Table(kind=Speed, after=(("utilization", "number?", "`tflops` over `peak`"),)),
     "Finding": Table(kind=Finding, without=("evidence",), after=(("evidence[]", "Evidence", ""),)),
     "Image": Table(kind=Root),
@@ -167,8 +164,6 @@ def _list_fields(kind: type, table: Table, path: str = "") -> Iterator[Row]:
         comment = docs.get(field.name, "") or _list_words(hints[field.name])
         if inner is not None:
             yield from _list_fields(inner, table, f"{key}.")
-        elif field.name in table.known:
-            yield key, f"Known[{name.rstrip('?')}]", comment
         elif key.endswith(("{}", "[]")) and type(None) in typing.get_args(hints[field.name]):
             yield f"{path}{field.name}", "object?", comment
             yield key, name.rstrip("?"), ""
@@ -192,7 +187,7 @@ def _describe(kind: Any, path: str) -> tuple[str, str, type | None]:
         if NotKnown in inner:
             (value,) = (one for one in inner if typing.get_origin(one) is Value)
             key, name, _ = _describe(typing.get_args(value)[0], path)
-            return key, f"Known[{name}]", None
+            return key, f"{'Bounded' if len(inner) > 2 else 'Known'}[{name}]", None
         (kind,) = [one for one in inner if one is not type(None)]
         origin, inner, mark = typing.get_origin(kind), typing.get_args(kind), "?"
     if origin in (tuple, list):

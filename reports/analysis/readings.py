@@ -19,6 +19,7 @@ import pandas as pd
 
 from varuna_core.facts.known import Bounded, Evidence, NotKnown, Value, Within
 from varuna_core.records.formatting import format_share
+from varuna_core.records.logs.steps import SLOW
 from vjob.reports.load.training_log import PHASES
 
 LEAST_COVERED = 0.9
@@ -101,7 +102,8 @@ def measure_readings(
     if before == 1 and not own and pace_s == pace_s:
         before, own, own_s = 0, 1, pace_s  # it took as long as the next ones
     # Between the first and the last.
-    timed_s = float((inner["took_s"] * inner["count"]).sum())
+    took_s = inner["took_s"].mask(~inner["is_told"] & (inner["took_s"] > SLOW * pace_s), pace_s)
+    timed_s = float((took_s * inner["count"]).sum())
     num_timed = min(int(inner["count"].sum()), last - first)
     missing = last - first - num_timed
     phases_s = sum(spans.get(name, 0.0) for name in PHASES)

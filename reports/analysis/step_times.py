@@ -48,14 +48,16 @@ def build_step_times(
 
     The log gives a mean over the steps since the line before: one row for those `count`, at the
     last. How many the first line is about is taken from the second. A row `covers` the steps up to
-    its own: more than `count` where pauses between lines were left out. Ranks that were killed have
-    not written the last seconds of their traces: of the attempts `cut`, later steps are the log's.
+    its own: more than `count` where pauses between lines were left out; `is_told` is False where
+    its time is that between the writing of lines. Ranks that were killed have not written the last
+    seconds of their traces: of the attempts `cut`, later steps are the log's.
     """
-    columns = ["attempt", "step", "begin_s", "took_s", "count", "covers"]
+    columns = ["attempt", "step", "begin_s", "took_s", "count", "covers", "is_told"]
     if not steps.empty:
         grouped = steps.groupby(["attempt", "step"], sort=False)
         table = grouped.agg(begin_s=("begin_s", "min"), took_s=("took_s", "max")).reset_index()
         table["count"] = table["covers"] = 1
+        table["is_told"] = True
         later = list_untraced(table, build_step_times(steps.iloc[:0], iterations), cut)
         table = pd.concat([table, later], ignore_index=True) if len(later) else table
         return table.sort_values("begin_s", kind="stable")[columns].reset_index(drop=True)
@@ -67,9 +69,11 @@ def build_step_times(
     table["count"] = since.fillna(since.groupby(table["attempt"]).shift(-1)).clip(lower=1)
     table["count"] = table["count"].fillna(1).clip(upper=table["step"].clip(lower=1))
     table["covers"] = table["count"]
+    table["is_told"] = True
     if "timed" in table:  # from times of writing, which leave pauses out
         table["count"] = table["timed"].fillna(table["count"])
         table["covers"] = np.maximum(table["covers"], table["count"])
+        table["is_told"] = table["timed"].isna()
     return table[columns].reset_index(drop=True)
 
 

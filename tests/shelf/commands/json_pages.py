@@ -31,9 +31,10 @@ def read_page() -> dict[str, Keys]:
 def _expand(rows: Mapping[str, Sequence[Sequence[str]]], title: str) -> Iterator[tuple[str, str]]:
     for path, kind in rows[title]:
         name = kind.rstrip("?")
-        known = re.fullmatch(r"Known\[(\w+)\]", kind)
+        known = re.fullmatch(r"(Known|Bounded)\[(\w+)\]", kind)
         if known is not None:
-            yield f"{path}.value", known[1]
+            names = ("value", "low", "high") if known[1] == "Bounded" else ("value",)
+            yield from ((f"{path}.{sub}", known[2]) for sub in names)
             yield f"{path}.not_known", "string"
             yield from (
                 (f"{path}.evidence[].{sub}", what) for sub, what in _expand(rows, "Evidence")

@@ -1,0 +1,119 @@
+"""What lines about steps prove of the time of an attempt, and what they do not exclude."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
+from varuna_core.facts.known import Bounded, NotKnown, Value, Within
+from vjob.reports.analysis.findings import find_all
+from vjob.reports.analysis.headline import format_bounded, list_facts
+from vjob.reports.analysis.measures import Analysis, analyse
+from vjob.reports.analysis.readings import bound_share
+from vjob.reports.load.tables import load_job
+
+BEGAN, ENDED = 1_700_000_000.0, 1_700_000_100.0
+Lines = Sequence[tuple[float, str]]
+
+
+def write_run(folder: Path, lines: Lines, *, code: int = 0, ended: float = ENDED) -> None:
+    """A run of one rank: 10 s until it began, then 90 s."""
+    events = [
+        {"kind": "submitted", "time": BEGAN},
+        {"kind": "started", "time": BEGAN, "attempt": 0},
+        {"kind": "ended", "time": ended, "attempt": 0, "code": code},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+    plan = {"program": "script", "scheduler": "local", "groups": [{"count": 1, "ranks": 1}]}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    own = folder / "attempt-0"
+    (own / "exit").mkdir(parents=True)
+    rank = {"rank": 0, "node": "n000", "signal": None, "stopped": False, "last_error": ""}
+    rank |= {"started": BEGAN + 10, "ended": ended, "code": code}
+    (own / "exit/0.json").write_text(json.dumps(rank))
+    logs = NodeLogs(own)
+    for at, line in lines:
+        logs.write(BEGAN + at, f"0: {line}")
+
+
+def read(folder: Path, lines: Lines) -> Analysis:
+    write_run(folder, lines)
+    return analyse(load_job(folder))
+
+
+def count(first: int, last: int, every: int, begin: float, total: int | str = "") -> Lines:
+    """Lines of every so manyeth step; a step takes a second, and the first one began at `begin`."""
+    of = f"/{total}" if total else ""
+    return [
+        (begin + step, f"step {step}{of} loss {4 / step:.3f}")
+        for step in range(first, last + 1, every)
+    ]
+
+
+RICH = [(95.0, "Epoch 0/0 ━━━━━━━━ 80/80 0:01:20 •        1.00it/s v_num: 0.000")]
+EVALUATED = [*count(1, 30, 1, 15, 60), *((at + 25, line) for at, line in count(31, 60, 1, 15, 60))]
+CASES: list[tuple[str, Lines, tuple[float, float] | str, tuple[float, float] | None]] = [
+    # What the program prints, its goodput or why that is not known, and the share of its start.
+    ("every step", count(1, 80, 1, 15, 80), (0.80, 0.80), (0.15, 0.15)),
+    ("every tenth step", count(10, 80, 10, 15, 80), (0.70, 0.85), (0.10, 0.25)),
+    ("every tenth step, without a total", count(10, 80, 10, 10), (0.70, 0.89), (0.10, 0.20)),
+    ("from step 0 on", [(15.0, "iter 0: loss 9.0"), *count(5, 80, 5, 15)],
+     (0.80, 0.84), (0.15, 0.15)),
+    ("resumed at step 1000", count(1001, 1070, 1, -985, 1070), (0.70, 0.70), (0.15, 0.15)),
+    ("a pause that no line explains", EVALUATED, (0.60, 0.85), (0.15, 0.15)),
+    ("once, at the end", RICH, "the first step that was read is 80", None),
+    ("twice", count(40, 80, 40, 15, 80), (0.40, 0.85), None),
+    ("no step", [(50.0, "still at it")], "no time of a step was read", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "goodput", "start"), [row[1:] for row in CASES],
+                         ids=[row[0] for row in CASES])  # fmt: skip
+def test_goodput_is_what_the_lines_prove(
+    lines: Lines, goodput: tuple[float, float] | str, start: tuple[float, float] | None,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    analysis = read(tmp_path, lines)
+    head = analysis.headline
+    if isinstance(goodput, str):
+        assert isinstance(head.goodput, NotKnown) and goodput in head.goodput.reason
+    else:
+        assert list_bounds(head.goodput) == pytest.approx(goodput, abs=0.02)
+        assert isinstance(head.goodput, Value) == (goodput[0] == goodput[1])
+    if start is not None:
+        assert list_bounds(head.start) == pytest.approx(start, abs=0.02)
+    assert sum(analysis.accounting.shares.values()) == pytest.approx(1.0, abs=0.02)
+
+
+def list_bounds(found: Bounded[float]) -> tuple[float, float]:
+    assert not isinstance(found, NotKnown), found
+    return (found.low, found.high) if isinstance(found, Within) else (found.value, found.value)
+
+
+def test_a_single_line_is_no_pace_and_no_advice(tmp_path: Path) -> None:
+    """Goodput 0.05 %, start 86 %: "fewer imports", said of a run that trained all the time."""
+    analysis = read(tmp_path, RICH)
+    facts = {fact.name: fact for fact in list_facts(analysis.headline)}
+    assert facts["pace"].value == "not known: 1 of 80 steps have a time"
+    assert not facts["pace"].is_known and not facts["goodput"].is_known
+    assert [one.rule for one in find_all(load_job(tmp_path), analysis)] == ["no trace"]
+    low, high = analysis.accounting.bounds["start"]
+    assert low == pytest.approx(0.10, abs=0.01) and high > 0.9
+
+
+@pytest.mark.parametrize(
+    ("low_s", "may_s", "slack_s", "said"),
+    [
+        (50, 0, 0, "50 %"), (50, 2, 0, "50 %"), (50, 10, 0, "50 % to 60 %"),
+        (50, 0, 5, "45 % to 50 %"), (2, 98, 0, None), (98, 50, 0, "98 %"),
+    ],
+)  # fmt: skip
+def test_bounds_that_are_far_apart_tell_nothing(
+    low_s: float, may_s: float, slack_s: float, said: str | None
+) -> None:
+    found = bound_share(low_s, may_s, 100.0, (), "", slack_s)
+    assert isinstance(found, NotKnown) if said is None else format_bounded(found) == said
