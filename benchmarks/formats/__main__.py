@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
-from benchmarks.formats.catalog import list_formats, list_negatives, split_formats
+from benchmarks.formats.catalog import list_formats, list_negatives, split_formats, split_negatives
 from benchmarks.formats.score import (
     FIGURES,
     RIGHT,
@@ -50,7 +50,7 @@ def main() -> int:
         keep(options.write)
         return 0
     names = split_formats()[options.apart]
-    negatives = tuple(list_negatives())
+    negatives = split_negatives()[options.apart]
     if options.only:
         names = tuple(name for name in names if name == options.only)
         negatives = tuple(name for name in negatives if name == options.only)

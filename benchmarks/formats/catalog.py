@@ -44,10 +44,21 @@ def list_negatives() -> dict[str, Negative]:
     return {item.name: item for item in found if isinstance(item, Negative)}
 
 
-def split_formats() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the half for development, and of the half kept apart."""
+Halves = tuple[tuple[str, ...], tuple[str, ...]]
+"""Names for development, and names kept apart."""
+
+
+def split_formats() -> Halves:
     names = sorted(list_formats())
     if len(names) < NUM_FORMATS:  # the first ones were all drawn for development
         return tuple(names), ()
+    return _split(names)
+
+
+def split_negatives() -> Halves:
+    return _split(sorted(list_negatives()))
+
+
+def _split(names: list[str]) -> Halves:
     chosen = set(random.Random(SPLIT_SEED).sample(names, len(names) // 2))
     return tuple(sorted(chosen)), tuple(name for name in names if name not in chosen)
