@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine
 from varuna_core.facts.remedy import Context
@@ -23,6 +24,11 @@ class InputError(VjobError):
 
 class UncertainError(VjobError):
     """A scheduler's answer did not come, or made no sense: what was asked may have happened."""
+
+    def __init__(self, text: str, found: Mapping[str, Sequence[Any]] | None = None) -> None:
+        super().__init__(text)
+        self.found = found or {}
+        """Jobs by id of which something else tells for sure: they are over."""
 
 
 class RefusedError(VjobError):

@@ -19,16 +19,18 @@ from pathlib import Path
 from varuna_core.facts.catalogue.ends import explain_end
 from varuna_core.facts.cause import Actor, End, EndCause
 from varuna_core.facts.deciding import has_own_cause
-from varuna_core.facts.known import Evidence, Sure
+from varuna_core.facts.known import Evidence, Sure, Value
 from varuna_core.facts.remedy import context_of
 from varuna_core.facts.sentences import SCHEDULER
 from varuna_core.records import record as records
 from varuna_core.records.exits import Judgement, read_judgement
 from varuna_core.records.files import read_json
+from varuna_core.records.formatting import fold_names
 from varuna_core.records.machine import start_time
 from varuna_core.records.morphing import Join, JoinJob, read_join_job, read_joins, write_join_job
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import (
+    JobEnd,
     JobRecord,
     RunRecord,
     append_event,
@@ -278,6 +280,7 @@ def view_runs(
             found[who] = scheduler.poll(list(jobs), user=user, floor_s=floor_s, after=jobs)
         except (InputError, UncertainError) as error:  # then nothing is concluded about any run
             problems[name] = str(error)
+            found[who] = {job: list(infos) for job, infos in getattr(error, "found", {}).items()}
             if warn:
                 log.warning("%s", error)
     views = []
@@ -285,11 +288,11 @@ def view_runs(
         infos: list[SchedulerJob] = []
         more: list[SchedulerJob] = []
         looked = None
-        if record.state == records.SUBMITTED and record.scheduler not in problems:
+        if record.state == records.SUBMITTED:
             looked = found.get(_find_asked(run, record))
-        if looked is not None:
+        if looked is not None and all(job.id in looked for job in record.jobs):
             infos = [info for job in record.jobs for info in looked[job.id]]
-            more = [info for job in joined[str(run.path)] for info in looked[job]]
+            more = [info for job in joined[str(run.path)] for info in looked.get(job, ())]
             record = record_end(run, record, infos)
         problem = problems.get(record.scheduler, "") if record.state == records.SUBMITTED else ""
         view = RunView(
@@ -420,6 +423,11 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob])
     known = {info.leader for info in infos}
     if not known.issuperset(job.id for job in record.jobs):
         return _record_forgotten(run, record)
+    earlier: dict[str, tuple[EndCause, ...]] = {}
+    if any(info.restarts for info in infos) and is_ours(run):
+        earlier = schedulers.get_scheduler(record.scheduler).ask_earlier(infos[0].leader)
+    kept = tuple(keep_end(info, earlier.get(info.id, ())[: info.restarts]) for info in infos)
+    record = replace(record, job_ends=kept)
     judged = judge_run(run, infos)
     plan = read_plan(run.plan)
     if plan is not None and plan.morph:  # the others are nodes that it may lose
@@ -433,6 +441,23 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob])
         ask_canceller=lambda: _ask_canceller(record),
     )
     return _end(run, record, worst.state.value, decide_end(run, judged, job), judged)
+
+
+def keep_end(info: SchedulerJob, earlier: Sequence[EndCause] = ()) -> JobEnd:
+    """The end of a job for the record."""
+    return JobEnd(
+        id=info.id,
+        state=info.state.value,
+        word=info.native_word,
+        nodes=fold_names(info.nodes),
+        reason=info.reason_text,
+        exit_code=info.exit_text,
+        restarts=info.restarts,
+        started=info.start,
+        ended=info.ends,
+        limit_s=info.limit.value if isinstance(info.limit, Value) else None,
+        earlier=" ".join(cause.value for cause in earlier),
+    )
 
 
 def _end_rest(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.record import JobLimits
@@ -19,7 +21,13 @@ from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Queue
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.jobs.schedulers.foreign_job import ForeignJob
-from vjob.jobs.schedulers.job import NOTHING, After, IdleNode, SchedulerJob, StartEstimate
+from vjob.jobs.schedulers.job import (
+    NOTHING,
+    After,
+    IdleNode,
+    SchedulerJob,
+    StartEstimate,
+)
 
 FLOOR_S = 25.0
 """Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a
@@ -170,7 +178,7 @@ class Scheduler(ABC):
 
         The jobs are those of `user`, else ours. The answer may be `floor_s` old; of a job in
         `after` one from before that time is no use. Raises UncertainError where the scheduler does
-        not answer: that says nothing of any job.
+        not answer: that says nothing of any job but those in its `found`.
         """
 
     @abstractmethod
@@ -252,9 +260,11 @@ class Scheduler(ABC):
         """Suggest node groups for a first conf, the most frequent kind first, with a note."""
         return [], ""
 
-    def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
-        """The nodes among these that the scheduler itself calls lost, with its word for each."""
-        return {}
+    def ask_node_states(
+        self, nodes: Sequence[str], *, floor_s: float = SELDOM_S
+    ) -> list[NodeState]:
+        """The nodes among these that the scheduler calls lost, draining or under maintenance."""
+        return []
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
         """Idle nodes of these queues; none where the scheduler has no queues."""
@@ -263,6 +273,10 @@ class Scheduler(ABC):
     def ask_time_left(self, job: str) -> Known[float]:
         """Seconds until the job's time limit."""
         return NotKnown(f"{self.name} does not tell it")
+
+    def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
+        """How the starts of a job, or of its components, ended, oldest first, as far as known."""
+        return {}
 
     def ask_canceller(self, job: str) -> str:
         """Name of the user who cancelled a job; empty where that is not known."""

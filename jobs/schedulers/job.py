@@ -97,6 +97,14 @@ class SchedulerJob:
     """Start, or expected start, in seconds since the epoch."""
     left: Known[float] = NOT_ASKED
     """Seconds until the time limit, at the time `asked`."""
+    time_limit: Known[float] = NOT_ASKED
+    """Seconds of its time limit as it is now, whatever was asked for at the submit."""
+    ends: float | None = None
+    """Its end, or the time at which the scheduler is going to end it."""
+    preempted: float | None = None
+    """When the scheduler began to take its nodes for another job; they are left a grace time."""
+    dependency: str = ""
+    """Jobs that it waits for, as the scheduler writes them."""
     end_cause: EndCause | None = None
     """Why it ended, as far as the scheduler tells; None while it is not over, or where a program
     of the job failed by itself."""
@@ -116,10 +124,10 @@ class SchedulerJob:
 
     @property
     def limit(self) -> Known[float]:
-        """Seconds of its time limit, to a minute: those since its start and those left. It shows
-        what an admin has changed."""
-        if isinstance(self.left, NotKnown):
-            return self.left
+        """Seconds of its time limit: the scheduler's own, which shows what an admin has changed;
+        where it has none, those since its start and those left, to a minute."""
+        if isinstance(self.time_limit, Value) or isinstance(self.left, NotKnown):
+            return self.time_limit
         if self.start is None or self.asked is None or self.state not in RUNS:
             return NotKnown("it does not run")
         whole_s = self.asked - self.start + self.left.value

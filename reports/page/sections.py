@@ -36,7 +36,7 @@ class ReportTable:
 def build_sections(job: Job, analysis: Analysis) -> list[ReportTable]:
     """Those that have something to say."""
     tables = (
-        _list_facts(job),
+        _list_facts(job, analysis.headline.nodes),
         _list_iterations(job, analysis),
         _list_pipelines(analysis),
         _list_stages(analysis),
@@ -73,13 +73,11 @@ def explain_time(found: Accounting, *, is_partial: bool) -> str:
     return text + "."
 
 
-def _list_facts(job: Job) -> ReportTable:
+def _list_facts(job: Job, num_nodes: int) -> ReportTable:
     rows = list(job.job_info.items())
     rows += [*job.plan.shown, *job.plan.groups]
     ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
-    hosts = {trace.host for trace in job.traces.ranks if trace.host}
-    nodes = hosts or {node for attempt in job.sources.attempts for node, _ in attempt.logs}
-    rows += [("nodes", str(len(nodes))), ("traces", str(len(ranks)))]
+    rows += [("nodes", str(num_nodes)), ("traces", str(len(ranks)))]
     rows += [("commit", job.commit)] if job.commit else []
     return ReportTable(title="job", columns=("", ""), rows=rows)
 

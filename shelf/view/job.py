@@ -133,7 +133,8 @@ def _find_state(snapshot: Snapshot, node: Node, ranks: list[Rank]) -> tuple[str,
             return f"{number} {word}" if len(ranks) > 1 else word, True
     if exits and all(item.stopped for item in exits):
         return "ended by us", False
-    return node.phase, False
+    is_over = snapshot.record_state == "ended"
+    return "" if is_over and node.phase != "done" else node.phase, False
 
 
 def _find_memory(gpus: list[Gpu]) -> float | None:

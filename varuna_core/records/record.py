@@ -43,6 +43,26 @@ class JobRecord:
 
 
 @dataclass(frozen=True)
+class JobEnd:
+    """One job, or component of a het job, as the scheduler had it when it was over."""
+
+    id: str
+    state: str
+    """A name of `JobState`."""
+    word: str = ""
+    """The scheduler's own."""
+    nodes: str = ""
+    reason: str = ""
+    exit_code: str = ""
+    restarts: int = 0
+    started: Optional[float] = None
+    ended: Optional[float] = None
+    limit_s: Optional[float] = None
+    earlier: str = ""
+    """How its earlier starts ended, oldest first: words of `EndCause` with blanks between."""
+
+
+@dataclass(frozen=True)
 class ArrayPlace:
     """A run's place in a Slurm array, each element of which is a run of its own."""
 
@@ -137,6 +157,8 @@ class RunRecord:
     """None where it lies in no repository and was not copied."""
     limits: Optional[JobLimits] = None
     """As asked for at the submit, whatever an admin changed since; not in old records."""
+    job_ends: tuple[JobEnd, ...] = ()
+    """How its jobs ended: the scheduler forgets them. Not in old records."""
 
 
 def write_record(run: RunFolder, record: RunRecord) -> None:
@@ -171,6 +193,7 @@ def _parse(value: dict[str, Any]) -> RunRecord:
             "array": None if array is None else expect_types(ArrayPlace(**array)),
             "code": None if code is None else expect_types(CodeRecord(**code)),
             "limits": None if limits is None else expect_types(JobLimits(**limits)),
+            "job_ends": tuple(expect_types(JobEnd(**one)) for one in value.get("job_ends", ())),
         }
     )
     if made.state == SUBMITTED and not made.jobs:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from varuna_core.facts.cause import End
+from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.finding import Finding, dump_finding, dump_value
 from varuna_core.facts.remedy import Context
 from varuna_core.records.checkpoints import Damaged, Skipped
@@ -43,6 +44,19 @@ class JobRow:
     exit_code: str = ""
     left_s: float | None = None
     """Seconds until its time limit, by the scheduler's last answer; None where that has none."""
+    limit_s: float | None = None
+    """Its time limit as the scheduler has it now."""
+    started: float | None = None
+    ends: float | None = None
+    """Its end, or the time at which the scheduler is going to end it."""
+    preempted: float | None = None
+    """When the scheduler began to take its nodes for another job."""
+    waiting: str = ""
+    """Why it waits: a name of `Waiting`; empty where it does not, or nothing tells."""
+    dependency: str = ""
+    """Jobs that it waits for, as the scheduler writes them."""
+    earlier: tuple[str, ...] = ()
+    """How its earlier starts ended, oldest first: names of `EndCause`; as far as known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +74,8 @@ class Scheduler:
     """Why it did not answer this time."""
     lost_nodes: Mapping[str, str] = field(default_factory=dict)
     """Nodes of the job that the scheduler itself calls down, by its word for them."""
+    node_states: tuple[NodeState, ...] = ()
+    """Nodes of the job that are lost, draining or under maintenance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +308,8 @@ class Attempt:
     number: int
     reason: str
     """Why it ended."""
+    cause: str = ""
+    """How the scheduler ended it: a name of `EndCause`; empty where it did not, or is not asked."""
     step: int | None = None
     """How far it came."""
 

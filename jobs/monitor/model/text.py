@@ -8,10 +8,13 @@ import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import NotKnown, Value, as_json
+from varuna_core.facts.sentences import PHRASES
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from vjob.jobs.monitor.model.snapshot import (
+    ENDED,
     FORMAT,
     Echo,
     JobRow,
@@ -63,8 +66,9 @@ def render(snapshot: Snapshot, verdict: Verdict | None, *, all_nodes: bool) -> s
     shown = verdict.evidence[:NUM_EVIDENCE] if verdict is not None else ()
     others = [line for line in snapshot.errors if line not in shown]
     lines = [*_render_head(snapshot, verdict), *_render_errors(others)]
+    is_over = verdict.health in ENDED if verdict is not None else snapshot.record_state == "ended"
     for node in nodes:
-        lines += _render_node(node, snapshot.now)
+        lines += _render_node(node, snapshot.now, is_over=is_over)
     num_hidden = len(snapshot.nodes) - len(nodes)
     if num_hidden:
         lines.append(f"and {num_hidden} more nodes; --all shows them")
@@ -123,7 +127,8 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         lines.append(f"  {start}{snapshot.world} ranks{_count_ends(snapshot)}")
     for earlier in snapshot.earlier:
         step = "" if earlier.step is None else f" at step {earlier.step}"
-        lines.append(f"  attempt {earlier.number} ended{step}: {fold(earlier.reason)}")
+        how = f"{PHRASES[EndCause(earlier.cause)]}; " if earlier.cause else ""
+        lines.append(f"  attempt {earlier.number} ended{step}: {how}{fold(earlier.reason)}")
     if snapshot.progress is not None:
         lines.append(f"  {format_progress(snapshot)}")
     if snapshot.commit:
@@ -227,16 +232,16 @@ def _place(line: Line) -> str:
     return f"{where} | " if where else ""
 
 
-def _render_node(node: Node, now: float) -> list[str]:
+def _render_node(node: Node, now: float, *, is_over: bool) -> list[str]:
     words = []
     if node.ranks:
         first, last = node.ranks[0], node.ranks[-1]
         words.append(f"ranks {first}-{last}" if first != last else f"ranks {first}")
-    if node.phase:
+    if node.phase == "done" or (node.phase and not is_over):
         words.append(node.phase)
     alive = max(filter(None, (node.beat_at, node.log_at)), default=None)
     if alive is not None and node.phase != "done":
-        words.append(f"alive {format_duration(now - alive)} ago")
+        words.append(f"{'last seen' if is_over else 'alive'} {format_duration(now - alive)} ago")
     counts = [f"{kind} {count:,} lines" for kind, count in node.num_lines.items()]
     words += counts or [f"{kind} {_size(size)}" for kind, size in node.sizes.items()]
     lines = [node.name + (f"  ({', '.join(words)})" if words else "")]

@@ -25,7 +25,7 @@ from varuna_core.records.morphing import (
     get_seat,
     read_state,
 )
-from varuna_core.records.plan import read_attempt_plan, read_plan
+from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.record import (
     RunRecord,
     format_commit,
@@ -159,7 +159,7 @@ class RunReader:
             walltime_s=find_limit_s(view, self._asked.walltime_s),
             scheduler=scheduler,
             attempt=attempts[-1].number if attempts else None,
-            earlier=self._read_earlier(attempts[:-1]),
+            earlier=add_causes(self._read_earlier(attempts[:-1]), scheduler, plan),
             restarts=self._count_restarts(),
             max_restarts=None if plan is None or plan.morph else plan.restarts,
             morph=self._read_morph(record, shown),
@@ -325,6 +325,19 @@ class RunReader:
                 )
         for log in self._scripts.values():
             log.poll()
+
+
+def add_causes(
+    earlier: tuple[Attempt, ...], scheduler: Scheduler, plan: Plan | None
+) -> tuple[Attempt, ...]:
+    """The attempts with how the scheduler ended their starts, where each start is one attempt."""
+    causes = scheduler.jobs[0].earlier if scheduler.jobs else ()
+    if plan is None or plan.restarts or plan.morph:
+        return earlier
+    return tuple(
+        replace(one, cause=causes[one.number]) if one.number < len(causes) else one
+        for one in earlier
+    )
 
 
 def _is_live(record: RunRecord) -> bool:

@@ -108,7 +108,9 @@ class _LiveRun:
         try:
             if self._reader is None:
                 name = view.record.scheduler
-                desk = SchedulerDesk(view.run, name, view=lambda run: self._view)
+                desk = SchedulerDesk(
+                    view.run, name, view=lambda run: self._view, watches_nodes=False
+                )
                 self._reader = JudgedReader(RunReader(view.run, num_lines=2, desk=desk))
             snapshot, verdict = self._reader.read()
         except (VjobError, OSError) as error:  # its folder went, or hides something

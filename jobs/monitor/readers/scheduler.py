@@ -10,23 +10,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from varuna_core.facts.known import NotKnown
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cluster import NodeCondition, NodeState
+from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.formatting import fold_names
+from varuna_core.records.record import ENDED, RunRecord
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
 from vjob.jobs.runs.find import RunView, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.reasons import is_permanent
+from vjob.jobs.schedulers.reasons import find_reason, is_permanent
 
 FIRST_S = 15.0
 """How long the first answer is waited for: without one there is nothing to show."""
 LATER_S = 2.0
-LOST_EVERY_S = 30.0
-"""Between two questions about silent nodes."""
+LOST_EVERY_S, NODES_EVERY_S = 30.0, 120.0
+"""Between two questions about the nodes of a job: while some are silent, and else."""
+
+
+NOT_STARTED = (JobState.PENDING, JobState.REQUEUED, JobState.CONFIGURING)
+"""States in which a start is an expectation."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,12 @@ class SchedulerDesk:
         name: str,
         *,
         view: Callable[[RunFolder], RunView] | None = None,
+        watches_nodes: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Without `watches_nodes` it asks only about nodes that are silent."""
         self._run, self._name, self._now = run, name, now
+        self._watches_nodes = watches_nodes
         self._view = view or (lambda run: view_run(run, warn=False))
         self._thread: threading.Thread | None = None
         self._asked = 0.0
@@ -59,8 +69,9 @@ class SchedulerDesk:
         self._answered = 0.0
         self._problem = ""
         self._silent: tuple[str, ...] = ()
-        self._lost: dict[str, str] = {}
-        self._lost_asked = -LOST_EVERY_S
+        self._nodes: tuple[NodeState, ...] = ()
+        self._nodes_asked = float("-inf")
+        self._earlier: dict[str, tuple[EndCause, ...]] = {}
         self._error: BaseException | None = None
 
     def ask(self, silent_nodes: Sequence[str] = ()) -> None:
@@ -91,23 +102,60 @@ class SchedulerDesk:
         good = self._good
         return Scheduler(
             name=self._name,
-            jobs=tuple(map(make_row, good.infos)) if good else (),
+            jobs=self._list_rows(good) if good else (),
             joined=tuple(map(make_row, good.joined)) if good else (),
             age_s=0.0 if good is None else round(max(0.0, self._now() - self._answered), 1),
             problem=self._problem,
-            lost_nodes=dict(self._lost),
+            lost_nodes={
+                one.name: format_node(one)
+                for one in self._nodes
+                if one.condition is NodeCondition.LOST
+            },
+            node_states=self._nodes,
         )
+
+    def _list_rows(self, view: RunView) -> tuple[JobRow, ...]:
+        """The jobs of the run; those that the scheduler has forgotten as its record keeps them."""
+        groups = {job.id: job.group or "" for job in view.record.jobs}
+        rows = tuple(map(make_row, view.infos)) or recall_rows(view.record)
+        return tuple(
+            replace(
+                row,
+                group=groups.get(row.id.partition("+")[0], ""),
+                earlier=row.earlier or tuple(x.value for x in self._earlier.get(row.id, ())),
+            )
+            for row in rows
+        )
+
+    def _ask_earlier(self, view: RunView) -> dict[str, tuple[EndCause, ...]]:
+        """How the earlier starts of the jobs ended: once a start, as soon as accounting has it."""
+        found = dict(self._earlier)
+        for info in view.infos:
+            if info.restarts > len(found.get(info.id, ())):
+                scheduler = schedulers.get_scheduler(view.record.scheduler)
+                for job, causes in scheduler.ask_earlier(info.leader).items():
+                    found[job] = causes[: info.restarts]
+        return found
+
+    def _ask_nodes(self, view: RunView) -> tuple[NodeState, ...]:
+        """The states of the run's nodes; what was known of them where it is not time to ask."""
+        running = [info for info in (*view.infos, *view.joined) if info.state is JobState.RUNNING]
+        held = dict.fromkeys(name for info in running for name in info.nodes)
+        names = list(held) if self._watches_nodes and held else list(self._silent)
+        if not names:
+            return ()
+        floor_s = LOST_EVERY_S if self._silent else NODES_EVERY_S
+        if self._now() - self._nodes_asked < floor_s:
+            return self._nodes
+        self._nodes_asked = self._now()
+        scheduler = schedulers.get_scheduler(view.record.scheduler)
+        return tuple(scheduler.ask_node_states(names, floor_s=floor_s))
 
     def _work(self) -> None:
         """In the thread: fields are set once the answer is whole."""
         try:
             view = self._view(self._run)
-            lost = self._lost
-            if self._silent and self._now() - self._lost_asked >= LOST_EVERY_S:
-                self._lost_asked = self._now()
-                lost = schedulers.get_scheduler(view.record.scheduler).find_lost_nodes(self._silent)
-            elif not self._silent:
-                lost = {}
+            nodes, earlier = self._ask_nodes(view), self._ask_earlier(view)
         except VjobError as error:
             self._problem, self._error = str(error), error
             return
@@ -115,15 +163,48 @@ class SchedulerDesk:
             self._problem, self._error = f"{type(error).__name__}: {error}", error
             return
         self._name = self._name or view.record.scheduler
-        self._last, self._problem, self._lost = view, view.problem, lost
+        self._last, self._problem, self._nodes = view, view.problem, nodes
+        self._earlier = earlier
         if not view.problem:
             age_s = 0.0 if view.asked is None else max(0.0, time.time() - view.asked)
             self._good, self._answered = view, self._now() - age_s
 
 
+def recall_rows(record: RunRecord) -> tuple[JobRow, ...]:
+    """The jobs of a run that is over, as its record keeps them; an old one has their ids alone."""
+    if record.state != ENDED:
+        return ()
+    if not record.job_ends:
+        state = record.verdict if len(record.jobs) == 1 else JobState.UNKNOWN.value
+        return tuple(JobRow(id=job.id, state=state, word=state) for job in record.jobs)
+    return tuple(
+        JobRow(
+            id=one.id,
+            state=one.state,
+            word=one.word,
+            nodes=one.nodes,
+            reason=one.reason,
+            restarts=one.restarts,
+            exit_code=one.exit_code,
+            limit_s=one.limit_s,
+            started=one.started,
+            ends=one.ended,
+            earlier=tuple(one.earlier.split()),
+        )
+        for one in record.job_ends
+    )
+
+
+def format_node(state: NodeState) -> str:
+    """`down+not_responding (Not responding)`."""
+    return f"{state.word} ({state.reason})" if state.reason else state.word
+
+
 def make_row(info: SchedulerJob) -> JobRow:
     """A job as the snapshot has it."""
-    waits = info.state is JobState.PENDING and not is_permanent(info)
+    is_pending = info.state is JobState.PENDING
+    waits = is_pending and not is_permanent(info)
+    reason = find_reason(info.reason_text) if is_pending else None
     return JobRow(
         id=info.id,
         state=info.state.value,
@@ -136,6 +217,12 @@ def make_row(info: SchedulerJob) -> JobRow:
         restarts=info.restarts,
         exit_code=info.exit_text,
         left_s=None if isinstance(info.left, NotKnown) else info.left.value,
+        limit_s=info.limit.value if isinstance(info.limit, Value) else None,
+        started=None if info.state in NOT_STARTED else info.start,
+        ends=None if info.state in NOT_STARTED else info.ends,
+        preempted=info.preempted,
+        waiting=reason.waits.value if reason is not None and reason.waits is not None else "",
+        dependency=info.dependency if info.state is JobState.PENDING else "",
     )
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from varuna_core.facts.finding import Finding
+from varuna_core.facts.known import Value
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.rules import ended, failing, speed, stalled, waiting
 from vjob.jobs.monitor.rules.base import Rule, context_of_job, name_job
@@ -84,7 +86,7 @@ def judge(
     also = [replace(item.main, remedies=()) for item in others if _adds(item, first)]
     whole = replace(
         first,
-        others=(*also, *list_remarks(snapshot)),
+        others=(*also, *(one for one in list_remarks(snapshot) if not _is_told(one, first))),
         context=context_of_job(snapshot),
         job=name_job(snapshot),
     )
@@ -106,6 +108,12 @@ def _adds(other: Verdict, first: Verdict) -> bool:
     if first.health not in RUNS or other.health not in ALSO:
         return False
     return not first.health is other.health is Health.STALLED
+
+
+def _is_told(remark: Finding, first: Verdict) -> bool:
+    """True of the time limit, where the verdict itself says that the run will not finish."""
+    known = isinstance(first.main.values.get("limit_left_s"), Value)
+    return known and remark.rule == "time limit near"
 
 
 def _lasts(

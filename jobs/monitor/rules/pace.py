@@ -203,6 +203,13 @@ def find_left_s(snapshot: Snapshot) -> float | None:
     return left_s if left_s > 0 else None
 
 
+def find_limit_left_s(snapshot: Snapshot) -> float | None:
+    """Until the scheduler ends the job, by its last answer; None where it has no limit."""
+    rows = [row for row in snapshot.scheduler.jobs if row.state in ("RUNNING", "COMPLETING")]
+    known = [row.left_s for row in rows if row.left_s is not None]
+    return max(min(known) - snapshot.scheduler.age_s, 0.0) if known else None
+
+
 def find_quantile(values: Sequence[float], share: float) -> float:
     """Quantile among the values themselves: no mean of two."""
     ordered = sorted(values)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from varuna_core.facts.catalogue.known_line import Proof
+from varuna_core.facts.cluster import NodeCondition
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.facts.remedy import Action, Remedy, Target
@@ -21,7 +23,7 @@ from vjob.jobs.monitor.rules.base import (
     rows_in,
 )
 from vjob.jobs.monitor.rules.failing import went_on
-from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_step_at
+from vjob.jobs.monitor.rules.pace import LATE_S, find_left_s, find_limit_left_s, find_step_at
 from vjob.jobs.monitor.rules.stalled import find_stopped
 
 LIMIT_NEAR_S = 600.0
@@ -96,10 +98,9 @@ def stopped_ranks(snapshot: Snapshot) -> Iterator[Finding]:
 
 def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
     """The scheduler ends the job soon, or before the training is done."""
-    known = [row.left_s for row in rows_in(snapshot, RUNNING) if row.left_s is not None]
-    if not known or not is_live(snapshot):
+    left_s = find_limit_left_s(snapshot)
+    if left_s is None or not is_live(snapshot):
         return
-    left_s = max(min(known) - snapshot.scheduler.age_s, 0.0)
     needed_s = find_left_s(snapshot)
     if left_s > LIMIT_NEAR_S and (needed_s is None or needed_s <= left_s):
         return
@@ -115,6 +116,38 @@ def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
         },
         evidence=(Evidence(snapshot.scheduler.name, Sure.REPORTED),),
     )
+
+
+def being_preempted(snapshot: Snapshot) -> Iterator[Finding]:
+    """The scheduler has begun to take the job's nodes, and leaves it a grace time."""
+    for row in rows_in(snapshot, RUNNING):
+        if row.preempted is not None and is_live(snapshot):
+            left: Known[float] = NotKnown("the scheduler does not say when")
+            if row.ends is not None:
+                left = Value(max(0.0, row.ends - snapshot.now))
+            since = time.strftime("%H:%M:%S", time.localtime(row.preempted))
+            values = {"job": row.id, "since": since, "left_s": left}
+            proof = (Evidence(snapshot.scheduler.name, since=row.preempted),)
+            yield Finding("being preempted", values=values, evidence=proof)
+            return
+
+
+def nodes_not_well(snapshot: Snapshot) -> Iterator[Finding]:
+    """Nodes that the scheduler drains or keeps for maintenance, with the admin's reason."""
+    for state in snapshot.scheduler.node_states:
+        if state.condition is not NodeCondition.LOST and is_live(snapshot):
+            age: Known[float] = NotKnown("the scheduler does not say since when")
+            if state.since is not None:
+                age = Value(max(0.0, snapshot.now - state.since))
+            values = {
+                "node": state.name,
+                "condition": state.condition.value,
+                "reason": state.reason,
+                "by": state.by,
+                "age_s": age,
+            }
+            proof = (Evidence(snapshot.scheduler.name, text=state.word, since=state.since),)
+            yield Finding("node not well", values=values, evidence=proof)
 
 
 def gpus_not_read(snapshot: Snapshot) -> Iterator[Finding]:
@@ -264,6 +297,8 @@ REMARKS: tuple[Remark, ...] = (
     no_report,
     split_jobs,
     stopped_ranks,
+    being_preempted,
+    nodes_not_well,
     time_limit_near,
     gpus_not_read,
     gpu_troubles,

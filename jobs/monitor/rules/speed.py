@@ -23,6 +23,7 @@ from vjob.jobs.monitor.rules.base import (
 )
 from vjob.jobs.monitor.rules.pace import (
     find_left_s,
+    find_limit_left_s,
     find_pace_s,
     find_quantile,
     find_silence_s,
@@ -221,6 +222,10 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
     if left_s is not None:
         estimate = tuple(replace(one, sure=Sure.ESTIMATED) for one in proof)
         left = Value(left_s, estimate)
+    limit: Known[float] = NotKnown("it may finish within its time limit, or has none")
+    limit_left_s = find_limit_left_s(snapshot)
+    if limit_left_s is not None and left_s is not None and left_s > limit_left_s:
+        limit = Value(limit_left_s, (Evidence(snapshot.scheduler.name),))
     return conclude(
         Health.HEALTHY,
         "healthy",
@@ -229,6 +234,8 @@ def healthy(snapshot: Snapshot) -> Verdict | None:
             "age_s": silence,
             "step_s": pace,
             "left_s": left,
+            "limit_left_s": limit,
+            "checkpoint_step": snapshot.checkpoint_step or NotKnown("no checkpoint is known"),
             "is_early": is_early,
             "limit_s": job_limit_s(snapshot),
         },

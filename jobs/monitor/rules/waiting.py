@@ -78,7 +78,12 @@ def never_starts(snapshot: Snapshot) -> Verdict | None:
             return conclude(
                 Health.PENDING,
                 "never starts",
-                {"job": row.id, "reason": row.reason, "meaning_of_reason": known.meaning},
+                {
+                    "job": row.id,
+                    "reason": row.reason,
+                    "meaning_of_reason": known.meaning,
+                    "waiting": row.waiting,
+                },
                 remedies=_mend(known),
                 never_starts=True,
                 details=_list_details(snapshot),
@@ -121,6 +126,7 @@ def requeued(snapshot: Snapshot) -> Verdict | None:
             "state": "waits",
             "times": times,
             "after": snapshot.earlier[-1].reason if snapshot.earlier else unknown,
+            "cause": rows[0].earlier[-1] if rows[0].earlier else NotKnown("accounting has none"),
             **_wait_values(snapshot, rows[0]),
         },
         details=_list_details(snapshot),
@@ -194,6 +200,8 @@ def _wait_values(snapshot: Snapshot, row: JobRow) -> dict[str, Any]:
         "meaning_of_reason": known.meaning if known is not None else "",
         "after_well": list(snapshot.after) if is_chain else [],
         "after_any": list(snapshot.after_any) if is_chain else [],
+        "dependency": row.dependency,
+        "waiting": row.waiting,
         "start": row.start or NO_START,
     }
 

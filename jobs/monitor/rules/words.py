@@ -166,7 +166,9 @@ def _requeued(values: Values) -> str:
         return str(values["said"])
     why = f", after: {values['after']}" if _is_known(values["after"]) else ""
     times = _plural(values["times"], "once", f"{values['times']} times")
-    return f"it waits to start again, requeued {times}{why}; {_wait(values)}{_start(values)}"
+    last = {"preempted": ": preempted by another job", "node-fail": ": a node failed"}
+    how = last.get(values["cause"], "") if _is_known(values["cause"]) else ""
+    return f"it waits to start again, requeued {times}{how}{why}; {_wait(values)}{_start(values)}"
 
 
 def _pending(values: Values) -> str:
@@ -183,6 +185,8 @@ def _wait(values: Values) -> str:
         return "the scheduler gives no reason"
     if values["after_well"] or values["after_any"]:
         return f"{reason}: it waits for {format_chain(values['after_well'], values['after_any'])}"
+    if values["dependency"]:
+        return f"{reason}: it waits for {values['dependency']}"
     return join([reason, values["meaning_of_reason"]], ": ")
 
 
@@ -475,6 +479,10 @@ def _slower(values: Values) -> str:
 def _healthy(values: Values) -> str:
     pace = f", {values['step_s']:.3g} s a step" if _is_known(values["step_s"]) else ""
     tail = _time(values, "left_s", ", {} left")
+    if _is_known(values.get("limit_left_s")):
+        needed, left = format_duration(values["left_s"]), format_duration(values["limit_left_s"])
+        tail = f"; it will not finish: it needs {needed}, and its time limit ends it in {left}"
+        tail += _checkpoint(values)
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
         tail = f"; after so few steps it is too early to judge: STALLED after {limit} without one"
@@ -524,12 +532,30 @@ def _warning(values: Values) -> str:
     return f"{who}: {values['text']}{many}"
 
 
+def _node_not_well(values: Values) -> str:
+    """`the scheduler drains node b3: ECC GPU2 (root, 3 min ago)`."""
+    known = [values["by"], _time(values, "age_s", "{} ago")]
+    who = ", ".join(filter(None, known))
+    why = f": {values['reason']}" if values["reason"] else ""
+    what = "has maintenance on" if values["condition"] == "maintenance" else "drains"
+    said = f"the scheduler {what} node {values['node']}{why}" + (f" ({who})" if who else "")
+    return f"{said}; this job goes on, its next start is on other nodes"
+
+
+def _preempted(values: Values) -> str:
+    left = _time(values, "left_s", ", and ends it in {}")
+    return f"the scheduler takes its nodes for another job since {values['since']}{left}"
+
+
 def _time_limit_near(values: Values) -> str:
     left = format_duration(values["left_s"])
-    said = f"the time limit ends it in {left}"
-    said += _time(values, "needed_s", ", and at its pace it needs {} more")
+    needed = _time(values, "needed_s", ", and at its pace it needs {} more")
+    return f"the time limit ends it in {left}{needed}{_checkpoint(values)}"
+
+
+def _checkpoint(values: Values) -> str:
     saved = values["checkpoint_step"]
-    return f"{said}; its last checkpoint is of step {saved}" if _is_known(saved) else said
+    return f"; its last checkpoint is of step {saved}" if _is_known(saved) else ""
 
 
 def _gpus_not_read(values: Values) -> str:
@@ -651,6 +677,8 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "error that passed": _error_that_passed,
     "warning": _warning,
     "time limit near": _time_limit_near,
+    "being preempted": _preempted,
+    "node not well": _node_not_well,
     "gpus not read": _gpus_not_read,
     "gpu trouble": _gpu_trouble,
     "memory full": lambda v: f"memory is nearly used up on {format_names(v['nodes'])}",

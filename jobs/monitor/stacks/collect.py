@@ -34,6 +34,7 @@ from vjob.jobs.runs.find import RunView
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
+from vjob.jobs.schedulers.slurm.commands import AWAY
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
 """The plan's python where the node has it, as in node.sh."""
@@ -262,6 +263,9 @@ class Answers:
 
 def explain(lines: Sequence[str]) -> str:
     """The last line of an error, with its remedy where one is known."""
-    if "invalid choice: 'stacks'" in "\n".join(lines):
+    text = "\n".join(lines)
+    if "invalid choice: 'stacks'" in text:
         return "the run was submitted by an older vjob, whose agent cannot do this"
+    if AWAY in text.lower():  # srun calls the job expired or invalid then
+        return "the controller of Slurm does not answer: try again once it does"
     return lines[-1]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cluster import NodeState
 from varuna_core.records.machine import KEPT, identify_machine
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.schema import JobConf
@@ -24,6 +25,7 @@ from vjob.jobs.schedulers.allocation import held_job
 from vjob.jobs.schedulers.base import (
     FLOOR_S,
     NO_CHANGES,
+    SELDOM_S,
     Capabilities,
     ScriptRequest,
 )
@@ -134,6 +136,11 @@ class AllocationScheduler(LocalScheduler):
         part = _find_part(name_allocation(job.id), host)
         return SlurmScheduler().build_shell(part, host, group, command, tty=tty)
 
+    def ask_node_states(
+        self, nodes: Sequence[str], *, floor_s: float = SELDOM_S
+    ) -> list[NodeState]:
+        return SlurmScheduler().ask_node_states(nodes, floor_s=floor_s)
+
     def ask_canceller(self, job: str) -> str:
         return SlurmScheduler().ask_canceller(name_allocation(job))
 
@@ -171,13 +178,15 @@ def _complete(
         found = SlurmScheduler().poll(
             [allocation], user=user, floor_s=floor_s, after={allocation: after}
         )
-    except UncertainError:
+    except UncertainError as error:
         if is_here and not has_died:
             return info
-        raise
+        if allocation not in error.found:
+            raise
+        found = {allocation: list(error.found[allocation])}
     around = next(iter(found[allocation]), None)
     if around is not None and around.state not in OVER:
-        return replace(info, left=around.left, start=info.start, asked=around.asked)
+        return replace(info, left=around.left, ends=around.ends, asked=around.asked)
     if is_here and not has_died:
         return info  # its supervisor says so in a moment
     if around is None:

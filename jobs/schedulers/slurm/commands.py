@@ -27,6 +27,8 @@ from vjob.jobs.schedulers.node_names import expand_nodes
 from vjob.jobs.schedulers.reasons import NO_OUTPUT
 
 COMMENT_PREFIX = "vjob:"
+AWAY = "unable to contact slurm controller"
+"""Of the error of every tool, in lower case, while the controller is away."""
 
 
 ALIASES = {
@@ -61,6 +63,10 @@ def build_job(
     comment: str = "",
     restarts: int = 0,
     left: Known[float] = NOT_IN_ACCOUNTING,
+    limit: Known[float] = NOT_IN_ACCOUNTING,
+    end: str = "",
+    preempted: str = "",
+    dependency: str = "",
 ) -> SchedulerJob:
     """A job from the texts of one row."""
     text, state = parse_reason(reason), parse_state(word)
@@ -80,6 +86,10 @@ def build_job(
         signal=number,
         start=parse_date(start),
         left=left,
+        time_limit=limit,
+        ends=parse_date(end),
+        preempted=parse_date(preempted),
+        dependency="" if dependency == "(null)" else dependency,
         end_cause=_judge_end(state, word, text, number),
     )
 
@@ -175,7 +185,8 @@ def build_squeue_command(user: int) -> list[str]:
     federation; what is left is two, one of them about partitions.
     """
     fields = "JobArrayID,HetJobID,HetJobOffset,State,NodeList,Reason,RestartCnt,StartTime,Comment"
-    layout = ",".join(f"{name}:|" for name in [*fields.split(","), "TimeLeft"])
+    last = "TimeLeft,TimeLimit,EndTime,PreemptTime,Dependency"  # behind any comment
+    layout = ",".join(f"{name}:|" for name in f"{fields},{last}".split(","))
     command = ["squeue", "--noheader", "--array", "--local", "--states=all"]
     return [*command, f"--user={user}", "-O", layout]
 
@@ -185,10 +196,10 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
     found = []
     for line in text.splitlines():
         cells = line.split("|")
-        if len(cells) < 9:
+        if len(cells) < 15:
             continue
         job, het, offset, word, nodes, reason, restarts, start = (x.strip() for x in cells[:8])
-        *words, left = cells[8:-1] if len(cells) > 10 else [*cells[8:], ""]
+        *words, left, limit, end, preempted, depends, _ = cells[8:]
         comment = "|".join(words).rstrip("|").strip()
         is_het = het.isdigit() and het != "0" and offset.isdigit()
         found.append(
@@ -201,6 +212,10 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
                 restarts=int(restarts) if restarts.isdigit() else 0,
                 start=start,
                 left=parse_left(left, "squeue"),
+                limit=parse_left(limit, "squeue"),
+                end=end,
+                preempted=preempted,
+                dependency=depends.strip(),
             )
         )
     return found
@@ -280,9 +295,10 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
         job, index = facts["JobId"], facts.get("ArrayTaskId", "")
         if index.isdigit():  # of one that pends as part of the whole it is a range
             job = f"{facts.get('ArrayJobId', job)}_{index}"
-        limit, run_s = parse_left(facts.get("TimeLimit", ""), "scontrol"), facts.get("RunTime", "")
+        limit = left = parse_left(facts.get("TimeLimit", ""), "scontrol")
         if isinstance(limit, Value):
-            limit = replace(limit, value=max(0.0, limit.value - (parse_time(run_s) or 0.0)))
+            run_s = parse_time(facts.get("RunTime", "")) or 0.0
+            left = replace(limit, value=max(0.0, limit.value - run_s))
         found.append(
             build_job(
                 f"{het}+{offset}" if het.isdigit() and offset else job,
@@ -293,7 +309,11 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
                 restarts=int(facts.get("Restarts", "0") or 0),
                 exit_code=facts.get("ExitCode", ""),
                 start=facts.get("StartTime", ""),
-                left=limit,
+                left=left,
+                limit=limit,
+                end=facts.get("EndTime", ""),
+                preempted=facts.get("PreemptTime", ""),
+                dependency=facts.get("Dependency", ""),
             )
         )
     return found
@@ -301,7 +321,7 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
 
 def build_sacct_command(jobs: Sequence[str]) -> list[str]:
     """Ended jobs; -X leaves steps out."""
-    fields = "JobID,State,NodeList,Reason,ExitCode,Start,Comment"
+    fields = "JobID,State,NodeList,Reason,ExitCode,Start,End,Timelimit,Comment"
     return ["sacct", "-n", "-P", "-X", "-o", fields, "-j", ",".join(jobs)]
 
 
@@ -310,7 +330,7 @@ def parse_sacct_output(text: str) -> list[SchedulerJob]:
     found = []
     for line in text.splitlines():
         cells = line.split("|")
-        if len(cells) < 7 or "." in cells[0]:
+        if len(cells) < 9 or "." in cells[0]:
             continue
         found.append(
             build_job(
@@ -320,9 +340,30 @@ def parse_sacct_output(text: str) -> list[SchedulerJob]:
                 reason=cells[3],
                 exit_code=cells[4],
                 start=cells[5],
-                comment="|".join(cells[6:]),
+                end=cells[6],
+                limit=parse_left(cells[7], "sacct"),
+                comment="|".join(cells[8:]),
             )
         )
+    return found
+
+
+def build_earlier_command(job: str) -> list[str]:
+    """All starts of a job, the last one too, in order."""
+    return ["sacct", "-n", "-P", "-X", "-D", "-o", "JobID,State", "-j", job]
+
+
+def parse_earlier(text: str) -> dict[str, tuple[EndCause, ...]]:
+    """How the starts of each job or component ended; one that goes on is left out."""
+    found: dict[str, tuple[EndCause, ...]] = {}
+    for line in text.splitlines():
+        job, _, word = line.partition("|")
+        state = parse_state(word)
+        if state is JobState.REQUEUED:
+            found[job] = (*found.get(job, ()), EndCause.REQUEUED)
+        elif state in OVER:
+            cause = END_CAUSES.get(state, EndCause.UNKNOWN)
+            found[job] = (*found.get(job, ()), cause)
     return found
 
 
@@ -330,29 +371,6 @@ def parse_canceller(text: str) -> int | None:
     """The user's number in sacct's `CANCELLED by 1000`; None where it has none."""
     match = re.search(r"\|CANCELLED by (\d{1,10})\|", text)
     return int(match[1]) if match else None
-
-
-LOST = re.compile(r"down|fail|error|unknown|reboot|powered|powering_down|.*\*$", re.IGNORECASE)
-"""A node's state in which its processes are gone; `*` is a node that does not answer."""
-
-
-def build_sinfo_command(nodes: Sequence[str]) -> list[str]:
-    """The states of these nodes."""
-    layout = "NodeHost:|,StateLong:|,Reason:|"
-    return ["sinfo", "--noheader", "--Node", "--nodes=" + ",".join(nodes), "-O", layout]
-
-
-def parse_lost_nodes(text: str) -> dict[str, str]:
-    """Nodes that are lost, with the scheduler's word and its reason."""
-    found = {}
-    for line in text.splitlines():
-        name, bar, rest = line.partition("|")
-        word, _, reason = (part.strip() for part in rest.partition("|"))
-        reason = reason.rstrip("|").strip()
-        if bar and LOST.match(word):
-            more = "" if reason in ("", "none", "None") else f" ({reason})"
-            found[name.strip()] = word + more
-    return found
 
 
 def build_scancel_command(job: str) -> list[str]:

@@ -30,22 +30,30 @@ _PATTERN = re.compile(r"%(\d{0,2})([%AabjJNnstux])")
 def ask_slurm_job(word: str) -> ForeignJob | None:
     """The job by its id; None where it is no id, or Slurm knows no such job.
 
-    Raises UncertainError where the controller does not answer.
+    Raises UncertainError where the controller does not answer, and accounting does not know the job
+    to be over.
     """
     if JOB.fullmatch(word) is None:
         return None
-    answer = broker.ask(slurm.build_show_job_command(word), floor_s=FLOOR_S)
-    parts = sorted(parse_parts(answer.text), key=_find_place)
-    if parts:
-        return ForeignJob(scheduler=NAME, word=word, parts=tuple(parts), asked=answer.known)
+    away: UncertainError | None = None
+    try:
+        answer = broker.ask(slurm.build_show_job_command(word), floor_s=FLOOR_S)
+        parts = sorted(parse_parts(answer.text), key=_find_place)
+        if parts:
+            return ForeignJob(scheduler=NAME, word=word, parts=tuple(parts), asked=answer.known)
+    except UncertainError as error:
+        away = error
     try:
         answer = broker.ask(build_sacct_command(word), floor_s=SELDOM_S)
+        parts = parse_sacct_parts(answer.text)
     except UncertainError:
-        return None
-    parts = parse_sacct_parts(answer.text)
+        parts = []
+    if away is not None and not (parts and all(part.info.state in OVER for part in parts)):
+        raise away
     if not parts:
         return None
-    note = "Slurm's controller has forgotten the job; accounting does not say where its output went"
+    how = "has forgotten the job" if away is None else "does not answer"
+    note = f"Slurm's controller {how}; accounting does not say where its output went"
     guessed = [guess_output(part) for part in parts]
     if any(part.out for part in guessed):
         note += ", the files shown have sbatch's usual names"

@@ -1,4 +1,4 @@
-"""Nodes of the cluster by `sinfo`: build its commands and parse its text. Runs nothing.
+"""Nodes of the cluster by `sinfo` and `scontrol`: build commands and parse text. Runs nothing.
 
 All nodes become node groups of a conf; idle ones tell a run that grows what it could get.
 `a100:4(S:0-1)` is what GRES looks like from 20.11 on; fields end with `|`, so none is cut short."""
@@ -9,13 +9,64 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from varuna_core.facts.cluster import NodeCondition, NodeState
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import find_gpu
+from varuna_core.records.formatting import fold_names
 from vjob.jobs.conf.schema import NodeGroup, Queue
 from vjob.jobs.conf.slurm_words import to_minutes
 from vjob.jobs.errors import InputError
 from vjob.jobs.schedulers.job import IdleNode
-from vjob.jobs.schedulers.slurm.commands import LOST
+from vjob.jobs.schedulers.slurm.commands import parse_date
+
+LOST = re.compile(r"down|fail|error|unknown|reboot|powered|powering_down|.*\*$", re.IGNORECASE)
+"""A node's state, in sinfo's words, in which no job can run; `*` is a node that does not answer."""
+_GONE = {"DOWN", "ERROR", "UNKNOWN", "NOT_RESPONDING", "REBOOT_ISSUED", "POWERED_DOWN"}
+_LEAVING = {"DRAIN", "FAIL", "REBOOT_REQUESTED", "POWER_DOWN", "POWERING_DOWN"}
+"""States of scontrol in which what runs may end, and nothing new begins."""
+_GIVEN = re.compile(r" \[([^\[\]@ ]*)@([^\[\] ]*)\]")
+"""Who gave a reason, and when, behind it."""
+
+
+def build_show_node_command(nodes: Sequence[str]) -> list[str]:
+    """One request to the controller, whatever the number of nodes."""
+    return ["scontrol", "--local", "-o", "show", "node", fold_names(nodes)]
+
+
+def parse_node_states(text: str) -> list[NodeState]:
+    """Nodes that are lost, draining or under maintenance, each with the reason that was given."""
+    found = []
+    for line in text.splitlines():
+        name, state = re.match(r"NodeName=(\S+)", line), re.search(r"\sState=(\S+)", line)
+        condition = None if state is None else _judge_state(state[1])
+        if name is None or state is None or condition is None:
+            continue
+        rest = line.partition(" Reason=")[2]
+        given = _GIVEN.search(rest)
+        reason = (
+            rest[: given.start()] if given else re.split(r" (?=[A-Z]\w*=)", rest, maxsplit=1)[0]
+        )
+        found.append(
+            NodeState(
+                name=name[1],
+                condition=condition,
+                word=state[1].lower(),
+                reason=reason.strip(),
+                by=given[1] if given else "",
+                since=parse_date(given[2]) if given else None,
+            )
+        )
+    return found
+
+
+def _judge_state(word: str) -> NodeCondition | None:
+    """`MIXED+DRAIN`; up to 20.11 a node that does not answer is `MIXED*`."""
+    flags = set(word.upper().replace("*", "+NOT_RESPONDING").split("+"))
+    if flags & _GONE:
+        return NodeCondition.LOST
+    if flags & _LEAVING:
+        return NodeCondition.DRAINING
+    return NodeCondition.MAINTENANCE if flags & {"MAINT", "MAINTENANCE"} else None
 
 
 def build_sinfo_idle_command(queues: Sequence[str | None]) -> list[str]:

@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.known import Known, NotKnown, Value
 from varuna_core.records.machine import KEPT, clean_environment
 from varuna_core.records.plan import Plan
@@ -35,28 +37,39 @@ from vjob.jobs.schedulers.base import (
 )
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.jobs.schedulers.foreign_job import ForeignJob
-from vjob.jobs.schedulers.job import OVER, IdleNode, JobState, SchedulerJob, StartEstimate
+from vjob.jobs.schedulers.job import (
+    OVER,
+    IdleNode,
+    JobState,
+    SchedulerJob,
+    StartEstimate,
+)
 from vjob.jobs.schedulers.slurm import commands as slurm
-from vjob.jobs.schedulers.slurm.commands import COMMENT_PREFIX
+from vjob.jobs.schedulers.slurm.commands import AWAY, COMMENT_PREFIX
 from vjob.jobs.schedulers.slurm.foreign_job import ask_slurm_job
 from vjob.jobs.schedulers.slurm.header import render_header
 from vjob.jobs.schedulers.slurm.nodes import (
+    build_show_node_command,
     build_sinfo_idle_command,
     build_sinfo_nodes_command,
     build_sinfo_queues_command,
     parse_idle_nodes,
+    parse_node_states,
     parse_queues,
     parse_sinfo_nodes,
     parse_starting_nodes,
 )
 
-AWAY = "unable to contact slurm controller"
 LONG_FLOOR_S, MANY_JOBS = 30.0, 1000
 """The floor for a user with more jobs. How many others have would be a question of its own."""
 JUST_S = 5.0
 """So short after a change one question about that job alone is the cheapest."""
 FULL_S = 300.0
 """How long jobs that run may be asked about by their states alone."""
+
+
+SETTLED = OVER - {JobState.PREEMPTED, JobState.NODE_FAIL, JobState.BOOT_FAIL}
+"""States after which Slurm never starts a job again by itself."""
 
 
 class SlurmScheduler(Scheduler):
@@ -129,8 +142,28 @@ class SlurmScheduler(Scheduler):
         it. For those that squeue lacks: scontrol for the first, and one sacct.
         """
         found: dict[str, list[SchedulerJob]] = {job: [] for job in jobs}
+        try:
+            self._ask_controller(found, user, floor_s, after)
+        except UncertainError as error:
+            raise UncertainError(str(error), _ask_settled(found)) from None
+        forgotten = [job for job in found if not found[job]]
+        if forgotten:
+            # sacct lags: it said PENDING of jobs that ran (22.05). It is asked for the dead alone.
+            with contextlib.suppress(UncertainError):
+                _fill(found, [info for info in _ask_accounting(forgotten) if info.state in OVER])
+        # squeue lists components in no order of ours.
+        return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
+
+    def _ask_controller(
+        self,
+        found: dict[str, list[SchedulerJob]],
+        user: int | None,
+        floor_s: float,
+        after: Mapping[str, float],
+    ) -> None:
+        """Fill in the jobs that squeue or scontrol knows."""
         if not found:
-            return found
+            return
         queue = slurm.build_squeue_command(os.getuid() if user is None else user)
         late = _find_late(queue, floor_s, {job: after.get(job, 0.0) for job in found})
         if len(late) == 1:
@@ -147,19 +180,16 @@ class SlurmScheduler(Scheduler):
             _fill(found, _ask_job(missing[0], SELDOM_S, after.get(missing[0], 0.0)))
         if len(missing) > 1 and found[missing[0]]:  # then it is new, and others may be
             _fill(found, _ask_queue(queue, floor_s, time.time()))
-        forgotten = [job for job in missing if not found[job]]
-        if forgotten:
-            # sacct lags: it said PENDING of jobs that ran (22.05). It is asked for the dead alone.
-            with contextlib.suppress(UncertainError):
-                answer = broker.ask(slurm.build_sacct_command(forgotten), floor_s=SELDOM_S)
-                infos = slurm.parse_sacct_output(answer.text)
-                _fill(found, [info for info in infos if info.state in OVER])
-        # squeue lists components in no order of ours.
-        return {job: sorted(infos, key=lambda info: info.component) for job, infos in found.items()}
 
-    def find_lost_nodes(self, nodes: Sequence[str]) -> dict[str, str]:
-        """The nodes among these that Slurm itself calls lost; none where it does not answer."""
-        return slurm.parse_lost_nodes(_ask(slurm.build_sinfo_command(nodes)))
+    def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
+        """From accounting; empty where it does not answer."""
+        return slurm.parse_earlier(_ask(slurm.build_earlier_command(job)))
+
+    def ask_node_states(
+        self, nodes: Sequence[str], *, floor_s: float = SELDOM_S
+    ) -> list[NodeState]:
+        """One request; none where the controller does not answer."""
+        return parse_node_states(_ask(build_show_node_command(nodes), floor_s)) if nodes else []
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
         return parse_idle_nodes(_ask(build_sinfo_idle_command(queues)))
@@ -339,6 +369,27 @@ def _ask_job(job: str, floor_s: float, after: float) -> list[SchedulerJob]:
     return _date(slurm.parse_show_job_output(answer.text), answer)
 
 
+def _ask_accounting(jobs: Sequence[str]) -> list[SchedulerJob]:
+    answer = broker.ask(slurm.build_sacct_command(jobs), floor_s=SELDOM_S)
+    return slurm.parse_sacct_output(answer.text)
+
+
+def _ask_settled(found: Mapping[str, list[SchedulerJob]]) -> dict[str, list[SchedulerJob]]:
+    """Jobs that accounting knows to be over for good, while the controller is away.
+
+    One that was preempted, or lost a node, may come again: only the controller knows.
+    """
+    known: dict[str, list[SchedulerJob]] = {job: [] for job in found}
+    with contextlib.suppress(UncertainError):
+        if known:
+            _fill(known, _ask_accounting(list(known)))
+    return {
+        job: infos
+        for job, infos in known.items()
+        if infos and all(info.state in SETTLED for info in infos)
+    }
+
+
 def _ask_queue(queue: Sequence[str], floor_s: float, after: float) -> list[SchedulerJob]:
     """All jobs of a user, by squeue."""
     known = broker.peek(queue)
@@ -387,10 +438,10 @@ def _shift(left: Known[float], since_s: float) -> Known[float]:
     return replace(left, value=max(0.0, left.value - since_s))
 
 
-def _ask(command: Sequence[str]) -> str:
+def _ask(command: Sequence[str], floor_s: float = SELDOM_S) -> str:
     """What is asked now and then; empty where the tool is not there or out of order."""
     try:
-        return broker.ask(command, floor_s=SELDOM_S).text
+        return broker.ask(command, floor_s=floor_s).text
     except UncertainError:
         return ""
 

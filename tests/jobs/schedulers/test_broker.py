@@ -25,7 +25,7 @@ from vjob.jobs.schedulers.slurm import scheduler as slurm
 from vjob.jobs.schedulers.slurm.commands import build_squeue_command
 from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
-ROW = "{job}|N/A|N/A|{word}|a1|None|0|N/A|vjob:x|10:00|"
+ROW = "{job}|N/A|N/A|{word}|a1|None|0|N/A|vjob:x|10:00|10:00|N/A|N/A|(null)|"
 COMMAND = ["squeue", "--user=1"]
 
 
@@ -326,7 +326,7 @@ def test_several_changes_at_once_are_one_squeue(tools: Tools) -> None:
 
 def test_forgotten_jobs_cost_one_scontrol_and_one_sacct(tools: Tools) -> None:
     jobs = [str(number) for number in range(100, 150)]
-    rows = "".join(f"{job}|COMPLETED|a1|None|0:0|x|\n" for job in jobs)
+    rows = "".join(f"{job}|COMPLETED|a1|None|0:0|x|x|05:00|\n" for job in jobs)
     tools.say("sacct", f"cat <<E\n{rows}E")
     tools.say("scontrol", "echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
     for _ in range(3):

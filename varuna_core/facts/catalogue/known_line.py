@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Optional, Tuple
 
 from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cluster import Waiting
 from varuna_core.facts.remedy import Context, Remedy, explain
 
 
@@ -96,6 +97,8 @@ class KnownLine:
     """The process that this befell cannot go on."""
     fate: Optional[Fate] = None
     """Set for the scheduler's reasons."""
+    waits: Optional[Waiting] = None
+    """Set for its reasons to wait."""
     before: str = ""
     """The row of ours that a plug-in's row comes before; else it comes after all that
     explain something."""

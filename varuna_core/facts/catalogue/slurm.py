@@ -19,6 +19,7 @@ from varuna_core.facts.catalogue.remedies import (
     look_at,
 )
 from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cluster import Waiting
 from varuna_core.facts.remedy import Action, Remedy, Target
 
 cause = partial(make_row, Scope.SCHEDULER, Proof.CAUSE)
@@ -199,45 +200,63 @@ REFUSALS = (
 """What sbatch says when it refuses a job; searched for in all that it wrote."""
 
 
-def _reason(fate: Fate, pattern: str, meaning: str, *remedies: Remedy, **more: Any) -> KnownLine:
+def _reason(
+    fate: Fate,
+    waits: Waiting | None,
+    pattern: str,
+    meaning: str,
+    *remedies: Remedy,
+    **more: Any,
+) -> KnownLine:
     """A reason, named by the first of Slurm's words for it unless `name` is given."""
     name = more.pop("name", "") or pattern.partition("|")[0].replace(".", " ")
     whole = rf"^(?:{pattern})(?![A-Za-z])"
     proof = Proof.CAUSE if fate is Fate.ENDED else Proof.WARNING
-    return make_row(Scope.PENDING, proof, name, whole, meaning, *remedies, fate=fate, **more)
+    more.update(fate=fate, waits=waits)
+    return make_row(Scope.PENDING, proof, name, whole, meaning, *remedies, **more)
 
 
 _passes = partial(_reason, Fate.PASSES)
 _never = partial(_reason, Fate.NEVER)
-_ended = partial(_reason, Fate.ENDED)
+_ended = partial(_reason, Fate.ENDED, None)
 SINFO = look_at("sinfo -R", "to see why")
 
 REASONS = (
     _never(
+        Waiting.QUEUE_LIMIT,
         "PartitionConfig",
         "its queue has fewer nodes or allows less time than it asks for",
         FEWER_NODES,
         replace(LESS_TIME, instead=True),
         look_at("scontrol show partition"),
     ),
-    _never("PartitionNodeLimit", "its queue allows or has fewer nodes", FEWER_NODES),
-    _never("PartitionTimeLimit", "its queue allows less time", LESS_TIME),
     _never(
+        Waiting.QUEUE_LIMIT,
+        "PartitionNodeLimit",
+        "its queue allows or has fewer nodes",
+        FEWER_NODES,
+    ),
+    _never(Waiting.QUEUE_LIMIT, "PartitionTimeLimit", "its queue allows less time", LESS_TIME),
+    _never(
+        Waiting.CONSTRAINT,
         "BadConstraints",
         "no node has these features",
         Remedy(Action.CHANGE, Target.CONSTRAINT, "one that `sinfo -o %f` lists"),
     ),
     _never(
+        Waiting.NOT_PERMITTED,
         "InvalidAccount|AccountNotAllowed|Job.s.account.not.permitted",
         "",
         Remedy(Action.SET, Target.ACCOUNT, "one that the queue allows"),
     ),
     _never(
+        Waiting.NOT_PERMITTED,
         "InvalidQOS|QOSNotAllowed|Job.s.QOS.not.permitted",
         "",
         Remedy(Action.SET, Target.QOS, "one that the queue allows"),
     ),
     _never(
+        Waiting.NOT_PERMITTED,
         r"[^\n]*\bnot.permitted.to.use.this.partition",
         "",
         replace(OTHER_QUEUE, instead=False),
@@ -245,71 +264,95 @@ REASONS = (
         name="queue not permitted",
     ),
     _never(
+        Waiting.DEPENDENCY,
         "DependencyNeverSatisfied",
         "the job it depends on failed",
         Remedy(Action.CANCEL),
         cause=EndCause.DEPENDENCY_FAILED,
     ),
     _never(
+        Waiting.JOB_LIMIT,
         r"(Assoc|QOS)\w{0,40}Max\w{0,40}(PerJob|PerNode)\w*|QOSMin\w+|MaxMemPerLimit",
         "a limit for single jobs",
         LIMITS,
         name="limit per job",
     ),
     _never(
+        Waiting.DEADLINE,
         "DeadLine",
         "it cannot end before its deadline",
         Remedy(Action.CHANGE, Target.DEADLINE),
         cause=EndCause.DEADLINE,
     ),
     _never(
+        Waiting.RESERVATION,
         "ReservationDeleted",
         "its reservation is gone",
         Remedy(Action.CHANGE, Target.RESERVATION),
     ),
     _never(
+        Waiting.BURST_BUFFER,
         "BurstBufferOperation",
         "its burst buffer failed, and it is held",
         ask_admin("to look at it"),
     ),
-    _never("JobHeldUser", "it is held", RELEASE),
+    _never(Waiting.HELD_BY_USER, "JobHeldUser", "it is held", RELEASE),
     _never(
+        Waiting.HELD_AFTER_REQUEUE,
         "JobHoldMaxRequeue",
         "it was requeued too often (max_batch_requeue), and is held",
         do("find out why it fails"),
         RELEASE,
     ),
     _never(
+        Waiting.HELD_AFTER_REQUEUE,
         "launch.failed.requeued.held",
         "no node could start it",
         SHARE_LOG_FOLDER,
         RELEASE,
         cause=EndCause.LAUNCH_FAILED,
     ),
-    _never("job.requeued.in.held.state", "it is held", RELEASE),
-    _never("JobHeldAdmin", "it is held by Slurm", ask_admin("to release it")),
-    _passes("Priority", "jobs of higher priority are before it"),
-    _passes("Resources", "no nodes are free for it yet"),
-    _passes("Constraints", "no nodes that have what it asks for are free yet"),
-    _passes("Dependency", "it waits for another job"),
-    _passes("BeginTime", "it waits for its begin time"),
-    _passes("Reservation", "it waits for its reservation"),
+    _never(Waiting.HELD_AFTER_REQUEUE, "job.requeued.in.held.state", "it is held", RELEASE),
+    _never(
+        Waiting.HELD_BY_ADMIN,
+        "JobHeldAdmin",
+        "it is held by an administrator",
+        ask_admin("to release it"),
+    ),
+    _passes(Waiting.PRIORITY, "Priority", "jobs of higher priority are before it"),
+    _passes(Waiting.RESOURCES, "Resources", "no nodes are free for it yet"),
+    _passes(Waiting.RESOURCES, "Constraints", "no nodes that have what it asks for are free yet"),
+    _passes(Waiting.DEPENDENCY, "Dependency", "it waits for another job"),
+    _passes(Waiting.BEGIN_TIME, "BeginTime", "it waits for its begin time"),
+    _passes(Waiting.RESERVATION, "Reservation", "it waits for its reservation"),
     _passes(
+        Waiting.MAINTENANCE,
         "ReqNodeNotAvail,.Reserved.for.maintenance",
         "nodes that it needs are reserved for maintenance",
     ),
-    _passes("ReqNodeNotAvail,.May.be.reserved", "nodes that it needs are kept for another job"),
-    _passes("ReqNodeNotAvail", "nodes that it needs are down, drained or in use", SINFO),
     _passes(
+        Waiting.RESOURCES,
+        "ReqNodeNotAvail,.May.be.reserved",
+        "nodes that it needs are kept for another job",
+    ),
+    _passes(
+        Waiting.NODES_DOWN,
+        "ReqNodeNotAvail",
+        "nodes that it needs are down, drained or in use",
+        SINFO,
+    ),
+    _passes(
+        Waiting.NODES_DOWN,
         "Nodes.required.for.job.are.DOWN",
         "nodes that it needs are down or drained, until an admin or they themselves return, or are "
         "kept for jobs of a higher queue",
         SINFO,
     ),
-    _passes("PartitionDown|PartitionInactive", "its queue is closed for now"),
-    _passes("NodeDown", "a node that it needs is down", SINFO),
-    _passes("Licenses", "no licence is free"),
+    _passes(Waiting.QUEUE_CLOSED, "PartitionDown|PartitionInactive", "its queue is closed for now"),
+    _passes(Waiting.NODES_DOWN, "NodeDown", "a node that it needs is down", SINFO),
+    _passes(Waiting.LICENSES, "Licenses", "no licence is free"),
     _passes(
+        Waiting.BUDGET,
         r"(Assoc|QOS)Grp\w*Minutes(Limit)?",
         "the budget of your account or QOS is used up by jobs of the past too; it passes only "
         "where "
@@ -318,14 +361,22 @@ REASONS = (
         name="budget",
     ),
     _passes(
+        Waiting.LIMIT,
         r"(Assoc|QOS)\w*(Grp|Max)\w*|Max\w+PerAccount|QOSUsageThreshold|"
         r"(Association|QOS)(Job|Resource|Time)Limit|AccountingPolicy",
         "a limit of your account or QOS is used up by other jobs",
         name="limit of the account",
     ),
-    _passes("JobArrayTaskLimit", "as many jobs of its sweep run as may at once"),
-    _passes("BurstBufferResources|BurstBufferStageIn", "its burst buffer is not ready yet"),
     _passes(
+        Waiting.ARRAY_LIMIT, "JobArrayTaskLimit", "as many jobs of its sweep run as may at once"
+    ),
+    _passes(
+        Waiting.BURST_BUFFER,
+        "BurstBufferResources|BurstBufferStageIn",
+        "its burst buffer is not ready yet",
+    ),
+    _passes(
+        Waiting.SCHEDULER,
         "None|Cleaning|Prolog|FedJobLock|SchedDefer",
         "the scheduler has yet to look at it, or to tidy up",
     ),

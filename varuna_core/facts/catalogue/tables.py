@@ -16,6 +16,7 @@ from varuna_core.facts.catalogue import containers, node, rank_output, slurm, ss
 from varuna_core.facts.catalogue.known_line import Fate, KnownLine, Proof, Scope, Stream
 from varuna_core.facts.catalogue.patterns import MOST_CHARS, PatternError, check_pattern
 from varuna_core.facts.cause import EndCause
+from varuna_core.facts.cluster import Waiting
 from varuna_core.facts.remedy import Action, Remedy, Target
 
 Rows = Tuple[KnownLine, ...]
@@ -171,6 +172,7 @@ def _parse_row(item: Dict[str, Any]) -> KnownLine:
         "proof": Proof,
         "cause": EndCause,
         "fate": Fate,
+        "waits": Waiting,
     }
     for key, enum in enums.items():
         if given.get(key) is not None:

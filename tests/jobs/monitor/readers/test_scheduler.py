@@ -17,7 +17,7 @@ from tests.jobs.stub_programs import StubPrograms
 from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.records import record as records
 from varuna_core.records.plan import write_plan
-from varuna_core.records.record import JobRecord, write_record
+from varuna_core.records.record import JobEnd, JobRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.text import render, render_json
@@ -27,9 +27,14 @@ from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.slurm.commands import parse_lost_nodes, parse_squeue_output
+from vjob.jobs.schedulers.slurm.commands import parse_squeue_output
 
-ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1|"
+ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1||10:00|N/A|N/A|(null)|"
+
+DOWN = (
+    "NodeName=b1 Arch=x86_64 State=DOWN+NOT_RESPONDING ThreadsPerCore=1 "
+    "Reason=Not responding [root@2026-11-28T10:51:27]"
+)
 
 
 @pytest.fixture
@@ -84,7 +89,9 @@ def test_one_question_for_many_looks_however_many_components(
         found = reader.read()
         assert len(found.scheduler.jobs) == 16 and found.state == "RUNNING"
         assert len(tools.calls("squeue")) == 1
-    assert not any(tools.calls(name) for name in ("scontrol", "sacct", "sinfo"))
+    assert not tools.calls("sinfo")
+    (nodes,), (starts,) = tools.calls("scontrol"), tools.calls("sacct")
+    assert nodes["argv"][-2:] == ["node", "n0"] and "-D" in starts["argv"]  # type: ignore[index, operator]
     assert found.scheduler.jobs[3].id == "77+3" and found.scheduler.jobs[0].restarts == 2
     assert 0 <= found.scheduler.age_s < 60 and found.scheduler.problem == ""
 
@@ -191,20 +198,96 @@ def test_an_error_of_the_first_question_is_the_users(run: RunFolder) -> None:
 
 
 def test_silent_nodes_are_asked_about_now_and_then(run: RunFolder, tools: StubPrograms) -> None:
-    tools.add("sinfo", "print('a1|down*|Not responding|\\na2|allocated|none|')")
+    tools.add("scontrol", f"print({DOWN!r})")
     view = view_of(run, SchedulerJob(id="77", state=JobState.RUNNING, native_word="RUNNING"))
     view = replace(view, record=replace(view.record, scheduler="slurm"))
     seconds = [0.0]
     desk = SchedulerDesk(run, "slurm", view=lambda _: view, now=lambda: seconds[0])
     for _ in range(3):
-        desk.ask(["a1", "a2"])
-        assert desk.answer().scheduler.lost_nodes == {"a1": "down* (Not responding)"}
+        desk.ask(["b1", "b2"])
+        said = {"b1": "down+not_responding (Not responding)"}
+        assert desk.answer().scheduler.lost_nodes == said
         seconds[0] += 1
-    assert len(tools.calls("sinfo")) == 1
-    assert any("a1,a2" in str(word) for word in tools.calls("sinfo")[0]["argv"])  # type: ignore[attr-defined]
+    assert len(tools.calls("scontrol")) == 1
+    assert "b[1-2]" in tools.calls("scontrol")[0]["argv"]  # type: ignore[operator]
 
 
-def test_states_in_which_a_node_is_lost() -> None:
-    text = "a1|down|x y|\na2|idle*|none|\na3|mixed|none|\na4|draining|ECC|\n\nodd\na5|failing|z|"
-    assert parse_lost_nodes(text) == {"a1": "down (x y)", "a2": "idle*", "a5": "failing (z)"}
+def end_record(run: RunFolder, *ends: JobEnd) -> None:
+    record = replace(
+        make_record(run),
+        state=records.ENDED,
+        scheduler="slurm",
+        verdict="COMPLETED",
+        jobs=(JobRecord(id="77", group=None),),
+        job_ends=ends,
+    )
+    write_record(run, record)
+
+
+def test_a_run_that_is_over_keeps_its_jobs(run: RunFolder, tools: StubPrograms) -> None:
+    """`.scheduler.jobs` was empty some seconds after the end."""
+    tools.add("squeue", "")
+    shown = "JobId=77 JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0 NodeList=n[0-1] "
+    shown += "StartTime=2026-11-22T08:00:00 EndTime=2026-11-22T08:05:00 TimeLimit=00:10:00"
+    tools.add("scontrol", f"print({shown!r})")
+    tools.add("sacct", "")
+    first = open_reader(str(run.path), run.path).read()
+    broker._memory.clear()
+    later = open_reader(str(run.path), run.path).read()
+    assert (first.record_state, later.record_state) == ("ended", "ended")
+    for found in (first, later):
+        (row,) = found.scheduler.jobs
+        assert (row.id, row.state, row.nodes, row.exit_code) == ("77", "FAILED", "n[0-1]", "3:0")
+        assert (row.limit_s, (row.ends or 0) - (row.started or 0)) == (600.0, 300.0)
+
+
+def test_an_old_record_has_its_jobs_ids_at_least(run: RunFolder, tools: StubPrograms) -> None:
+    end_record(run)
+    (row,) = open_reader(str(run.path), run.path).read().scheduler.jobs
+    assert (row.id, row.state, row.ends) == ("77", "COMPLETED", None)
+
+
+def test_a_run_that_ended_is_known_while_the_controller_is_away(
+    run: RunFolder, tools: StubPrograms
+) -> None:
+    """Ended runs were UNKNOWN, while accounting had their end."""
+    age_record(run)
+    away = "sys.exit('slurm_load_jobs error: Unable to contact slurm controller')"
+    for name in ("squeue", "scontrol"):
+        tools.add(name, away)
+    tools.add("sacct", "print('77|COMPLETED|n0|None|0:0|x|x|00:10:00|')")
+    found = open_reader(str(run.path), run.path).read()
+    assert (found.record_state, found.state, found.scheduler.problem) == ("ended", "COMPLETED", "")
+
+
+@pytest.mark.parametrize("word", ["RUNNING", "PENDING", "PREEMPTED", "NODE_FAIL"])
+def test_what_may_go_on_is_not_known_while_the_controller_is_away(
+    run: RunFolder, tools: StubPrograms, word: str
+) -> None:
+    age_record(run)
+    away = "sys.exit('slurm_load_jobs error: Unable to contact slurm controller')"
+    for name in ("squeue", "scontrol"):
+        tools.add(name, away)
+    tools.add("sacct", f"print('77|{word}|n0|None|0:0|x|x|00:10:00|')")
+    found = open_reader(str(run.path), run.path).read()
+    assert found.record_state == "submitted" and "Unable to contact" in found.scheduler.problem
+
+
+def test_the_cause_of_a_requeue_is_asked_for_once(run: RunFolder, tools: StubPrograms) -> None:
+    age_record(run)
+    say(
+        tools,
+        ROW.format(id=77, offset="N/A", word="PENDING", reason="BeginTime").replace(
+            "|77|", "|N/A|"
+        ),
+    )
+    tools.add("sacct", "print('77|PREEMPTED\\n77|REQUEUED\\n77|PENDING')")
+    reader = open_reader(str(run.path), run.path)
+    for _ in range(3):
+        (row,) = reader.read().scheduler.jobs
+        assert row.earlier == ("preempted", "requeued") and row.waiting == "begin-time"
+    assert len(tools.calls("sacct")) == 1
+
+
+def test_no_rows_are_no_jobs() -> None:
     assert parse_squeue_output("") == []

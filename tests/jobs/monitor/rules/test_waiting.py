@@ -13,6 +13,7 @@ from tests.jobs.monitor.builders import (
     starting,
     with_state,
 )
+from varuna_core.facts.cluster import NodeCondition, NodeState
 from varuna_core.records.exits import Outcome
 from vjob.jobs.monitor.model.snapshot import Attempt, Health, JobRow, Scheduler, Snapshot
 from vjob.jobs.monitor.rules.judge import judge
@@ -80,6 +81,41 @@ def test_the_start_after_a_requeue_is_the_one_that_slurm_expects() -> None:
         "BeginTime: it waits for its begin time, expected to start 2024-05-01T12:00:06"
     )
     assert "minutes" not in judge(waiting("BeginTime", restarts=1)).reason
+
+
+def test_a_job_that_waits_for_jobs_names_them() -> None:
+    said = judge(waiting("Dependency", dependency="afterok:3(unfulfilled)")).reason
+    assert "Dependency: it waits for afterok:3(unfulfilled)" in said
+
+
+@pytest.mark.parametrize(
+    ("cause", "said"), [("preempted", "preempted by another job"), ("node-fail", "a node failed")]
+)
+def test_a_requeue_says_why(cause: str, said: str) -> None:
+    """A preemption was `requeued 1 time(s), after: all 4 ranks exited 0`."""
+    earlier = (Attempt(number=0, reason="all 4 ranks exited 0", step=90),)
+    snapshot = waiting("BeginTime", restarts=1, earlier=(cause,))
+    verdict = judge(replace(snapshot, earlier=earlier))
+    assert f"requeued once: {said}, after: all 4 ranks exited 0" in verdict.reason
+    assert verdict.main.values["cause"] == cause
+
+
+def test_a_job_that_is_being_preempted_says_when_it_ends() -> None:
+    snapshot = with_state(healthy(), "RUNNING", preempted=NOW - 2, ends=NOW + 4)
+    (found,) = [one for one in judge(snapshot).others if one.rule == "being preempted"]
+    (said,) = [one for one in judge(snapshot).remarks if "for another job" in one]
+    assert said.endswith("and ends it in 4 s") and found.evidence[0].since == NOW - 2
+
+
+def test_a_node_that_is_drained_is_named_with_the_admins_reason() -> None:
+    """The reason `ECC GPU2` never reached status."""
+    drained = NodeState("n001", NodeCondition.DRAINING, "mixed+drain", "ECC GPU2", "root", NOW - 60)
+    snapshot = healthy(scheduler=replace(healthy().scheduler, node_states=(drained,)))
+    verdict = judge(snapshot)
+    assert verdict.health is Health.HEALTHY
+    (said,) = [one for one in verdict.remarks if "n001" in one]
+    assert said.startswith("the scheduler drains node n001: ECC GPU2 (root, 1 min ago)")
+    assert not judge(with_state(snapshot, "COMPLETED")).remarks
 
 
 def test_nodes_that_are_drained_are_no_wait_for_others_alone() -> None:

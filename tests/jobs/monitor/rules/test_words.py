@@ -110,8 +110,8 @@ def test_what_is_not_known_has_its_reason() -> None:
 @pytest.mark.parametrize(
     ("left_s", "words"),
     [
-        (300.0, "the time limit ends it in 5 min"),
-        (900.0, "at its pace it needs"),
+        (300.0, "it will not finish: it needs 112 min, and its time limit ends it in 5 min"),
+        (900.0, "it will not finish: it needs 112 min, and its time limit ends it in 15 min"),
         (1e6, None),
         (None, None),
     ],
@@ -119,7 +119,8 @@ def test_what_is_not_known_has_its_reason() -> None:
 def test_a_time_limit_that_is_near_is_named(left_s: float | None, words: str | None) -> None:
     """A run of hours said HEALTHY minutes before Slurm ended it."""
     snapshot = with_state(healthy(), "RUNNING", left_s=left_s)
-    said = [remark for remark in judge(snapshot).remarks if "time limit" in remark]
+    verdict = judge(snapshot)
+    said = [one for one in (verdict.reason, *verdict.remarks) if "time limit" in one]
     assert judge(snapshot).health is Health.HEALTHY
     assert [words in one for one in said if words] == ([True] if words else [])
     assert bool(said) is bool(words)

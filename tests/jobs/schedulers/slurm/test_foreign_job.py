@@ -126,6 +126,6 @@ def test_a_word_that_is_no_id_asks_nobody(tmp_path: Path, monkeypatch: pytest.Mo
     for word in ("name", "-1", "12;id", "L1", "12_", "12+x"):
         assert find_foreign_job(word) is None
     assert asked == []
-    assert find_foreign_job("12") is None and asked == ["scontrol"]
+    assert find_foreign_job("12") is None and asked == ["scontrol", "sacct"]
     with pytest.raises(InputError):
         find_run_or_job("name", tmp_path)
