@@ -1,6 +1,6 @@
 """vjob's word against Slurm's own record, on the lab: layouts x faults x phases.
 
-    python -m benchmarks.commands.truth [--only TEXT] [--again] [--write]
+    python -m benchmarks.commands.truth [--lives] [--only TEXT] [--again] [--write]
 
 A cell is one run of a program without torch that a fault hits as it starts, trains, or has done
 its last step; or one that Slurm lets wait, for a reason that passes or never does. Cells of one
@@ -8,7 +8,8 @@ fault run beside each other, and so do faults that hit their own run alone. Then
 JOB`, `vjob status`, `vjob list`, `vjob report JOB` and `vjob.job(JOB)` are held against `scontrol
 show job`, `squeue` and `sacct` until they agree, or a deadline has passed: the state of the run,
 the verdict and its exit code, the words for the fault, and one command against the next. What is
-done is kept in truth.json: a second call goes on where the first one was cut off.
+done is kept in truth.json: a second call goes on where the first one was cut off. `--lives` does
+the second part, lives.py, and keeps it in truth_lives.json.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks import RESULTS
+from benchmarks.commands import lives
 from tests.cluster.lab import Lab
 from tests.command import Vjob
 from varuna_core.records.files import read_json
@@ -44,6 +46,7 @@ from vjob.jobs.schedulers.slurm.commands import (
 )
 
 RESULT, TABLE = RESULTS / "truth.md", RESULTS / "truth.json"
+LIVES_TABLE = RESULTS / "truth_lives.json"
 LAYOUTS = ("plain", "het", "split", "morph")
 PHASES = ("start", "training", "end")
 AT_ONCE = 8
@@ -691,6 +694,54 @@ def render(found: Mapping[str, Sequence[str]], version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def run_lives(options: argparse.Namespace) -> None:
+    """The second part, in batches."""
+    found: dict[str, Any] = read_json(LIVES_TABLE) or {}
+    names = [
+        name
+        for name in lives.LIVES
+        if re.search(options.only, name)
+        if options.again or name not in found or (options.failed and found[name]["differences"])
+    ]
+    lab, end = Lab.start(), time.monotonic() + 60 * options.minutes
+    try:
+        found["version"] = lab.run(["sinfo", "--version"]).stdout.strip()
+        lab.run([*ADD_LICENSE.split(), "cluster=vjoblab"], check=False)
+        for batch in lives.build_batches(names)[: options.most]:
+            if time.monotonic() > end:
+                break
+            lab.repair()
+            with tempfile.TemporaryDirectory(
+                prefix="vjob-lives-", ignore_cleanup_errors=True
+            ) as folder:
+                for name, life in lives.live(lab, batch, Path(folder)).items():
+                    differences = list(dict.fromkeys(life.differences))
+                    found[name] = {"moments": life.num_moments, "differences": differences}
+                    print(f"{life.num_moments:3} moments, {life.num_moved} moved: {name}")
+                    print(*(f"     {text}" for text in differences), sep="\n", flush=True)
+            LIVES_TABLE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        lab.repair()
+    finally:
+        if lab.started_here:
+            lab.stop()
+
+
+ADD_LICENSE = (
+    "sacctmgr -i add resource name=matlab count=1 server=srv servertype=flexlm type=license "
+    "percentallowed=100"
+)
+
+
+def write_page() -> None:
+    """Both parts, as far as they were done."""
+    cells, known = read_json(TABLE) or {}, read_json(LIVES_TABLE) or {}
+    version = str(known.pop("version", "")) or "slurm-wlm"
+    page = render(cells, version)
+    if known:
+        page += "\n" + "\n".join(lives.render_lives(known, version)) + "\n"
+    RESULT.write_text(page)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="cells whose name has this pattern")
@@ -699,7 +750,13 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=1000, help="batches at most")
     parser.add_argument("--minutes", type=float, default=600.0, help="then no batch begins")
     parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--lives", action="store_true", help="the second part: staged lives")
     options = parser.parse_args()
+    if options.lives:
+        run_lives(options)
+        if options.write:
+            write_page()
+        return
     found: dict[str, list[str]] = read_json(TABLE) or {}
     cells = [
         cell
@@ -711,7 +768,6 @@ def main() -> None:
     lab = Lab.start()
     end = time.monotonic() + 60 * options.minutes
     try:
-        version = lab.run(["sinfo", "--version"]).stdout.strip()
         for batch in batches[: options.most]:
             if time.monotonic() > end:
                 break
@@ -734,7 +790,7 @@ def main() -> None:
         if lab.started_here:
             lab.stop()
     if options.write:
-        RESULT.write_text(render(found, version))
+        write_page()
     sys.exit(any(found.values()))
 
 

@@ -25,6 +25,9 @@ from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.monitor.readers.run import RunReader
+from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
+from vjob.jobs.monitor.rules.base import is_over
 from vjob.jobs.runs.find import RunView, find_run, refuse_empty, view_run
 
 if TYPE_CHECKING:
@@ -86,6 +89,16 @@ def look_at(run: RunFolder | None) -> RunView | None:
     return None
 
 
+def goes_on(view: RunView | None) -> bool:
+    """True of a run that is not over by the function that `vjob status` has, too: its ranks may
+    have written how it ended some seconds before the scheduler says so."""
+    if view is None or view.record.state != records.SUBMITTED:
+        return False
+    name = view.record.scheduler
+    desk = SchedulerDesk(view.run, name, view=lambda _: view, watches_nodes=False)
+    return not is_over(RunReader(view.run, num_lines=0, desk=desk).read())
+
+
 def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
     """Write everything that is wanted of one job."""
     folder, run = find_folder(job, here)
@@ -97,7 +110,7 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
     needs_more = wanted.has_page or wanted.png is not None
     found, analysed = read_job(folder, view, more_events=MORE_EVENTS if needs_more else 0)
     sentences = findings.find_all(found, analysed)
-    partial = view is not None and view.record.state == records.SUBMITTED
+    partial = goes_on(view)
     try:
         if wanted.export is not None:
             _write_export(found, analysed, say, wanted)
@@ -125,7 +138,7 @@ def render_report(folder: Path, run: RunFolder | None) -> str:
 
     view = look_at(run)
     job, analysis = read_job(folder, view, more_events=MORE_EVENTS)
-    partial = view is not None and view.record.state == records.SUBMITTED
+    partial = goes_on(view)
     return render_page(
         job,
         analysis,

@@ -31,7 +31,7 @@ from vjob.jobs.schedulers.job import (
 
 FLOOR_S = 25.0
 """Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a
-minute has six at most."""
+minute has six at most, and a seventh about nodes."""
 SELDOM_S = 60.0
 """Between two questions about nodes, about jobs that squeue does not show any more, and of those
 who have time."""
@@ -207,6 +207,10 @@ class Scheduler(ABC):
         where they are not all of the job.
         """
         raise NotImplementedError
+
+    def explain_step(self, text: str) -> str:
+        """The reason why no such step began, where `text`, the tool's own, does not show it."""
+        return ""
 
     def build_shell(
         self, job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool

@@ -16,12 +16,14 @@ from typing import Any
 from varuna_core.facts.cause import End
 from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.finding import Finding, dump_finding, dump_value
+from varuna_core.facts.known import Known, NotKnown
 from varuna_core.facts.remedy import Context
 from varuna_core.records.checkpoints import Damaged, Skipped
 from varuna_core.records.exits import Outcome, RankExit
 from varuna_core.records.logs.slow_ranks import SlowRank
 
 FORMAT = 3
+NO_LIMIT = NotKnown("nothing tells the time limit")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,6 +371,9 @@ class Snapshot(AttemptView):
     """Of the user's code: `1a2b3c4d5e on main, dirty`."""
     submitted: float | None = None
     walltime_s: float | None = None
+    """Seconds of `time_limit`."""
+    time_limit: Known[float] = NO_LIMIT
+    """The time limit that the job has now: the scheduler's, whatever was asked for."""
     scheduler: Scheduler
     attempt: int | None = None
     earlier: tuple[Attempt, ...] = ()

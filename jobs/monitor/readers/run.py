@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.facts.known import Value
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import Damaged, Newest, find_newest, list_damaged
 from varuna_core.records.exits import read_reason
@@ -135,6 +135,7 @@ class RunReader:
             progress = replace(progress, num_steps=self._asked.num_steps, is_asked=True)
         printed = self._attempt.settings if self._attempt is not None else ()
         echoes = compare(printed, self._asked.wanted)
+        limit = find_limit(view, self._asked.walltime_s)
         told: dict[str, Any] = {
             **vars(shown),
             "progress": progress,
@@ -156,7 +157,8 @@ class RunReader:
             after_any=tuple(Path(path).name for path in record.after_any),
             commit=format_commit(record.code),
             submitted=record.submitted,
-            walltime_s=find_limit_s(view, self._asked.walltime_s),
+            walltime_s=limit.value if isinstance(limit, Value) else None,
+            time_limit=limit,
             scheduler=scheduler,
             attempt=attempts[-1].number if attempts else None,
             earlier=add_causes(self._read_earlier(attempts[:-1]), scheduler, plan),
@@ -380,7 +382,16 @@ def list_spare(state: ManagerState) -> list[int]:
     return sorted(get_seat(node) for node in state.nodes if node not in state.members)
 
 
-def find_limit_s(view: RunView | None, asked_s: float | None) -> float | None:
-    """The time limit by the scheduler's own answer, else the one that was asked for."""
+def find_limit(view: RunView | None, asked_s: float | None) -> Known[float]:
+    """The time limit by the scheduler's own answer, which its record keeps; else as asked for."""
     limits = [info.limit for info in view.infos] if view is not None else []
-    return next((limit.value for limit in limits if isinstance(limit, Value)), asked_s)
+    for limit in limits:
+        if isinstance(limit, Value):
+            return limit
+    kept = [one.limit_s for one in view.record.job_ends] if view is not None else []
+    for limit_s in kept:
+        if limit_s is not None:
+            return Value(limit_s, (Evidence("record.json"),))
+    if asked_s is not None:
+        return Value(asked_s, (Evidence("conf", Sure.INFERRED, text="as it was submitted"),))
+    return limits[0] if limits else NotKnown("the job has no time limit, or nothing tells it")

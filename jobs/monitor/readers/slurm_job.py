@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from varuna_core.agent.gpu.accelerator import GpuSample, find_lost, list_accelerators
+from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.logs.progress import NO_STEP, parse_line
 from varuna_core.records.logs.times import LineTimes
@@ -32,7 +33,7 @@ from vjob.jobs.monitor.readers.node_files import (
     find_progress,
     merge_errors,
 )
-from vjob.jobs.monitor.readers.scheduler import make_row
+from vjob.jobs.monitor.readers.scheduler import NODES_EVERY_S, make_row
 from vjob.jobs.monitor.rules.pace import find_pace_s
 from vjob.jobs.runs.foreign_job import ask_again
 from vjob.jobs.schedulers import broker
@@ -129,9 +130,11 @@ class SlurmJobReader:
             state=find_state(rows),
             submitted=min((x.submitted for x in parts if x.submitted is not None), default=None),
             walltime_s=parts[0].limit_s,
+            time_limit=parts[0].info.limit,
             scheduler=Scheduler(
                 name=job.scheduler,
                 jobs=rows,
+                node_states=self._ask_nodes(),
                 age_s=max(0.0, round(now - job.asked, 1)),
                 problem=self._problem,
             ),
@@ -224,6 +227,12 @@ class SlurmJobReader:
                     if printed is not None and printed.step != NO_STEP:
                         return min(printed.step, progress.step)
         return progress.points[0].step
+
+    def _ask_nodes(self) -> tuple[NodeState, ...]:
+        """The states of its nodes, while it runs."""
+        names = [name for part in self._job.parts if part.is_running for name in part.info.nodes]
+        scheduler = schedulers.get_scheduler(self._job.scheduler)
+        return tuple(scheduler.ask_node_states(names, floor_s=NODES_EVERY_S))
 
     def _read_gpus(self) -> tuple[dict[str, NodeGpus], str]:
         """The GPUs of its nodes, by host, or why nothing is known of them."""

@@ -33,8 +33,8 @@ from vjob.jobs.monitor.stacks.group import RankStack, Stacks, group_stacks, pars
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
+from vjob.jobs.schedulers.base import Scheduler
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.slurm.commands import AWAY
 
 PICK_PYTHON = 'p=$(command -v "$1") || p=python3; shift; exec "$p" "$@"'
 """The plan's python where the node has it, as in node.sh."""
@@ -67,7 +67,7 @@ def collect_stacks(
     hosts = list_hosts(plan, attempt)
     words = _build_agent_words(view.run, plan, attempt, native)
     questions = _build_questions(view, plan, words, hosts)
-    answers = Answers(questions, hosts, tell)
+    answers = Answers(questions, hosts, tell, schedulers.get_scheduler(plan.scheduler))
     codes = process.run_together(
         [question.command for question in questions],
         answers.hear,
@@ -213,11 +213,13 @@ class Answers:
         questions: Sequence[StackQuery],
         hosts: dict[int, str],
         tell: Callable[[int, int], None],
+        scheduler: Scheduler,
     ) -> None:
         self.seen: list[RankStack] = []
         self.failed: list[RankStack] = []
         self.silent: dict[str, str] = {}
         self._questions, self._hosts, self._tell = questions, hosts, tell
+        self._scheduler = scheduler
         self._waiting = dict(hosts)
         self._unpackers = [Unpacker() for _ in questions]
         self._said: dict[int, list[str]] = {}
@@ -249,7 +251,8 @@ class Answers:
                 self._said[number] = [explain_failure(question.machine, "\n".join(lines))]
         said = [line for lines in self._said.values() for line in lines]
         if not self.seen and not self.failed and not self.silent and said:
-            raise VjobError(f"no node could be asked: {explain(said)}")
+            why = self._scheduler.explain_step("\n".join(said)) or explain(said)
+            raise VjobError(f"no node could be asked: {why}")
         asked = {one.host: number for number, one in enumerate(self._questions) if one.host}
         for host in self._waiting.values():
             if host in asked:
@@ -263,9 +266,6 @@ class Answers:
 
 def explain(lines: Sequence[str]) -> str:
     """The last line of an error, with its remedy where one is known."""
-    text = "\n".join(lines)
-    if "invalid choice: 'stacks'" in text:
+    if "invalid choice: 'stacks'" in "\n".join(lines):
         return "the run was submitted by an older vjob, whose agent cannot do this"
-    if AWAY in text.lower():  # srun calls the job expired or invalid then
-        return "the controller of Slurm does not answer: try again once it does"
     return lines[-1]

@@ -63,7 +63,9 @@ def collect_job_stacks(
     commands = [
         _build_command(build, part, ["sh", "-c", PICK_PYTHON, "sh", *words]) for part in running
     ]
-    answers = Answers([StackQuery(command=x) for x in commands], dict(enumerate(hosts)), tell)
+    queries = [StackQuery(command=x) for x in commands]
+    scheduler = schedulers.get_scheduler(job.scheduler)
+    answers = Answers(queries, dict(enumerate(hosts)), tell, scheduler)
     codes = process.run_together(
         commands,
         answers.hear,

@@ -130,6 +130,9 @@ class AllocationScheduler(LocalScheduler):
         allocation = name_allocation(job)
         return SlurmScheduler().build_beside(allocation, parts, group, command, names)
 
+    def explain_step(self, text: str) -> str:
+        return SlurmScheduler().explain_step(text)
+
     def build_shell(
         self, job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
     ) -> list[str]:

@@ -184,6 +184,8 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
                     reason=cells[4],
                     exit_code=cells[5],
                     start=cells[10],
+                    end=cells[11],
+                    limit=slurm.parse_left(cells[12], "sacct"),
                 ),
                 raw_id=cells[1],
                 user=cells[6],

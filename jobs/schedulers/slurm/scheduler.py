@@ -227,6 +227,12 @@ class SlurmScheduler(Scheduler):
     ) -> list[str]:
         return slurm.build_beside_command(job, parts, group, command, names)
 
+    def explain_step(self, text: str) -> str:
+        """srun ends with `Expired or invalid job` while the controller is away."""
+        if AWAY not in text.lower():
+            return ""
+        return "Slurm's controller does not answer: try again once it does"
+
     def build_shell(
         self, job: SchedulerJob, host: str, group: str, command: Sequence[str], *, tty: bool
     ) -> list[str]:

@@ -15,11 +15,21 @@ from click.testing import CliRunner, Result
 import vjob
 from tests.jobs.runs.test_outcome import make_record
 from tests.reports.traces import write_simulated
+from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.records.files import write_json
 from varuna_core.records.logs.training_log import Iteration, format_iteration
-from varuna_core.records.record import append_event, write_record
+from varuna_core.records.plan import write_plan
+from varuna_core.records.record import SUBMITTED, JobRecord, append_event, write_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
+from vjob.jobs.monitor.model.snapshot import Health
+from vjob.jobs.monitor.readers.run import RunReader
+from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
+from vjob.jobs.monitor.rules.judge import judge
+from vjob.jobs.reporting.report import goes_on
+from vjob.jobs.runs.find import RunView
+from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.shelf.commands.cli import cli
 
 
@@ -46,6 +56,29 @@ def test_the_text_of_a_bare_folder(job: Path) -> None:
     assert "Ranks idle 25 % of a step's pipeline" in done.output
     assert "iteration 2 : 0.0120 s" in done.output
     assert "\x1b" not in done.output
+
+
+def test_a_run_is_over_for_the_report_when_it_is_for_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vjob report` said that a job had not ended for a second after status said DONE."""
+    folder = RunFolder(tmp_path / "demo-1")
+    folder.path.mkdir()
+    write_plan(folder.plan, make_plan())
+    jobs = (JobRecord(id="77", group=None),)
+    record = replace(make_record(folder), state=SUBMITTED, scheduler="slurm", jobs=jobs)
+    write_record(folder, record)
+    info = SchedulerJob(id="77", state=JobState.RUNNING, native_word="RUNNING")
+    view = RunView(run=folder, record=record, infos=(info,))
+    assert goes_on(view)
+    attempt = folder.attempt(0)
+    attempt.path.mkdir()
+    attempt.outcome.parent.mkdir(exist_ok=True)
+    outcome = {"code": 0, "reason": "all 2 ranks exited 0", "ended": 5.0}
+    write_json(attempt.outcome, outcome)
+    desk = SchedulerDesk(folder, "slurm", view=lambda _: view)
+    verdict = judge(RunReader(folder, desk=desk).read())
+    assert goes_on(view) is (verdict.health is not Health.DONE)
 
 
 def test_the_page_lands_in_the_folder_or_where_it_is_asked_for(job: Path) -> None:

@@ -18,6 +18,8 @@ from varuna_core.records.files import read_json
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.stacks.collect import Answers, StackQuery
+from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
 
 def test_commands_run_together_and_the_late_one_is_ended(tmp_path: Path) -> None:
@@ -152,3 +154,17 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     assert child.wait(timeout=30) != 0
     # One that was just being started is told by the kernel, once vjob is gone.
     wait_for(lambda: not Path(f"/proc/{pid_file.read_text().strip()}").exists(), 20)
+
+
+def test_a_controller_that_is_away_is_no_expired_job() -> None:
+    said = (
+        "srun: error: Unable to confirm allocation for job 9: Unable to contact slurm controller "
+        "(connect failure)",
+        "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 9",
+    )
+    query = StackQuery(command=["srun"])
+    answers = Answers([query], {0: "n0"}, lambda done, all_: None, SlurmScheduler())
+    for line in said:
+        answers.hear(0, line)
+    with pytest.raises(VjobError, match="asked: Slurm's controller does not answer: try again"):
+        answers.close([1], 60.0)
