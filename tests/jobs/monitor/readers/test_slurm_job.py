@@ -77,7 +77,7 @@ def test_a_loop_has_step_mean_pace_and_time_left(slurm: FakeSlurm, tmp_path: Pat
     assert snapshot.progress.points[-1].step_s == pytest.approx(BEGUN_S / 50, rel=0.2)
     assert verdict.health is Health.HEALTHY and " left" in verdict.reason
     assert "mean since the job started" in snapshot.message
-    assert [node.name for node in snapshot.nodes] == ["b1"] and slurm.asked == ["scontrol"]
+    assert [node.name for node in snapshot.nodes] == ["b1"] and slurm.asked == ["scontrol"] * 2
 
 
 def test_a_job_that_is_no_training_is_well_as_long_as_it_runs(
@@ -144,7 +144,7 @@ def test_gpus_are_asked_of_our_own_jobs_alone(slurm: FakeSlurm, tmp_path: Path) 
     )  # fmt: skip
     slurm.uid, slurm.asked = os.geteuid() + 1, []
     snapshot, _ = JudgedReader(open_reader("12", tmp_path)).read()
-    assert slurm.asked == ["scontrol"] and "its GPUs are not known" in snapshot.message
+    assert slurm.asked == ["scontrol"] * 2 and "its GPUs are not known" in snapshot.message
     assert "belongs to ann" in snapshot.message
 
 

@@ -114,7 +114,7 @@ def test_a_node_that_is_drained_is_named_with_the_admins_reason() -> None:
     verdict = judge(snapshot)
     assert verdict.health is Health.HEALTHY
     (said,) = [one for one in verdict.remarks if "n001" in one]
-    assert said.startswith("the scheduler drains node n001: ECC GPU2 (root, 1 min ago)")
+    assert said.startswith("the scheduler drains node n001: ECC GPU2 (root, 60 s ago)")
     assert not judge(with_state(snapshot, "COMPLETED")).remarks
 
 
