@@ -155,14 +155,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "1"),
     ),
     Benchmark(
-        name="memory_copies",
-        module="runtime.memory_copies",
-        title="Copies in memory",
-        peer="the same steps without; cloning the same tensors",
-        needs=("torch",),
-        quick=("--rounds", "2", "--steps", "4"),
-    ),
-    Benchmark(
         name="rank_memory",
         module="runtime.rank_memory",
         title="Memory of a rank",

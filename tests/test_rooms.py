@@ -68,7 +68,6 @@ BELOW = {
         "varuna_core/runtime",
         "varuna_core/morph",
         "varuna_core/profiling",
-        "varuna_core/runtime/memory_copies",
         "varuna_core",
         "varuna_core/launch",
         "varuna_core/programs",

@@ -48,9 +48,9 @@ from varuna_core.runtime.engine.microbatch import (
     find_first,
 )
 from varuna_core.runtime.engine.plans import count_stages
-from varuna_core.runtime.memory_copies.copies import KeptInMemory
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
+from varuna_core.runtime.rank_module import RankModule
 from varuna_core.runtime.settings import VarunaSettings, refuse_unknown, refuse_zero
 from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
 from varuna_core.runtime.split.loss import AmbiguousLoss
@@ -62,7 +62,7 @@ from varuna_core.schedule.recompute import Memory, Recompute
 from varuna_core.trace import NUM_FIRST, open_once, read_every, span
 
 
-class Varuna(KeptInMemory):
+class Varuna(RankModule):
     """This rank's part of the model; `parameters()` are its own, under the plain model's names."""
 
     def __init__(

@@ -88,7 +88,7 @@ def build_training(run: Run) -> dict[str, Any]:
         "log_every": 1, "evaluate_every": 0, "evaluate_steps": 1, "tensorboard": False,
         "compile": False, "cuda_graphs": False, "checkpoint_folder": None,
         "checkpoint_every": run.save_every, "checkpoint_keep": 2, "checkpoint_local": None,
-        "checkpoint_memory_every": 0, "from_memory": None, "saved": -1,
+        "saved": -1,
         "recompute": "none", "schedule": "1f1b",
         "partition": None, "pipeline": run.stages, "zero": 0, "tensor": 1,
         "sequence_parallel": False, "timeline": True, "format": 1,

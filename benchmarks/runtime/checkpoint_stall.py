@@ -37,9 +37,9 @@ from torch import Tensor
 from benchmarks import RESULTS
 from tests.ranks.device import CPU, VARIABLE, choose_device, find_kind, synchronize
 from varuna_core import Varuna
-from varuna_core.morph.memory import ROOT
 from varuna_core.programs.gpt import Gpt
 
+ROOT = Path("/dev/shm")
 RESULT = RESULTS / "checkpoint_stall.md"
 STALL_BOUND, CLONE_BOUND, STEP_BOUND = 0.1, 0.5, 1.05
 BATCH, MICRO = 16, 4
@@ -52,9 +52,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "ZeRO 2": {"zero": 2},
     "ZeRO 3": {"zero": 3},
     "offload": {"precision": "bf16", "offload": "optimizer"},
-    "memory": {},
 }
-"""The last one lays copies in the node's memory."""
 
 
 def build_model(sizes: dict[str, int]) -> Gpt:
@@ -78,10 +76,6 @@ class Training:
         self.varuna = Varuna(model, stages, dummies, BATCH, MICRO, device=device, **WAYS[way])
         self.optimizer = torch.optim.AdamW(self.varuna.parameters(), lr=1e-4)
         self.varuna.set_optimizer(self.optimizer)
-        if way == "memory":
-            home = folder / f"home{dist.get_rank()}"
-            home.mkdir()
-            assert self.varuna.keep_in_memory(home, 0, 1)
         self._count = 0
 
     def step(self) -> None:
@@ -93,9 +87,6 @@ class Training:
     def save(self) -> Callable[[], None]:
         """Begin a save; the result waits for its end."""
         self._count += 1
-        if self.way == "memory":
-            self.varuna.lay_copy()
-            return self.varuna.settle_copy
         store, copy = self.folder / "store", self.local / f"copy{dist.get_rank()}"
         done = self.varuna.checkpoint(store, self._count, tempdir=copy, shard=True, keep=1)
         assert done is not None
@@ -104,7 +95,7 @@ class Training:
     def list_saved(self) -> dict[str, Tensor]:
         """The tensors that this rank's part of a checkpoint holds."""
         progress = self.varuna._find_progress()
-        part = self.varuna.saving.take_part(progress, 0, True, for_memory=self.way == "memory")
+        part = self.varuna.saving.take_part(progress, 0, True)
         held = [entry for entries in part.segments.values() for entry in entries]
         return {f"{e.kind}/{e.name}{e.box}": e.load() for e in held}
 
@@ -237,7 +228,7 @@ def main() -> None:
     rows = []
     millions = sum(weight.numel() for weight in build_model(SIZES).parameters()) / 1e6
     for way in options.ways:
-        name = tempfile.mkdtemp(dir=ROOT if way == "memory" else ".", prefix=".stall-")
+        name = tempfile.mkdtemp(dir=".", prefix=".stall-")
         shared = [name]
         dist.broadcast_object_list(shared)
         try:

@@ -86,7 +86,6 @@ ALSO: dict[str, tuple[str, ...]] = {
         "tests/varuna_core/trace/test_spans.py",
         "tests/varuna_core/runtime/test_step_trace.py",
     ),
-    "varuna_core/records/memory_copies.py": ("tests/varuna_core/checkpoint/test_memory.py",),
     "varuna_core/records/morphing.py": (
         "tests/varuna_core/morph/test_machine.py",
         "tests/varuna_core/morph/test_joins.py",

@@ -46,7 +46,6 @@ ONLY_BY_REFERENCE: Mapping[str, tuple[str, ...]] = {
         "train.optimizer.apex",
         "train.optimizer.offload",
         "train.checkpoint.keep",
-        "train.checkpoint.memory_every",
         "parallel.sequence_parallel",
     ),
     "deepspeed": (

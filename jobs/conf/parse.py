@@ -193,6 +193,20 @@ def find_text_problem(text: str) -> str:
     return ""
 
 
+REMOVED: Mapping[str, tuple[str, str]] = {
+    "train.checkpoint.memory_every": (
+        "0",
+        "copies in memory are no more; lower train.checkpoint.every, whose saves are as short",
+    ),
+}
+"""Keys of earlier versions: the value that asked for nothing, as in conf files of old runs, and the
+answer to any other."""
+
+
+def _asks_nothing(key: str, node: Node) -> bool:
+    return isinstance(node, Scalar) and key in REMOVED and node.text == REMOVED[key][0]
+
+
 def suggest(word: str, words: Iterable[str], *, what: str = "keys") -> str:
     """`did you mean "x"?`, or the list of what there is."""
     import difflib  # only on the way to an error
@@ -390,7 +404,7 @@ class ConfReader:
                     )
                     continue
                 values[name] = self.read_value(entry.node, hints[name], join_key(key, name))
-            else:
+            elif not _asks_nothing(join_key(key, name), entry.node):
                 message = "unknown key; " + self.suggest_key(key, name, entry.node, hints)
                 self.note(entry.where, join_key(key, name), entry.node, message)
         for field in fields(cls):
@@ -406,6 +420,8 @@ class ConfReader:
 
     def suggest_key(self, parent: str, name: str, node: Node, hints: Mapping[str, Any]) -> str:
         """The key that may have been meant: Slurm's word for one, one close to it, or elsewhere."""
+        if join_key(parent, name) in REMOVED:
+            return REMOVED[join_key(parent, name)][1]
         text = node.text if isinstance(node, Scalar) else None
         is_shown = show(join_key(parent, name), node) == text
         answer = answer_word(parent, name, text if is_shown else None, is_set=node.where == "--set")

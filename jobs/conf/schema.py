@@ -216,10 +216,6 @@ class Checkpoint:
     """Complete checkpoints to keep."""
     local: str | None = None
     """Node-local folder to write to first."""
-    memory_every: NonNegativeInt = 0
-    """Steps between copies in the memory of the nodes, for `morph`: where the nodes that are left
-    hold all of a newer one, a run goes on from it instead of a checkpoint; 0 for none. Takes three
-    times the state of a node's ranks; not in containers."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,6 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         checkpoint_every=train.checkpoint.every,
         checkpoint_keep=train.checkpoint.keep,
         checkpoint_local=train.checkpoint.local,
-        checkpoint_memory_every=train.checkpoint.memory_every,
-        from_memory=None,
         saved=-1,
         recompute=parallel.recompute,
         schedule=parallel.schedule,

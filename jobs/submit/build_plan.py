@@ -254,7 +254,6 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
         requeue=conf.cluster.requeue,
         save_s=float(conf.cluster.signal_before_end_s or SAVE_S),
         warm=conf.morph.warm and conf.program.kind in BUILT_IN,
-        memory=conf.train.checkpoint.memory_every > 0,
         finish_s=float(conf.cluster.finish_s),
         stop_s=float(conf.morph.stop_s),
         return_s=float(conf.morph.return_s),

@@ -6,7 +6,7 @@
                     of GPUs small: the least width, one sample a micro-batch, fp32
     others          arguments and keys as they are; train.log_every 1, where it reaches them
     checkpoints     a folder of the try's own inside the real one
-    off             morph, restarts, requeue, notify, copies in memory
+    off             morph, restarts, requeue, notify
 
 What a try changes is said in `Trial.notes`; where nothing of the layout is changed (`is_whole`),
 what it measures is what the whole run will have.
@@ -258,7 +258,7 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
 def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
     """Two steps of a built-in program, each with its line; a script trains as its arguments say."""
     train = conf.train
-    own = replace(train.checkpoint, folder=checkpoint, memory_every=0)
+    own = replace(train.checkpoint, folder=checkpoint)
     if conf.program.kind not in BUILT_IN:
         return replace(train, log_every=1, checkpoint=own)
     evaluates = train.evaluate.every > 0

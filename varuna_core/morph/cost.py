@@ -16,12 +16,10 @@ from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
 from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.logs.training_log import BEGIN, FIRST_STEP
-from varuna_core.records.memory_copies import find_iteration
 from varuna_core.records.morphing import JUDGING, RUNNING, SAVING, STOPPING, ManagerState, get_seat
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.record import MORPH_PARTS, append_event
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import read_training
 
 MARKS = ("sign", "ending", "ended", "ordered", "running", "loaded", "stepped")
 """A part of the cost is from one mark to the next."""
@@ -153,10 +151,6 @@ class Cost:
 
     def _find_start(self, state: ManagerState) -> int:
         """The iteration that the attempt began with."""
-        with contextlib.suppress(ValueError):
-            copy = read_training(self._run.attempt(state.attempt).training).from_memory
-            if copy is not None:
-                return find_iteration(copy)
         if self._steps is not None and state.whole < 0:
             return -1  # of a checkpoint that is the script's own
         return state.base

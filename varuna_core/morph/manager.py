@@ -29,7 +29,7 @@ from varuna_core.agent.restarts import describe_failure, explain_same, is_same
 from varuna_core.facts import cause as facts
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import Evidence
-from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes, read_held
+from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.furthest import Furthest
 from varuna_core.morph.links import FILE_S, Calm, ManagerLink
@@ -336,7 +336,7 @@ class Manager:
                 append_event(self._run.morph_events, "left-out", reason=text)
 
     def _choose(self, nodes: Sequence[str]) -> Tuple[str, ...]:
-        return pick_nodes(self._plan, self._facts, nodes, read_held(self._run, self._session))
+        return pick_nodes(self._plan, self._facts, nodes)
 
     def _land(self) -> None:
         """Before anything is done about it; once for all that was seen in one look: thousands of
@@ -354,8 +354,7 @@ class Manager:
                 if not self._claim(action.attempt):
                     self._tell(Taken(action.attempt))
                     continue
-                seen = {"whole": self._state.whole, "saved": self._state.saved}
-                make_attempt(self._run, self._plan, self._facts, action, self._session, **seen)
+                make_attempt(self._run, self._plan, self._facts, action, saved=self._state.saved)
             elif isinstance(action, AskToSave):
                 write_signal(self._run.attempt(action.attempt), "USR1", KEY)
             elif isinstance(action, StopRanks):

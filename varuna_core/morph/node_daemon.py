@@ -36,7 +36,6 @@ from varuna_core.agent.setup.site import STOPPED, Refusal, find_index, host_name
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.morph.headless import give_back, most_wait_s
 from varuna_core.morph.links import FILE_S, DaemonLink
-from varuna_core.morph.memory import Home
 from varuna_core.morph.orders import (
     ENDED,
     GONE,
@@ -53,7 +52,6 @@ from varuna_core.morph.orders import (
 )
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.files import append_line
-from varuna_core.records.memory_copies import HOME, list_held
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -152,7 +150,6 @@ def run_node_daemon(
     seat = find_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
     run.morph.make()
-    home = _open_home(run, plan)
     me = Presence(
         seat=seat,
         key=uuid.uuid4().hex,
@@ -164,28 +161,11 @@ def run_node_daemon(
         attempt=-1,
         code=0,
     )
-    node = NodeDaemon(run, plan, me, home, tether)
-    try:
-        code = node.run()
-    finally:
-        if home is not None:
-            home.close()
+    node = NodeDaemon(run, plan, me, tether)
+    code = node.run()
     if node.is_orphaned and orphaned:
         give_back(run.morph, session, orphaned, node.rest, most_wait_s(plan))
     return code
-
-
-def _open_home(run: RunFolder, plan: Plan) -> Optional[Home]:
-    """The folder for copies of the training, told to ranks by the environment; None without."""
-    if plan.morphing is None or not plan.morphing.memory or plan.containers:
-        return None
-    try:
-        home = Home(run.path.name)
-    except OSError as error:
-        print(f"no copies in this node's memory: {error}", file=sys.stderr, flush=True)
-        return None
-    os.environ[HOME] = str(home.path)
-    return home
 
 
 class NodeDaemon:
@@ -196,10 +176,9 @@ class NodeDaemon:
         run: RunFolder,
         plan: Plan,
         me: Presence,
-        home: Optional[Home],
         tether: Optional[int] = None,
     ) -> None:
-        self._run, self._plan, self._me, self._home = run, plan, me, home
+        self._run, self._plan, self._me = run, plan, me
         self._signals = Signals()
         if tether is not None:
             self._signals.hold(tether, plan.timing.lost_s)
@@ -395,8 +374,7 @@ class NodeDaemon:
         self._beat()
 
     def _beat(self) -> None:
-        held = () if self._home is None else list_held(self._home.path)
-        self._me = replace(self._me, count=self._me.count + 1, held=held)
+        self._me = replace(self._me, count=self._me.count + 1)
         self._next_beat = time.monotonic() + beat_s(self._plan)
         self._link.tell(self._me)
         if self._link.is_up and time.monotonic() < self._next_file:

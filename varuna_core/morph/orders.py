@@ -41,8 +41,6 @@ class Presence:
     attempt: int
     """The last one that this agent started or ended; -1 before the first."""
     code: int
-    held: Tuple[str, ...] = ()
-    """What of the training lies in the node's memory (records/memory_copies.py)."""
 
     @property
     def name(self) -> str:
@@ -107,9 +105,7 @@ def read_presences(
 def parse_presence(value: Any) -> Optional[Presence]:
     """From the dict of its file; None where it is another one's."""
     presence = _parse(Presence, value)
-    if not isinstance(presence, Presence):
-        return None
-    return replace(presence, held=tuple(presence.held))
+    return presence if isinstance(presence, Presence) else None
 
 
 def read_leave(folder: MorphFolder) -> Dict[int, str]:

@@ -9,8 +9,7 @@ offset to move in a straight line between the two.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +40,6 @@ from varuna_core.programs.lines import RankLines
 from varuna_core.programs.place import Place, ProgramError
 from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.trace import TraceWriter
-from varuna_core.records.memory_copies import HOME
 from varuna_core.records.training import Training
 from varuna_core.runtime.optim.optimizers import use_apex_norms
 from varuna_core.runtime.step_trace import exchange_clocks, open_rank_trace
@@ -126,8 +124,6 @@ class Trainer:
         self.recompute, said = choose_recompute(training, place.device)
         for line in filter(None, (said, said_of_apex)):
             self.lines.tell_choice(line)
-        self.copies = self._open_memory()
-        """Whether the nodes keep copies; all of them or none."""
 
         self._resume()
         if apex:
@@ -141,23 +137,16 @@ class Trainer:
         folder = self.training.checkpoint_folder
         if folder is None:
             return
-        is_copied, copy = False, self.training.from_memory
-        if self.copies:
-            is_copied = self.model.load_copy(copy)
         try:
-            if not is_copied:
-                self.model.load_checkpoint(folder)
+            self.model.load_checkpoint(folder)
             if self.model.data_position is None:
                 self._begin_with_imported(folder)
                 return
             self._expect_same_batch(self.model.data_position["consumed"])
             self.source.check_state(self.model.data_position["order"])
             self.taken = int(self.model.user_state["taken"])
-            where = "the memory of the nodes" if is_copied else folder
-            self.lines.tell_resumed(self.model.iteration, where)
+            self.lines.tell_resumed(self.model.iteration, folder)
         except NoCheckpoint:
-            if copy is not None and self.copies:  # the weights may be half of it
-                raise
             if self.training.saved >= 0:
                 raise ProgramError(
                     f"this run saved iteration {self.training.saved} in {folder}, and it is "
@@ -174,12 +163,6 @@ class Trainer:
             )
         self.lines.tell_choice(f"begins with the weights in {folder}")
         self.model.save_on_signal(folder, keep=self.training.checkpoint_keep)
-
-    def _open_memory(self, environ: Mapping[str, str] = os.environ) -> bool:
-        if not self.training.checkpoint_memory_every:
-            return False
-        attempt, neighbours = environ.get("VJOB_ATTEMPT", 0), environ.get("LOCAL_WORLD_SIZE", 1)
-        return self.model.keep_in_memory(environ.get(HOME), int(attempt), int(neighbours))
 
     def _expect_same_batch(self, consumed: int) -> None:
         size, steps = self.training.global_batch_size, self.model.iteration
@@ -214,9 +197,6 @@ class Trainer:
         rate = self.rate.at(self.taken)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        lays = step < training.steps and _divides(training.checkpoint_memory_every, step)
-        if lays:
-            model.settle_copy()
         loss, overflow = model.step(batch, training.clip_grad_norm)
         if self.recompute == "auto" and not model.plans.lacks_memory:
             self.lines.tell_recomputed()
@@ -230,9 +210,6 @@ class Trainer:
         if step < training.steps and _divides(training.checkpoint_every, step):
             with self._span("checkpoint"), self.lines.apart():
                 self._save()
-        if lays:
-            with self._span("checkpoint"), self.lines.apart():
-                model.lay_copy()
         if self.trace is not None:
             self.trace.end_step()
         if _divides(training.evaluate_every, step):

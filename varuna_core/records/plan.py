@@ -143,8 +143,6 @@ class MorphPlan:
     """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
     warm: bool = False
     """Whether ranks of the next attempt wait on each node while this one trains."""
-    memory: bool = False
-    """Whether ranks keep copies of their state in the memory of their nodes."""
     finish_s: float = 120.0
     """For the other nodes once the ranks of one have ended by themselves; 0 is no limit."""
     stop_s: float = 120.0
@@ -445,7 +443,8 @@ def parse_plan(value: dict[str, Any]) -> Plan:
 def _parse_morphing(value: dict[str, Any]) -> MorphPlan:
     facts = value.get("facts")
     made = None if facts is None else expect_types(TrainingFacts(**facts))
-    return expect_types(MorphPlan(**{**value, "facts": made}))
+    known = {key: item for key, item in value.items() if key != "memory"}  # of earlier plans
+    return expect_types(MorphPlan(**{**known, "facts": made}))
 
 
 def read_facts(run: RunFolder, plan: Plan) -> TrainingFacts:

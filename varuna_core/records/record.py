@@ -6,7 +6,7 @@ is one writer a file and one line an event, in order.
 
 Kinds: intent, submitted, refused, adopted, started, preflight, stopping, ended, cancel-asked,
 cancel-failed, requeued, restarted, no-room, morph, left-out, grow-asked, shrink-asked,
-slow-asked, withdrawn, from-memory, tracking; of `vjob watch` verdict, notice, action; a later
+slow-asked, withdrawn, tracking; of `vjob watch` verdict, notice, action; a later
 one (checkpoint) joins the list.
 `time` is seconds since the epoch, UTC.
 """

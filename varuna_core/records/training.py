@@ -94,10 +94,6 @@ class Training:
     checkpoint_every: int
     checkpoint_keep: int
     checkpoint_local: Optional[str]
-    checkpoint_memory_every: int
-    """Steps between copies in the memory of the nodes; 0 for none."""
-    from_memory: Optional[str]
-    """Copy that the attempt begins with (records/memory_copies.py); None for a checkpoint."""
     saved: int
     """Of an attempt: the furthest iteration that its run is known to have saved; -1 for none."""
     recompute: str
@@ -169,6 +165,10 @@ def render_training(value: Training) -> str:
     return json.dumps(dict(asdict(value), format=TRAINING_FORMAT), indent=1) + "\n"
 
 
+NOT_READ = ("format", "tensorboard", "checkpoint_memory_every", "from_memory")
+"""Keys of earlier versions, which ask for nothing that there still is."""
+
+
 def read_training(path: Path) -> Training:
     """Raises ValueError, with the file's name, where it is none of ours."""
     try:
@@ -183,7 +183,7 @@ def read_training(path: Path) -> Training:
 def parse_training(value: Mapping[str, Any], where: str) -> Training:
     """From the dict of its JSON."""
     wanted = {field.name for field in fields(Training)}
-    found = {name: item for name, item in value.items() if name not in ("format", "tensorboard")}
+    found = {name: item for name, item in value.items() if name not in NOT_READ}
     odd = sorted(wanted ^ found.keys())
     if odd:
         raise ValueError(f"{where} lacks, or should not have: {', '.join(odd)}; submit again")

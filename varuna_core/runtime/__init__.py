@@ -2,5 +2,5 @@
 
 `assembly.assemble` makes a rank's parts from `settings.VarunaSettings`; `rank_module.RankModule` is
 what torch and users see of them. Rooms, each importing only those before it: comm, split,
-tensor_parallel, engine, optim, saving, memory_copies (optional).
+tensor_parallel, engine, optim, saving.
 """

@@ -202,12 +202,6 @@ def check_train(conf: JobConf) -> Iterator[KeyProblem]:
         yield "train.checkpoint.local", local, "is a folder on the node: an absolute path"
     if local is not None and train.checkpoint.folder is None:
         yield "train.checkpoint.local", local, "needs train.checkpoint.folder to copy to"
-    memory = train.checkpoint.memory_every
-    if memory and conf.container.image is not None:
-        message = "cannot be with container.image: what is in memory outlives no container"
-        yield "train.checkpoint.memory_every", memory, message
-    elif memory and not conf.morph.enabled:
-        yield "train.checkpoint.memory_every", memory, "needs morph.enabled: nothing else reads it"
     if data is None:
         return
     if data.prefix is None and not data.synthetic:

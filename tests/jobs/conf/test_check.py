@@ -368,11 +368,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("train: {checkpoint: {local: /b}}", "needs train.checkpoint.folder"),
         (
             "train: {checkpoint: {memory_every: 5}}",
-            "train.checkpoint.memory_every = 5: needs morph.enabled",
-        ),
-        (
-            "train: {checkpoint: {memory_every: 5}}\ncontainer: {image: x}",
-            "train.checkpoint.memory_every = 5: cannot be with container.image",
+            "unknown key; copies in memory are no more; lower train.checkpoint.every",
         ),
         ("train: {optimizer: {betas: [0.9, 1]}}", "betas[1] = 1.0: must be at least 0 and less"),
         ("train: {clip_grad_norm: 0}", "train.clip_grad_norm = 0.0: must be more than 0"),

@@ -122,7 +122,6 @@ PROGRAMS_WITH: Mapping[str, Sequence[str]] = {
     "train.schedule.min_lr": ["train.optimizer.lr=30"],
     **{f"train.checkpoint.{name}": ["train.checkpoint.folder=c"] for name in ("every", "keep")},
     "train.checkpoint.local": ["train.checkpoint.folder=c"],
-    "train.checkpoint.memory_every": ["morph.enabled=true", "train.checkpoint.folder=c"],
     "data.split": ["data.synthetic=false", "data.prefix=x"],
     "data.vocab": ["data.synthetic=false", "data.prefix=x"],
     "data.prefix": ["data.synthetic=false"],

@@ -46,9 +46,7 @@ from varuna_core.records.runfolder import AttemptFolder, MorphFolder, RunFolder
 from varuna_core.records.training import find_facts
 
 NODES = 3
-LIMITS = MorphPlan(
-    min_nodes=2, max_nodes=NODES, requeue=True, save_s=5, warm=False, memory=False, return_s=4.0
-)
+LIMITS = MorphPlan(min_nodes=2, max_nodes=NODES, requeue=True, save_s=5, warm=False, return_s=4.0)
 PLAN = make_plan(
     make_group("all", NODES, 1),
     timing=replace(TIMING, lost_s=6.0, join_s=30.0, grace_s=2.0),

@@ -53,7 +53,6 @@ class Elastic:
         text: str,
         *,
         warm: bool = False,
-        memory: bool = False,
         python: str = "",
         restarts: int | None = None,
         **timing: float,
@@ -70,9 +69,7 @@ class Elastic:
             timing=replace(TIMING, **{"lost_s": 6.0, "join_s": 60.0, **timing}),
             restarts=restarts,
             morph=True,
-            morphing=MorphPlan(
-                min_nodes=2, max_nodes=3, requeue=False, save_s=5, warm=warm, memory=memory
-            ),
+            morphing=MorphPlan(min_nodes=2, max_nodes=3, requeue=False, save_s=5, warm=warm),
         )
         write_plan(self.run.plan, plan)
         training = replace(GPT, pipeline=3, checkpoint_folder=store)
@@ -431,34 +428,6 @@ def test_without_warm_nobody_waits(tmp_path: Path) -> None:
         assert elastic.finish(manager)[0] == 0
         for rank in range(2):
             assert "waited" not in read_rank(elastic.run, rank, attempt=1)
-    finally:
-        elastic.end()
-
-
-LAYS_AND_FAILS = (
-    'f="$VJOB_MEMORY/varuna_ckpt_5.$VJOB_ATTEMPT.1.partial/shares"; mkdir -p "$f" && '
-    'touch "$f/$RANK-of-3.rank-$RANK" "$0.$VJOB_ATTEMPT.$RANK"; '
-    'until [ $(ls "$0.$VJOB_ATTEMPT".* | wc -l) = 3 ]; do sleep 0.1; done; '
-    "[ $RANK = $VJOB_ATTEMPT ] || exec sleep 1000; exit 7"
-)
-"""Once all ranks have laid their shares, on another node each time: none is left out."""
-
-
-def test_what_is_laid_in_memory_is_no_progress_and_goes_with_the_run(tmp_path: Path) -> None:
-    elastic = Elastic(tmp_path, LAYS_AND_FAILS, memory=True)
-    try:
-        manager, nodes = elastic.start("manage"), [elastic.stay(index) for index in range(3)]
-        assert elastic.finish(manager)[0] == 0
-        assert "no new checkpoint in 3 attempts" in elastic.read_state().why
-        begun = [
-            read_training(elastic.run.attempt(number).training).from_memory for number in range(3)
-        ]
-        assert begun == [None, *(f"varuna_ckpt_5.{number}.1.partial" for number in range(2))]
-        morphs = [event for event in read_events(elastic.run) if event["kind"] == "morph"]
-        assert [event["iteration"] for event in morphs] == [5, 5]
-        assert [elastic.finish(node)[0] for node in nodes] == [0, 0, 0]
-        own = Path(f"/dev/shm/vjob-{os.getuid()}")
-        assert not list(own.glob(f"{elastic.run.path.name}.*"))
     finally:
         elastic.end()
 

@@ -43,7 +43,7 @@ from varuna_core.records.record import CANCEL_ASKED, append_event
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import TrainingFacts, find_facts, render_training
 
-LIMITS = MorphPlan(min_nodes=2, max_nodes=3, requeue=True, save_s=5, warm=False, memory=False)
+LIMITS = MorphPlan(min_nodes=2, max_nodes=3, requeue=True, save_s=5, warm=False)
 
 
 class Made(NamedTuple):

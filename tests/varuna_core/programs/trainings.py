@@ -16,7 +16,7 @@ GPT = Training(
     lr_schedule="cosine", warmup_steps=2, decay_steps=6, min_lr=1e-3, clip_grad_norm=0.5, seed=11,
     log_every=2, evaluate_every=0, evaluate_steps=1, compile=False, cuda_graphs=False,
     checkpoint_folder=None, checkpoint_every=0, checkpoint_keep=3, checkpoint_local=None,
-    checkpoint_memory_every=0, from_memory=None, saved=-1,
+    saved=-1,
     recompute="none", schedule="1f1b", partition=None, pipeline=1, zero=0,
     tensor=1, sequence_parallel=False, timeline=False,
 )  # fmt: skip

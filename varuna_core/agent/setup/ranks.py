@@ -28,7 +28,6 @@ from varuna_core.agent.setup.world import (
     place_rank,
 )
 from varuna_core.records.layout import locate_ranks
-from varuna_core.records.memory_copies import HOME
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -96,7 +95,6 @@ def build_rank(
         **_world(plan, node, local_rank, meeting, job),
         **(_place(plan, rank) if plan.launch != NODE else _count_inner_ranks(node)),
         **_run(plan, node, rank, meeting),
-        **{name: own[name] for name in (HOME,) if name in own and container is None},
     }
     visible = meeting.visible_variable
     devices = map_devices(node.group, own.get(visible))

@@ -92,8 +92,6 @@ class Saving:
         self.is_told_to_end: Callable[[], bool] = lambda: False
         """True once this rank got SIGTERM: no save waits for room then."""
 
-        self.await_memory_copy: Callable[[], None] = lambda: None
-        """As `await_copies`, of a copy in the node's memory."""
         self._hook: Any = None
         """Handle of what the optimizer calls before it steps."""
 
@@ -167,7 +165,6 @@ class Saving:
         """Before the optimizer changes what a save beside training still has to copy."""
         for writer in self._writers.values():
             writer.wait_copied()
-        self.await_memory_copy()
 
     def _await_last(self, writer: CheckpointWriter) -> None:
         """The last save, beside training, is written now, or was skipped."""
@@ -270,18 +267,13 @@ class Saving:
             )
         return self._writers[store]
 
-    def take_part(
-        self, progress: TrainingProgress, number: int, shard: bool, for_memory: bool = False
-    ) -> CheckpointPart:
-        """This rank's part of a checkpoint; `for_memory` all that it has, whatever others have
-        too."""
-        segments, optimizer, shared = self._take_segments(
-            self.updates.optimizer, shard=shard, for_memory=for_memory
-        )
+    def take_part(self, progress: TrainingProgress, number: int, shard: bool) -> CheckpointPart:
+        """This rank's part of a checkpoint."""
+        segments, optimizer, shared = self._take_segments(self.updates.optimizer, shard=shard)
         return CheckpointPart(
             iteration=number,
             segments=segments,
-            shared=shared or self.links.stage_map.tensor > 1 or for_memory,
+            shared=shared or self.links.stage_map.tensor > 1,
             optimizer=optimizer,
             own={
                 "place": self.links.place,
@@ -291,11 +283,11 @@ class Saving:
                 "seed": self.engine.seed,
                 "random": take_random_state(),
             },
-            state=self._take_state(progress) if self.consensus.rank == 0 or for_memory else None,
+            state=self._take_state(progress) if self.consensus.rank == 0 else None,
         )
 
     def _take_segments(
-        self, with_state_of: Any, *, shard: bool, for_memory: bool
+        self, with_state_of: Any, *, shard: bool
     ) -> tuple[dict[int, list[Entry]], dict[str, Any], bool]:
         """What this rank gives of each segment, with the state of an optimizer, if given, the rest
         of that, and True if other replicas give parts of the same segments."""
@@ -304,23 +296,21 @@ class Saving:
         shared = (shard or owned) and replicas > 1
         segments: dict[int, list[Entry]] = {}
         optimizer: dict[str, Any] = {}
-        if shared or self.links.replica == 0 or for_memory:
+        if shared or self.links.replica == 0:
             held = self.split, self.part, self.masters
             segments, optimizer = take_tensors(*held, with_state_of)
         segments = self.shares.place(segments)
-        if shared and not owned and not for_memory:  # else each has its own already
+        if shared and not owned:  # else each has its own already
             segments = deal(segments, replicas, self.links.replica)
-        gives_buffers = self.links.replica == 0 or (for_memory and not owned)
-        if (
-            gives_buffers and self.shares.tensor_rank == 0
-        ):  # those of the other replicas may differ (batch norm)
+        # Buffers of the other replicas may differ (batch norm).
+        if self.links.replica == 0 and self.shares.tensor_rank == 0:
             for segment, entries in take_buffers(self.split, self.part, self._shapes).items():
                 segments.setdefault(segment, []).extend(entries)
         return segments, optimizer, shared
 
     def _take_model(self) -> list[Entry]:
         """Masters and persistent buffers that this rank gives: of all ranks, the whole model."""
-        segments, _, _ = self._take_segments(None, shard=False, for_memory=False)
+        segments, _, _ = self._take_segments(None, shard=False)
         return [entry for held in segments.values() for entry in held]
 
     def gather(self, target: Path | None) -> Any:
