@@ -20,7 +20,6 @@ from vjob.shelf.commands.terminal import say
 
 TOKENIZERS = ("bpe", "wordpiece-lower", "wordpiece-cased", "whitespace")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
-PARTS = ("train", "valid", "test")
 DEFAULT_SPLIT = "969,30,1"
 
 
@@ -58,7 +57,6 @@ def data() -> None:
     \b
     vjob data prepare wiki.jsonl.gz -o data/wiki --train 32000 --append-eod
     vjob data inspect data/wiki_text_document      sizes, split, index maps
-    vjob data sample data/wiki_text_document       what a run would be fed
 
     In a conf: `data: {prefix: data/wiki_text_document, split: "969,30,1"}`.
     """
@@ -214,59 +212,3 @@ def inspect(prefix: str, split: str, as_json: bool) -> None:
 
     found = inspecting.inspect(prefix, split)
     click.echo(json.dumps(found, indent=1)) if as_json else say(inspecting.render(found))
-
-
-@data.command()
-@click.argument("prefix")
-@click.option("--part", type=click.Choice(PARTS), default="train", show_default=True)
-@split_option
-@click.option("--sequence", type=click.IntRange(1), default=1024, show_default=True)
-@click.option("--samples", type=click.IntRange(1), default=1600, show_default=True, metavar="N",
-              help="Of the whole run: steps x global batch size.")  # fmt: skip
-@click.option("--seed", type=click.IntRange(0), default=1234, show_default=True)
-@click.option("--first", type=click.IntRange(0), default=0, show_default=True, help="Sample.")
-@click.option("--count", "-n", type=click.IntRange(1), default=2, show_default=True)
-@tokenizer_option
-@vocab_option
-@merges_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a sample.")
-def sample(
-    prefix: str,
-    part: str,
-    split: str,
-    sequence: int,
-    samples: int,
-    seed: int,
-    first: int,
-    count: int,
-    tokenizer: Any,
-    vocab: Path | None,
-    merges: Path | None,
-    as_json: bool,
-) -> None:
-    """Print samples of PREFIX as a GPT run would be fed them, in its order; as text with --vocab.
-
-    \b
-    vjob data sample data/wiki_text_document --sequence 64
-    vjob data sample data/wiki_text_document --vocab data/wiki-vocab.json \\
-        --merges data/wiki-merges.txt --samples 64000 --first 32000
-
-    Sample k is the one after k consumed samples. Nothing is written.
-    """
-    from varuna_core.data.inspect import open_samples
-    from varuna_core.data.vocabulary import VocabularyFiles, open_encoder
-
-    encoder = None
-    if vocab is not None:
-        encoder = open_encoder(VocabularyFiles(kind=tokenizer, vocab=vocab, merges=merges))
-    found = open_samples(
-        prefix, split=split, part=part, num_samples=samples, sequence=sequence, seed=seed
-    )
-    for number in range(first, first + count):
-        ids = found.read(number).tolist()
-        if as_json:
-            entry = {"format": 1, "sample": number, "tokens": ids}
-            click.echo(json.dumps({**entry, "text": encoder.decode(ids)} if encoder else entry))
-        else:
-            text = encoder.decode(ids) if encoder else " ".join(map(str, ids))
-            click.echo(f"--- sample {number:,}\n{text}")

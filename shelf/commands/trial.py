@@ -75,9 +75,9 @@ def try_(
 ) -> None:
     """Try CONF: two steps of its program on one node, with its data, environment and container.
 
-    Says whether it starts, and if not why, and what to do; what memory, time and cost to expect of
-    the whole run, and when it would start, each with how sure that is. Without Slurm it runs on
-    this machine; else on a node of --queue, or of CONF's own first queue.
+    Says whether it starts, and if not why, and what to do; what memory and time a step takes, each
+    with how sure that is. Without Slurm it runs on this machine; else on a node of --queue, or of
+    CONF's own first queue.
 
     \b
     vjob try conf.yaml --queue debug

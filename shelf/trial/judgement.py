@@ -41,7 +41,6 @@ SENTENCES: Mapping[str, str] = {
     "folder": "train.checkpoint.folder {folder} cannot be written: {why}",
     "not saved": "it ended well and no checkpoint is in {folder}",
     "not loaded": "{seen}",
-    "no room": "{count} of {size} need {whole}, and {folder} has {free} free",
 }
 """Sentence of each finding of a try, by its rule."""
 FIRST_BATCH = Remedy(

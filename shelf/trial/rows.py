@@ -1,19 +1,17 @@
-"""Rows of a try: how it began, and what it measured of the whole run's memory, time and cost.
+"""Rows of a try: how it began, and what it measured of the whole run's memory and steps.
 
 What a smaller layout or other devices tell nothing about is `not known`: `vjob plan` estimates it.
+Nothing is computed from the first steps, which warm up: the planner predicts a run's duration.
 """
 
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from varuna_core.records.formatting import fold_names, format_duration
+from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.logs.training_log import parse_memory
-from vjob.jobs.conf.schema import BUILT_IN, JobConf
 from vjob.jobs.errors import RefusedError, VjobError
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.submit.submit import Prepared
@@ -31,40 +29,20 @@ NO_CLUSTER = ("controller", "no cluster")
 """Rows of the catalogue for refusals where no cluster answers: they say nothing about the conf."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class QueueForecast:
-    """Slurm's answer about the whole run."""
-
-    start: str = ""
-    """`2026-11-23T01:12:00`; empty where it was not asked."""
-    nodes: str = ""
-    refusal: Trouble | None = None
-    why_not: str = "this run does not go through Slurm"
-
-
-def ask_slurm(whole: Prepared) -> QueueForecast:
-    """`sbatch --test-only` for each job of the run: when it would start, or why never."""
+def find_refusal(whole: Prepared) -> Trouble | None:
+    """The refusal of the whole run by Slurm itself (`sbatch --test-only`); None without one."""
     scheduler = schedulers.get_scheduler(whole.plan.scheduler)
-    if not scheduler.can.test_only:
-        return QueueForecast()
-    if scheduler.find_obstacle():
-        return QueueForecast(why_not=f"{scheduler.title} is not here")
-    found = []
+    if not scheduler.can.test_only or scheduler.find_obstacle():
+        return None
     for group, text in whole.scripts.batch.items():
         try:
-            found.append(scheduler.test(whole.run, group, text))
-        except VjobError as error:
-            row = error.row if isinstance(error, RefusedError) else None
-            if not isinstance(error, RefusedError) or (row and row.name in NO_CLUSTER):
-                return QueueForecast(why_not=f"{scheduler.title} does not answer here")
-            return QueueForecast(
-                refusal=build_refusal(error), why_not=f"{scheduler.title} refuses it"
-            )
-    starts = [one.start for one in found if one.start is not None]
-    if not starts:
-        return QueueForecast(why_not=f"{scheduler.title} gives no time")
-    start = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(max(starts)))
-    return QueueForecast(start=start, nodes=" ".join(fold_names(one.nodes) for one in found))
+            scheduler.test(whole.run, group, text)
+        except RefusedError as error:
+            is_silent = error.row is not None and error.row.name in NO_CLUSTER
+            return None if is_silent else build_refusal(error)
+        except VjobError:
+            return None
+    return None
 
 
 def build_refusal(error: VjobError) -> Trouble:
@@ -108,25 +86,13 @@ def tell_start(seen: Seen, trial: Trial, troubles: Sequence[Trouble]) -> Row:
     return Row(name=name, text=text, certainty=MEASURED, values=values)
 
 
-def tell_whole(
-    conf: JobConf, num_nodes: int, trial: Trial, seen: Seen, asked: QueueForecast
-) -> list[Row]:
-    """The rows about the whole run, of `conf`."""
+def tell_step(trial: Trial, seen: Seen) -> Row:
+    """The row that says what a step takes."""
     step_s, sure = find_step_s(trial, seen)
-    step = unknown("step", sure)
-    if step_s is not None:
-        text = f"{step_s * 1000:.3g} ms" if step_s < 1 else f"{step_s:.3g} s"
-        step = Row(name="step", text=text, certainty=sure, values={"step_s": step_s})
-    progress = seen.snapshot.progress
-    told = progress.num_steps if progress is not None else None
-    steps = conf.train.steps if conf.program.kind in BUILT_IN else told
-    return [
-        tell_memory(trial, seen),
-        step,
-        tell_duration(conf, step_s, sure, steps),
-        tell_cost(conf, num_nodes, step_s, sure, steps),
-        tell_queue(asked),
-    ]
+    if step_s is None:
+        return unknown("step", sure)
+    text = f"{step_s * 1000:.3g} ms" if step_s < 1 else f"{step_s:.3g} s"
+    return Row(name="step", text=text, certainty=sure, values={"step_s": step_s})
 
 
 def find_step_s(trial: Trial, seen: Seen) -> tuple[float | None, str]:
@@ -171,53 +137,6 @@ def _read_printed(seen: Seen) -> dict[str, float]:
                 stage = stages.get(memory.rank) or 0
                 found[stage] = max(memory.max_reserved, found.get(stage, 0.0))
     return {f"stage {stage}": mb for stage, mb in sorted(found.items())}
-
-
-def tell_duration(conf: JobConf, step_s: float | None, sure: str, steps: int | None) -> Row:
-    """Duration of the whole run, beside its time limit."""
-    name = "duration"
-    if step_s is None:
-        return unknown(name, "for want of the step's time", steps=steps)
-    if steps is None:
-        return unknown(name, "the program's lines do not say how many steps it will do")
-    limit_min = None if conf.cluster.machine_list else conf.cluster.walltime_min
-    whole_s, limit_s = step_s * steps, None if limit_min is None else 60.0 * limit_min
-    text = f"{format_duration(whole_s)} for {steps:,} steps"
-    if limit_s is not None:
-        beside = "within" if whole_s <= limit_s else "MORE than"
-        text += f", {beside} the limit of {format_duration(limit_s)}"
-    values = {"run_s": whole_s, "steps": steps, "limit_s": limit_s}
-    return Row(name=name, text=text, certainty=sure, values=values)
-
-
-def tell_cost(
-    conf: JobConf, num_nodes: int, step_s: float | None, sure: str, steps: int | None
-) -> Row:
-    """Node-hours and GPU-hours of the whole run."""
-    gpus = sum(group.count * group.num_gpus for group in conf.cluster.nodes)
-    if step_s is not None and steps is not None:
-        hours = step_s * steps / 3600
-    elif conf.cluster.walltime_min is None:
-        return unknown("cost", "for want of the step's time or the number of steps")
-    else:
-        hours, sure = conf.cluster.walltime_min / 60, "at most, by the time limit"
-    text = f"{num_nodes * hours:,.3g} node-hours"
-    text += f", {gpus * hours:,.3g} GPU-hours" if gpus else ""
-    values = {"node_hours": num_nodes * hours, "gpu_hours": gpus * hours}
-    return Row(name="cost", text=text, certainty=sure, values=values)
-
-
-def tell_queue(asked: QueueForecast) -> Row:
-    """The start that Slurm expects."""
-    if not asked.start:
-        return unknown("start", asked.why_not)
-    where = f" on {asked.nodes}" if asked.nodes else ""
-    return Row(
-        name="start",
-        text=f"{asked.start.replace('T', ' ')}{where}",
-        certainty="Slurm's estimate, by the jobs that it has now",
-        values={"start": asked.start, "nodes": asked.nodes},
-    )
 
 
 def format_bytes(amount: float) -> str:

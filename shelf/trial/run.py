@@ -34,7 +34,7 @@ from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.submit.submit import prepare, submit
 from vjob.shelf.trial.judgement import find_trouble
 from vjob.shelf.trial.result import Result, Row, Trouble
-from vjob.shelf.trial.rows import ask_slurm, build_refusal, tell_start, tell_whole
+from vjob.shelf.trial.rows import build_refusal, find_refusal, tell_memory, tell_start, tell_step
 from vjob.shelf.trial.saving import CheckpointFolder, make_folder, try_checkpoint
 from vjob.shelf.trial.smaller import STEPS, OneNode, Trial, keep_launch, shrink
 from vjob.shelf.trial.watch import Ending, Say, Seen, watch
@@ -126,9 +126,9 @@ class _Trying:
         options = self.options
         node = choose_node(self.conf, options.queue, is_here=options.is_here)
         whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
-        asked = ask_slurm(whole)
-        if asked.refusal is not None:
-            self.troubles.append(asked.refusal)
+        refusal = find_refusal(whole)
+        if refusal is not None:
+            self.troubles.append(refusal)
             if not node.is_here and not node.is_asked:
                 return  # the try would be refused like it
         folder = self.folder = make_folder(self.conf, self.resolved.path.parent)
@@ -149,7 +149,7 @@ class _Trying:
             row, found = try_checkpoint(self.conf, self.trial, folder, self._start)
             self.rows.append(row)
             self.troubles += found
-        self.rows += tell_whole(self.conf, whole.plan.num_nodes, self.trial, seen, asked)
+        self.rows += [tell_memory(self.trial, seen), tell_step(self.trial, seen)]
 
     def _start(self, conf: JobConf, num_steps: int) -> Seen | None:
         """Submit, watch and end; None with a finding where it could not be submitted."""

@@ -34,11 +34,6 @@ Start = Callable[[JobConf, int], Seen | None]
 WRITABLE = Remedy(
     Action.CHANGE, Target.CHECKPOINT, detail="to one on the shared file system that you may write"
 )
-ROOM = (
-    Remedy(Action.MAKE_ROOM),
-    Remedy(Action.LOWER, Target.KEPT_CHECKPOINTS, instead=True),
-    Remedy(Action.CHANGE, Target.CHECKPOINT, instead=True),
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,31 +129,7 @@ def try_checkpoint(
     text = f"saved, not loaded: {why}" if why else "saved and loaded"
     text += f", {format_bytes(known_size)}" if known_size is not None else ""
     row = Row(name=NAME, text=text + room, certainty=MEASURED, values=values)
-    return row, _check_room(conf, folder, known_size)
-
-
-def _check_room(conf: JobConf, folder: CheckpointFolder, size: int | None) -> list[Trouble]:
-    """A finding where the checkpoints that are kept do not fit."""
-    free, count = folder.free_bytes, count_checkpoints(conf)
-    if size is None or free is None or count * size <= free:
-        return []
-    values = {
-        "count": f"{count} checkpoint{'s' if count > 1 else ''}",
-        "size": format_bytes(size),
-        "whole": format_bytes(count * size),
-        "folder": folder.asked,
-        "free": format_bytes(free),
-    }
-    return [make_trouble(NAME, Finding("no room", values=values, remedies=ROOM))]
-
-
-def count_checkpoints(conf: JobConf) -> int:
-    """The most that lie in the folder at once: the next is written before the oldest goes."""
-    train, own = conf.train, conf.train.checkpoint
-    if conf.program.kind not in BUILT_IN:
-        return own.keep + 1
-    written = -(-train.steps // own.every) if own.every else 1  # the last one at the end
-    return min(own.keep + 1, written)
+    return row, []
 
 
 def measure(folder: Path) -> int:

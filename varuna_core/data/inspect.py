@@ -1,4 +1,4 @@
-"""Description of a pair of files for people: its numbers, and samples as a run sees them."""
+"""Description of a pair of files for people: its numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from varuna_core.data.errors import DataError
-from varuna_core.data.gpt import GptSamples, open_gpt
 from varuna_core.data.index_maps import load_or_build, name_maps
 from varuna_core.data.indexed import bin_path, open_tokens
 from varuna_core.data.split import split_documents
@@ -91,17 +90,3 @@ def render(found: dict[str, Any]) -> str:
         )
         lines.append(f"  index map  {what}: {maps['fault'] or 'good'}")
     return "\n".join(lines)
-
-
-def open_samples(
-    prefix: str, *, split: str, part: str, num_samples: int, sequence: int, seed: int
-) -> GptSamples:
-    """The samples that a run of these settings would see, without leaving files."""
-    return open_gpt(
-        prefix,
-        split=split,
-        num_samples={part: num_samples},
-        sequence=sequence,
-        seed=seed,
-        may_write=False,
-    )[part]

@@ -110,7 +110,7 @@ NAMES_RUN = {
 NAMES_NONE = {
     "list", "init", "schema", "doctor", "completion", "run", "try", "plan", "profile",
     "data prepare",
-    "data inspect", "data sample", "container import", "container list",
+    "data inspect", "container import", "container list",
     "container clean", "there",
 }  # fmt: skip
 """The others: what they read is what their user names, and no run."""

@@ -15,6 +15,8 @@ import pytest
 
 from tests.command import ROOT, Vjob, wait_for
 from varuna_core.data.corpus import make_documents
+from varuna_core.data.gpt import open_gpt
+from varuna_core.data.vocabulary import VocabularyFiles, open_encoder
 
 PREPARE = ("data", "prepare", "corpus.jsonl", "-o", "out/a", "--train", "500", "--append-eod")
 
@@ -34,18 +36,18 @@ def test_from_text_to_samples(vjob: Vjob) -> None:
     assert shown["documents"] == 200 and shown["dtype"] == "uint16" and shown["largest_token"] < 500
     assert sum(part["sequences"] for part in shown["split"].values()) == 200
     assert "200" in vjob("data", "inspect", "out/a_text_document").stdout
-    coder = ("--vocab", "out/a-vocab.json", "--merges", "out/a-merges.txt")
-    said = vjob("data", "sample", "out/a_text_document", "--sequence", "16", "--json", *coder)
-    samples = [json.loads(line) for line in said.stdout.splitlines()]
-    assert [len(sample["tokens"]) for sample in samples] == [17, 17]
+    names = [str(vjob.folder / f"out/a-{name}") for name in ("vocab.json", "merges.txt")]
+    found = open_gpt(
+        str(vjob.folder / "out/a_text_document"),
+        split="1", num_samples={"train": 2}, sequence=16, seed=1, may_write=False,
+    )  # fmt: skip
+    encoder = open_encoder(VocabularyFiles(kind="bpe", vocab=Path(names[0]), merges=Path(names[1])))
     words = set(" ".join(make_documents(200)).split())
-    assert set(samples[0]["text"].split()[1:-1]) & words
+    assert set(encoder.decode(found["train"].read(0).tolist()).split()[1:-1]) & words
     assert not list(vjob.folder.glob("out/*.npy")), "looking leaves nothing"
 
 
 def test_inspect_tells_maps_that_are_another_data_sets(vjob: Vjob) -> None:
-    from varuna_core.data.gpt import open_gpt
-
     vjob(*PREPARE)
     prefix = str(vjob.folder / "out/a_text_document")
     open_gpt(prefix, split="969,30,1", num_samples={"train": 30}, sequence=16, seed=1)
@@ -61,7 +63,6 @@ def test_inspect_tells_maps_that_are_another_data_sets(vjob: Vjob) -> None:
         (("prepare", "corpus.jsonl", "-o", "a"), "either --vocab FILE or --train N"),
         (("prepare", "none.jsonl", "-o", "a", "--train", "500"), "none.jsonl: No such file"),
         (("inspect", "none"), "none.idx is not there; `vjob data prepare`"),
-        (("sample", "corpus.jsonl"), "corpus.jsonl.idx is not there"),
     ],
 )
 def test_what_cannot_be_is_input_error_2(vjob: Vjob, words: tuple[str, ...], says: str) -> None:
@@ -69,7 +70,7 @@ def test_what_cannot_be_is_input_error_2(vjob: Vjob, words: tuple[str, ...], say
     assert done.stderr.startswith("vjob: ") and says in done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "prepare", "inspect", "sample"])
+@pytest.mark.parametrize("command", ["", "prepare", "inspect"])
 def test_help_shows_an_example_and_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\n"

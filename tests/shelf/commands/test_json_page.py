@@ -286,8 +286,6 @@ def test_data(stage: Stage) -> None:
     prefix = "out/a_text_document"
     open_gpt(prefix, split="969,30,1", num_samples={"train": 30}, sequence=16, seed=1)
     stage.ask("data inspect", "data", "inspect", prefix)
-    coder = ("--vocab", "out/a-vocab.json", "--merges", "out/a-merges.txt")
-    stage.ask("data sample", "data", "sample", prefix, "--sequence", "16", *coder)
     compare(stage)
 
 

@@ -43,9 +43,7 @@ def test_an_example_is_not_blamed(tmp_path: Path, name: str) -> None:
                 timeout_s=TIMEOUT_S)  # fmt: skip
     found = json.loads(done.stdout)
     rows = {row["name"]: row for row in found["rows"]}
-    # A disk without room for the checkpoints of 1.5 billion weights is rightly named.
-    blamed = [item for item in found["findings"] if not item["cause"].endswith(" free")]
-    assert blamed == [] and rows["starts"]["text"].startswith("yes")
+    assert found["findings"] == [] and rows["starts"]["text"].startswith("yes")
     if name in BUILT_IN and name != "gpt2-xl-mixed":  # which saves nothing
         assert rows["checkpoint"]["values"]["loaded"] is True
 

@@ -5,14 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from vjob.jobs.conf.schema import Checkpoint, JobConf, Program, Train
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Stacks, Thread, group_stacks
 from vjob.jobs.schedulers.slurm.scheduler import refuse
 from vjob.shelf.trial.result import Result, Row, Trouble, render
 from vjob.shelf.trial.rows import build_refusal, find_step_s, format_bytes
-from vjob.shelf.trial.saving import count_checkpoints
 from vjob.shelf.trial.watch import judge_stacks
 
 REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified"
@@ -94,15 +90,3 @@ def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
 
 def test_sizes_are_told_by_powers_of_1024() -> None:
     assert [format_bytes(n) for n in (2048, 3 * 2**20, 1.5 * 2**30)] == ["2 kB", "3 MB", "1.5 GB"]
-
-
-@pytest.mark.parametrize(
-    ("steps", "every", "count"),
-    [(50, 500, 1), (1000, 500, 2), (1001, 500, 3), (9000, 500, 4), (9, 0, 1)],
-)
-def test_room_is_wanted_for_the_checkpoints_that_a_run_writes(
-    steps: int, every: int, count: int
-) -> None:
-    train = Train(steps=steps, checkpoint=Checkpoint(folder="/c", every=every, keep=3))
-    conf = JobConf(name="x", program=Program(kind="pretrain_gpt"), train=train)
-    assert count_checkpoints(conf) == count

@@ -77,7 +77,6 @@ def test_a_healthy_script_is_ended_after_its_steps_and_leaves_nothing(vjob: Vjob
     assert found["findings"] == []
     assert rows["starts"]["text"].startswith("yes")
     assert rows["starts"]["values"]["ranks"] == 2
-    assert rows["duration"]["values"]["steps"] == 100_000
     assert "can be written" in rows["checkpoint"]["text"]
     assert not (vjob.folder / "saved").exists()
     assert list((vjob.folder / "log").iterdir()) == []
@@ -110,7 +109,6 @@ def test_a_built_in_program_saves_and_loads_a_checkpoint(vjob: Vjob) -> None:
     assert found["findings"] == [] and found["differs"] == []
     assert rows["checkpoint"]["values"]["loaded"] is True
     assert rows["step"]["certainty"].startswith("measured")
-    assert rows["duration"]["values"]["steps"] == 5000
     assert rows["memory"]["certainty"] == "not known: no GPU was sampled"
     assert not (vjob.folder / "checkpoints").exists()
 
@@ -122,7 +120,6 @@ def test_a_script_of_varunas_saves_when_it_is_ended_and_loads(vjob: Vjob) -> Non
     rows = rows_of(found)
     assert found["findings"] == []
     assert rows["checkpoint"]["values"]["loaded"] is True, rows
-    assert rows["duration"]["values"]["steps"] == 100_000
     assert not (vjob.folder / "checkpoints").exists()
 
 
