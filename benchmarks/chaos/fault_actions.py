@@ -254,7 +254,7 @@ def cut_link(testbed: Testbed, fault: Fault, pause: Pause) -> str:
     """Cut a node's link, every other time for so long that the controller calls the node down.
 
     Not that of the batch script: if it comes back before the other nodes gave the job back, Slurm
-    ends the job as FAILED (docs/morph_epochs.md, "A headless job").
+    ends the job as FAILED (docs/morph_design.md, "A headless job").
     """
     node = pick_node(testbed, fault)
     if node is None:

@@ -25,7 +25,7 @@ from varuna_core.records.training import read_training
 LINE = re.compile(r" iteration +(\d+)/(?:(?! iteration +\d).)*? lm loss: (\S+)")
 """Of one step: a full disk cuts a line short, and the next one follows on it."""
 ALIKE = 2e-5
-"""Relative, between losses of layouts that add up in another order (docs/chaos.md)."""
+"""Relative, between losses of layouts that add up in another order (docs/morph_design.md)."""
 ELSEWHERE = "the run went on in another job"
 SAMPLES = re.compile(r" iteration +(\d+)/[^|\n]*\| consumed samples: +(\d+) ")
 

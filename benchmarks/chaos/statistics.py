@@ -497,7 +497,7 @@ def render_page(runs: Sequence[dict[str, Any]]) -> str:
         "kill, a word) where they say the phase before it, and after it the same one or the one",
         "that it brings itself, as a killed rank brings a morph. The aim is five a cell. Phases,",
         "how a run is brought into them and held there, and what is checked:",
-        "[docs/chaos.md](../../docs/chaos.md).",
+        "[docs/morph_design.md](../../docs/morph_design.md).",
         "",
         f"{len(runs)} runs, {len(faults)} faults tried, {sum(hits.values())} hits, {between} blows "
         f"that fell between two phases and count nowhere; {len(enough)} of {len(cells)} cells have "

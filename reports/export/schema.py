@@ -6,6 +6,7 @@ docs/notebook.md is made from this (`render_columns`), and every table is brough
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -369,11 +370,11 @@ def add_seconds(zero_ns: int, seconds: pd.Series) -> pd.Series:
 
 
 def render_columns() -> str:
-    """Every table and column as Markdown, for docs/notebook.md."""
-    lines = []
+    """Every table with its columns as Markdown, for docs/notebook.md."""
+    lines = ["| table | a row is | columns |", "|---|---|---|"]
     for name, table in TABLES.items():
-        lines += [f"### {name}", table.doc, "", "| column | type | unit | |", "|---|---|---|---|"]
-        lines += [f"| `{c.name}` | {c.type} | {c.unit} | {c.doc} |" for c in table.columns]
-        lines += [f"| ... | float | | {table.more} |"] if table.more else []
-        lines.append("")
-    return "\n".join(lines)
+        columns = ", ".join(f"`{column.name}`" for column in table.columns)
+        more = f", and {table.more}" if table.more else ""
+        row = re.split(r"[.:;] |\.$", table.doc)[0].removeprefix("A row ")
+        lines.append(f"| `{name}` | {row} | {columns}{more} |")
+    return "\n".join(lines) + "\n"

@@ -145,7 +145,7 @@ def test_the_walk_through_the_port_runs_in_any_layout(
 @pytest.mark.long
 def test_the_script_that_morphs_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     """In the page's own words: 40 steps of two ranks, then the rest of three, as one has them."""
-    (program,) = read_programs("morph_scripts.md")
+    (program,) = read_programs("morphing.md")
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
     script = tmp_path / "parts" / "train.py"

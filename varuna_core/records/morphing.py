@@ -5,7 +5,7 @@
 
 Each start of a manager claims the epoch after the last one, by a file that lands once
 (`write_first`), and writes what it repeats under the number of its own: what it writes late, when
-another has taken over, lies where nobody looks any more (docs/morph_epochs.md).
+another has taken over, lies where nobody looks any more (docs/morph_design.md).
 
 A node is named by its seat, an index in the run's plan, and by the key of its agent: `3/9f2c`.
 

@@ -366,10 +366,6 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
             "train.checkpoint.local = b: is a folder on",
         ),
         ("train: {checkpoint: {local: /b}}", "needs train.checkpoint.folder"),
-        (
-            "train: {checkpoint: {memory_every: 5}}",
-            "unknown key; copies in memory are no more; lower train.checkpoint.every",
-        ),
         ("train: {optimizer: {betas: [0.9, 1]}}", "betas[1] = 1.0: must be at least 0 and less"),
         ("train: {clip_grad_norm: 0}", "train.clip_grad_norm = 0.0: must be more than 0"),
         ("train: {schedule: {min_lr: 1}}", "must be at most train.optimizer.lr, 0.00015"),

@@ -40,6 +40,13 @@ def find_more(text: str, *overrides: str) -> list[str]:
     return find_problems(MINIMAL + text, *overrides)
 
 
+def test_a_key_of_earlier_versions_is_read_where_it_asks_for_nothing() -> None:
+    """The stored conf of an old run has every key, this one too."""
+    assert parse_more("train: {checkpoint: {memory_every: 0}}") == parse(MINIMAL)
+    (problem,) = find_more("train: {checkpoint: {memory_every: 5}}")
+    assert "unknown key; copies in memory are no more; lower train.checkpoint.every" in problem
+
+
 def test_the_conf_of_the_design_is_read_as_written() -> None:
     conf = parse("""\
 name: gpt2-xl

@@ -13,7 +13,7 @@ time is over.
 vjob sends SIGUSR1 to the rank's process, to some nodes sooner than to others. A rank that left at
 once would leave the others in the middle of a step, so `is_time` asks all ranks: call it where a
 step is done, on every rank as often. A run that may morph goes on with the nodes that are there
-then (docs/morph_scripts.md); a script that Varuna trains has `save_on_signal` and needs nothing of
+then (docs/morphing.md); a script that Varuna trains has `save_on_signal` and needs nothing of
 this.
 
 Standard library only. Where torch.distributed runs, the ranks ask each other over a group of gloo's
