@@ -50,7 +50,7 @@ def search(one: Instance) -> Answer:
         ).run()
     except PlanningError:
         return []
-    return [(searched.best.step_s, searched.proved_gap)]
+    return [(searched.best.step_s, searched.gap)]
 
 
 def try_all(one: Instance, *, grouped: bool = False) -> Answer:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from varuna_core.facts.known import as_json
+from varuna_core.facts.known import Evidence, Sure, Value, as_json
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.profile.errors import PlanningError
+from varuna_core.planner.result.certificate import render_certificate
 from varuna_core.planner.result.front import (
     Front,
     PricedPlan,
@@ -24,11 +26,16 @@ from varuna_core.planner.result.plan import (
     join_alike,
     list_stage_kinds,
     list_used_nodes,
-    render_certificate,
 )
 from varuna_core.planner.result.refusal import search_or_explain
+from varuna_core.planner.search.coverage import PlanClass
 from varuna_core.planner.search.search import Candidate, Searched
 from vjob.jobs.planning.question import Question
+
+
+FRONT_SHARE = 0.25
+"""Of the time of an answer, kept for cost against time."""
+MOST_FRONT_S = 20.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +55,11 @@ class Answer:
     def best(self) -> LayoutPlan:
         return self.plans[0]
 
+    @property
+    def is_certified(self) -> bool:
+        """The certificate is of the first plan; it is not where a budget or a deadline chose."""
+        return self.best.candidate == self.searched.chosen
+
 
 def find_answer(
     question: Question,
@@ -60,26 +72,27 @@ def find_answer(
 ) -> Answer:
     """Search; PlanningError where there is no plan, or none within the budget or the deadline."""
     profile, training, cluster = question.profile, question.training, question.cluster
-    wishes = question.wishes
+    wishes, until = question.wishes, time.monotonic() + limit_s
+    is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
+    is_chosen = budget is not None or deadline_h is not None
+    has_front = is_chosen or (wants_front and is_priced)
     searched = search_or_explain(
         profile,
         training,
         cluster,
         wishes,
-        limit_s=limit_s,
+        limit_s=limit_s * (1 - FRONT_SHARE if has_front else 1.0),
         may_have_zero_3=question.may_have_zero_3,
     )
     candidates = list(searched.candidates)
     chosen, chosen_for = searched.best, ""
     if searched.simpler is not None:
         chosen, chosen_for = searched.simpler, explain_simpler(searched)
-    is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
     front = None
-    if budget is not None or deadline_h is not None or (wants_front and is_priced):
-        front = find_front(
-            profile, training, cluster, wishes, candidates, limit_s=min(limit_s, 20.0)
-        )
-    if front is not None and (budget is not None or deadline_h is not None):
+    if has_front:
+        left_s = min(until - time.monotonic(), MOST_FRONT_S)
+        front = find_front(profile, training, cluster, wishes, candidates, limit_s=left_s)
+    if front is not None and is_chosen:
         offer, chosen_for = choose_offer(front, question.steps, budget, deadline_h)
         chosen = offer.candidate
     candidates = [chosen, *(one for one in candidates if one != chosen)]
@@ -113,7 +126,7 @@ def choose_offer(
 def build_json(answer: Answer) -> dict[str, Any]:
     question, searched = answer.question, answer.searched
     found: dict[str, Any] = {
-        "format": 2,
+        "format": 3,
         "model": question.profile.model.name,
         "batch": question.training.batch,
         "steps": question.steps,
@@ -125,9 +138,8 @@ def build_json(answer: Answer) -> dict[str, Any]:
         "certificate": {
             "text": render_certificate(searched),
             "bound_s": searched.bound_s,
-            "gap": as_json(searched.gap),
-            "scope": _show_scope(searched),
-            "placement_class": searched.placement_class,
+            "gap": as_json(_weigh_gap(searched)),
+            "classes": [_show_class(one) for one in searched.classes],
             "num_options": searched.num_options,
             "took_s": searched.took_s,
         },
@@ -140,24 +152,19 @@ def build_json(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def _show_scope(searched: Searched) -> dict[str, Any]:
-    """What a bound covers, what was timed without one, and what was left out."""
-    scope = searched.scope
-    several = [one.step_s for one in searched.candidates if one.stages_per_rank > 1]
+def _weigh_gap(searched: Searched) -> Value[float]:
+    """The gap of all classes that were searched, with how many of their shapes were wholly."""
+    done, of = (sum(getattr(one, name) for one in searched.classes) for name in ("done", "of"))
+    model = Evidence("the planner's model", Sure.ESTIMATED, seen=done, expected=of)
+    return Value(searched.gap, (model,))
+
+
+def _show_class(one: PlanClass) -> dict[str, Any]:
+    shown = {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(one).items()}
     return {
-        "proved": {
-            "schedules": list(scope.proved),
-            "gap": searched.proved_gap if scope.proved else None,
-        },
-        "tried": {
-            "schedules": list(scope.tried),
-            "plans": scope.num_tried,
-            "best_s": min(several, default=None),
-            "stopped": None if scope.stopped is None else scope.stopped.value,
-        },
-        "not_tried": [
-            {"schedules": list(one.schedules), "why": one.why.value} for one in scope.not_tried
-        ],
+        **shown,
+        "coverage": one.coverage.value,
+        "why": None if one.why is None else one.why.value,
     }
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from varuna_core.planner.result.certificate import render_certificate, render_claim
 from varuna_core.planner.result.plan import (
     LayoutPlan,
     align,
     find_left_over,
     join_alike,
     list_used_nodes,
-    render_certificate,
     render_table,
 )
 from vjob.jobs.planning.answer import Answer, count_stages, describe, list_parts
@@ -56,6 +56,8 @@ def _format_best(answer: Answer) -> Iterator[str]:
         f"{plan.step_s:.4g} s a step: {count_stages(plan.candidate)}, {option}, "
         f"{option.num_microbatches} micro-batches"
     )
+    if answer.is_certified:
+        yield render_claim(answer.searched)
     if plan.band is not None:
         yield (
             f"  nine steps of ten are expected to take {plan.band.low_s:.4g} to "
@@ -87,8 +89,8 @@ def _format_best(answer: Answer) -> Iterator[str]:
     yield ""
     yield render_table(plan)
     yield ""
-    if answer.chosen_for:
-        yield "of the fastest plan:"
+    if not answer.is_certified:
+        yield "of the fastest plan, without a budget or a deadline:"
     yield render_certificate(answer.searched)
 
 
@@ -151,7 +153,7 @@ def _format_front(answer: Answer) -> Iterator[str]:
     front = answer.front
     if front is None:
         return
-    yield "cost against time (none is both cheaper and faster):"
+    yield "cost against time (of what was found none is both cheaper and faster):"
     steps = answer.question.steps
     rows = [("step s", "a step", "whole run", "time", "plan")]
     for one in front.offers:

@@ -12,6 +12,7 @@ Cheap where nothing is to be planned: numpy is not loaded.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -250,8 +251,11 @@ def _search(base: Path, conf: JobConf) -> Chosen:
         )
         tables = Tables(question.profile, question.training)
         plan = build_plan(tables, question.cluster, searched.chosen, question.wishes.least)
-        proof = f"gap {searched.proved_gap:.1%}" if searched.proved_gap else "proved fastest"
-        proof += f" of {', '.join(searched.scope.proved)}" if searched.scope.proved else ""
+        proof = f"gap {searched.gap:.1%}" if searched.gap else "proved fastest"
+        names = itertools.chain.from_iterable(
+            one.schedules for one in searched.classes if one.bound_s is not None
+        )
+        proof += f" of {', '.join(dict.fromkeys(names))}"
         if searched.simpler is not None:
             proof = explain_simpler(searched)
         return Chosen(

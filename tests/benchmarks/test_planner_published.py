@@ -31,7 +31,7 @@ def test_the_measured_plan_of_gpt2_xl_is_predicted_term_by_term() -> None:
 
 def test_gpt2_xl_on_mixed_nodes_is_planned_with_proof() -> None:
     searched = Search(build_gpt2_profile(), TrainingModel(batch=64), MIXED_8).run()
-    assert searched.proved_gap == 0
+    assert searched.gap == 0
     assert searched.best.step_s == pytest.approx(1.129, abs=0.001)
 
 

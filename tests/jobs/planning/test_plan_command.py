@@ -113,7 +113,7 @@ def read_conf_of(folder: Path) -> JobConf:
 def test_the_answer_has_its_parts(conf: Path) -> None:
     text = plan(conf, *PRICES)
     assert text.startswith(f"{NAME}, batch 16, on 1 x 4 a100-40 (fast) + 1 x 4 a10 (slow)")
-    assert "ESTIMATE" in text and "gap 0 %" in text
+    assert "ESTIMATE" in text and re.search(r"gap [0-9.]+ ?%", text)
     assert "memory GB" in text and "partition " in text and "cost against time" in text
     found = read(conf, *PRICES)
     best = found["plans"][0]
@@ -125,12 +125,10 @@ def test_the_answer_has_its_parts(conf: Path) -> None:
     assert len(best["stage_work_s"]) == len(best["memory_bytes"]) == best["stages"]
     pairs = zip(best["memory_bytes"], best["limit_bytes"], strict=True)
     assert all(held <= limit for held, limit in pairs)
-    scope = found["certificate"]["scope"]
-    assert scope["proved"] == {"schedules": ["1f1b", "gpipe", "varuna"], "gap": 0}
-    assert scope["not_tried"][-1] == {"schedules": ["zero_bubble"], "why": "only-asked"}
-    assert "zero_bubble" in found["certificate"]["gap"]["not_known"]
-    only = read(conf, "--set", "parallel.schedule=1f1b")["certificate"]
-    assert only["gap"]["value"] == 0 and only["scope"]["not_tried"] == []
+    one, *others = found["certificate"]["classes"]
+    assert one["schedules"] == ["1f1b", "gpipe", "varuna"] and one["coverage"] == "wholly"
+    assert {row["coverage"] for row in others} >= {"not"}
+    assert found["certificate"]["gap"]["value"] < 0.05
     prices = [row["price_per_step"] for row in found["front"]]
     times = [row["step_s"] for row in found["front"]]
     assert times == sorted(times) and prices == sorted(prices, reverse=True)
@@ -170,12 +168,13 @@ def test_a_measured_profile_beside_the_conf_is_used(conf: Path) -> None:
 
 def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Path) -> None:
     put_profile(conf.parent)
-    plain = read(conf)["plans"]
+    one_stage = ("--set", "parallel.schedule=1f1b")
+    plain = read(conf, *one_stage)["plans"]
     assert all(one["band_s"] == [] for one in plain)
     uneven = (0.8, 0.95, 1.0, 1.05, 1.3)
     put_profile(conf.parent, spread=Spread(rounds=uneven, actions=(uneven,) * len(TIMES)))
     written = conf.parent / "plan.json"
-    found = read(conf, "--write", str(written))
+    found = read(conf, *one_stage, "--write", str(written))
     best = found["plans"][0]
     low_s, high_s = best["band_s"]
     assert low_s < best["step_s"] < high_s
@@ -185,9 +184,9 @@ def test_a_measured_spread_gives_a_band_and_may_prefer_what_is_simpler(conf: Pat
     assert low_s < found["plans"][1]["step_s"] < high_s, "the fastest comes next"
     told = json.loads(written.read_text())["prediction"]
     assert told["band_s"] == best["band_s"] and told["step_s"] == best["step_s"]
-    text = plan(conf)
+    text = plan(conf, *one_stage)
     assert "nine steps of ten are expected to take" in text and "9 of 10" in text
-    assert "of the fastest plan:" in text
+    assert "this one takes" in text, "the gap is the chosen plan's"
 
 
 def test_graphs_on_the_host_are_named(conf: Path) -> None:
@@ -389,11 +388,11 @@ def test_a_written_plan_is_a_conf_that_passes_every_check(conf: Path) -> None:
         assert chosen.prediction.step_s == pytest.approx(best["step_s"])
         overrides = [word for word in more if word != "--set"]
         settled = resolve_conf(conf, overrides, plan=chosen).conf
-        assert settled.parallel.pipeline == best["stages"]
+        assert settled.parallel.pipeline == best["pipeline"]
         assert str(settled.parallel.partition) == best["partition"]
         assert settled.train.micro_batch_size == best["micro_batch"]
         ranks = sum(group.count * group.num_ranks for group in settled.cluster.nodes)
-        assert ranks == best["stages"] * best["replicas"] * best["tensor"]
+        assert ranks == best["pipeline"] * best["replicas"] * best["tensor"]
         assert read_plan_file(out, ["parallel.pipeline=1"]).prediction is None
         for word in ("cluster.nodes[0].count=2", "cluster.nodes=[]", "parallel={}"):
             assert read_plan_file(out, [word]).prediction is None, "its nodes or its layout change"
@@ -472,7 +471,7 @@ def test_several_stages_a_rank_are_planned_and_submitted(conf: Path) -> None:
     assert sorted(held) == list(range(best["stages"]))
     text = plan(conf, *words)
     assert f"{best['stages']} stages on {best['pipeline']} ranks, {best['schedule']}" in text
-    assert re.search(r"plans with several stages a rank \(.*\) were tried, not proved", text)
+    assert re.search(r"2 to 4 stages a rank \((wholly|in part, \d+ of \d+)", text)
     for zero in ("0", "1", "2"):  # what is planned passes the conf's own checks
         read(conf, *words, "--set", f"parallel.zero={zero}", "--write", str(written))
         more = ["submit", str(conf), "--plan", str(written), "--dry-run", *words]

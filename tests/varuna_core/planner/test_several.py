@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tests.varuna_core.planner.profiles import KINDS, make_profile
-from varuna_core.facts.known import NotKnown, Value
 from varuna_core.planner.model.cluster import Cluster, NodeKind, list_all_orders, place
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.several import SeveralStages
@@ -20,12 +19,13 @@ from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.result.plan import build_plan, list_used_nodes, render_certificate
+from varuna_core.planner.result.plan import build_plan, list_used_nodes
 from varuna_core.planner.result.refusal import search_or_explain
-from varuna_core.planner.search import several
+from varuna_core.planner.search.coverage import Coverage
 from varuna_core.planner.search.partition import is_allowed
-from varuna_core.planner.search.search import LeftOut, Searched, Stop
-from varuna_core.planner.search.space import Wishes
+from varuna_core.planner.search.rank_bounds import PlacedBounds
+from varuna_core.planner.search.search import Searched
+from varuna_core.planner.search.space import Option, Wishes
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.held import follow_held
 from varuna_core.schedule.registry import build_schedule
@@ -35,10 +35,13 @@ NODES = tuple(
 )
 
 
-def draw_chain(draw: random.Random, memory: float = 1e12) -> SeveralStages:
+def draw_chain(
+    draw: random.Random, memory: float = 1e12, name: str = "", each: int = 0
+) -> SeveralStages:
     """On nodes of two GPUs, of one kind or both."""
     ranks = draw.randint(1, 4)
-    name, each = draw.choice([("zbv", 2), ("interleaved", 2), ("interleaved", 3)])
+    if not name:
+        name, each = draw.choice([("zbv", 2), ("interleaved", 2), ("interleaved", 3)])
     size = ranks * each + draw.randint(0, 4)
     training = TrainingModel(
         batch=12, overlap_reduction=draw.random() < 0.7, data_s=draw.choice([0.0, 0.5])
@@ -212,28 +215,36 @@ def test_several_stages_a_rank_win_where_micro_batches_are_few() -> None:
     one = search(replace(wishes, schedule="1f1b"))
     assert searched.best.stages_per_rank == 2
     assert searched.best.step_s < one.best.step_s
-    assert searched.scope.num_tried > 0 and "zbv" in searched.scope.tried
-    assert searched.proved_gap == 0, "the proof is of one stage a rank"
-    assert isinstance(searched.gap, NotKnown)
-    assert one.scope.unproved == () and isinstance(one.gap, Value)
+    assert [(c.stages_per_rank, c.coverage) for c in one.classes] == [((1,), Coverage.WHOLLY)]
+    assert one.gap == 0 and 0 < searched.bound_s <= searched.best.step_s
 
 
-def test_a_certificate_names_the_schedules_of_which_nothing_was_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The search of several stages a rank may stop before its first try."""
-    monkeypatch.setattr(several, "EXPECTED", 0.0)
-    searched = search(Wishes(replicas=1, tensor=1, micro_batch=1, stages=4, recompute="none"))
-    assert searched.scope.num_tried == 0
-    assert searched.scope.not_tried[0] == LeftOut(
-        schedules=("interleaved", "zbv"), why=Stop.UNPROMISING
-    )
-    text = render_certificate(searched)
-    assert "(1f1b, gpipe), one stage a rank" in text
-    assert "not tried: interleaved, zbv (rough estimates promise no gain" in text
-    assert "not tried: zero_bubble (planned only where" in text
-    assert isinstance(searched.gap, NotKnown)
-    assert searched.gap.reason == "no bound covers the plans of interleaved, zbv, zero_bubble"
+def test_no_partition_takes_less_than_its_bound() -> None:
+    """In the order for even costs, and in that for its own."""
+    for seed in range(60):
+        draw = random.Random(f"bounds/{seed}")
+        name, each = draw.choice(
+            [("zbv", 2), ("zero_bubble", 1), ("interleaved", 2), ("interleaved", 3)]
+        )
+        chain = draw_chain(draw, draw.choice([1e12, 3e10]), name, each)
+        cuts = np.array(list(list_partitions(chain)))[:300]
+        option = Option(
+            shape=chain.shape,
+            schedule=name,
+            recompute=chain.schedule.recompute,
+            num_microbatches=chain.compiled.schedule.num_microbatches,
+        )
+        placed = PlacedBounds(chain.tables, option, chain.placed, each)
+        bounds, least = placed.bound_partitions(cuts), placed.bound_all()
+        steps = chain.find_steps(cuts)
+        fits = chain.find_fitting(cuts)
+        assert (bounds[fits] <= steps[fits] * (1 + 1e-9)).all(), seed
+        assert least <= steps[fits].min(initial=np.inf) * (1 + 1e-9), seed
+        for row in draw_partitions(draw, chain):
+            run = chain.follow_costs(chain.find_costs(row))
+            if is_allowed(run, row):
+                own = float(placed.bound_partitions(np.array([row]))[0])
+                assert max(own, least) <= run.find_step(row) * (1 + 1e-9), seed
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv"])

@@ -59,7 +59,7 @@ def check(named: str, one: Instance, best: float) -> bool:
         assert best == float("inf"), named
         return False
     assert searched.best.step_s == pytest.approx(best, rel=1e-9), named
-    assert searched.proved_gap == 0, named
+    assert searched.gap == 0, named
     return True
 
 

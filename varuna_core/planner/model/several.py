@@ -6,7 +6,7 @@ zbv, 2 ranks           rank 0: stages 0 3   rank 1: stages 1 2
 ```
 
 Partitions are timed as those of `Chain`. A rank's memory is that of all its stages, so what fits is
-not a matter of one stage, and there are no bounds: the search tries, it proves nothing.
+not a matter of one stage, and `Chain`'s bounds do not hold (search/rank_bounds.py has some).
 """
 
 from __future__ import annotations

@@ -74,14 +74,14 @@ def find_band(chain: Chain, bounds: Bounds) -> Band | None:
     )
 
 
-def prefer_simpler(question: Search, searched: Searched) -> Searched:
+def prefer_simpler(question: Search, searched: Searched, until: float = float("inf")) -> Searched:
     """With the simplest plan within the band of the best one, if that is simpler."""
     best = searched.best
     chain = build_chain(question.tables, best, question.wishes.least)
     band = find_band(chain, best.bounds)
     if band is None:
         return searched
-    chosen = question.find_simplest(best.step_s * (1 + band.apart))
+    chosen = question.find_simplest(best.step_s * (1 + band.apart), until)
     is_simpler = measure_simplicity(chosen) < measure_simplicity(best)
     return replace(searched, simpler=chosen if is_simpler else None)
 

@@ -1,4 +1,4 @@
-"""A plan for people and programs: times, memory, partition text, certificate, nodes in use."""
+"""A plan for people and programs: times, memory, partition text, nodes in use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.step import StepTime, find_away, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.result.band import Band, build_chain, find_band
-from varuna_core.planner.search.search import Candidate, Proof, Searched, Stop
+from varuna_core.planner.search.search import Candidate, Searched
 from varuna_core.records.plan import Prediction
 from varuna_core.schedule.compiled import unlist_costs
 from varuna_core.schedule.costs import Costs
@@ -103,48 +103,6 @@ def explain_simpler(searched: Searched) -> str:
     return (
         f"the simplest of the plans that the prediction does not tell from the fastest "
         f"({searched.best.step_s:.4g} s a step; it takes {more:.1%} more)"
-    )
-
-
-def render_certificate(searched: Searched) -> str:
-    """The proof in words, with the space that it covers."""
-    scope = searched.scope
-    lines = [_render_proof(searched, proof) for proof in searched.proofs if scope.proved]
-    if scope.num_tried:
-        tried = (
-            f"{scope.num_tried} plans with several stages a rank ({', '.join(scope.tried)}) were "
-            "tried, not proved"
-        )
-        several = [one for one in searched.candidates if one.stages_per_rank > 1]
-        lines.append(
-            f"{tried}: the best takes {several[0].step_s:.4g} s ({several[0].option.schedule})"
-            if several
-            else f"{tried}: none is faster"
-        )
-    for one in scope.not_tried:
-        lines.append(f"not tried: {', '.join(one.schedules)} ({WHY_NOT[one.why]})")
-    return "\n".join(lines)
-
-
-WHY_NOT = {
-    Stop.UNPROMISING: "rough estimates promise no gain, yet a plan of theirs may be faster",
-    Stop.NUMBER: "as many plans were tried as a search tries; one of theirs may be faster",
-    Stop.TIME: "for want of time; a plan of theirs may be faster",
-    Stop.ONLY_ASKED: "planned only where parallel.schedule asks for it",
-}
-
-
-def _render_proof(searched: Searched, proof: Proof) -> str:
-    space = (
-        f"{searched.num_options} shapes and schedules ({', '.join(searched.scope.proved)}), one "
-        f"stage a rank; placements: {proof.placement_class}; every partition"
-    )
-    best = f"{proof.best_s:.4g} s"
-    if proof.gap == 0:
-        return f"no plan in this space is faster than {best} under this model; gap 0 % ({space})"
-    return (
-        f"the best plan found takes {best}, none in this space can take less than "
-        f"{proof.bound_s:.4g} s under this model; gap {proof.gap:.1%}, for want of time ({space})"
     )
 
 

@@ -9,6 +9,7 @@ nearest          the plan that keeps the most wishes, with what it changes
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -19,7 +20,7 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.result.band import prefer_simpler
 from varuna_core.planner.search.search import Candidate, Search, Searched
-from varuna_core.planner.search.several import NAMES, SHARE, find_guide, list_names, try_several
+from varuna_core.planner.search.several import NAMES, find_guide, list_names, try_several
 from varuna_core.planner.search.space import Wishes
 
 KEYS: Mapping[str, str] = {
@@ -39,6 +40,13 @@ MOST_MEMORY = 64.0
 Find = Callable[..., "Candidate | None"]
 """A plan of a profile and wishes; any, or the best that is found within some seconds."""
 LOOK_S = 2.0
+ONE_STAGE_SHARE, SIMPLER_SHARE = 0.8, 0.05
+"""Of a search's time: for plans with one stage a rank, and for a simpler plan; the rest is for the
+other plans."""
+
+
+class _TimeIsUp(Exception):
+    """The search's limit passed while it looked for reasons."""
 
 
 def search_or_explain(
@@ -49,45 +57,68 @@ def search_or_explain(
     *,
     limit_s: float,
     may_have_zero_3: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Searched:
     """Run the search, and prefer a simpler plan within the band of the best.
 
     A refusal comes with its reasons, and with a plan that would do.
     """
+    began = clock()
     impossible = find_impossible(profile, cluster, wishes)
     try:
         if not impossible:
-            question, searched = _search(profile, training, cluster, wishes, limit_s)
+            question, searched = _search(profile, training, cluster, wishes, limit_s, clock)
             # Of a schedule that is asked for nothing simpler is.
-            return searched if wishes.schedule in NAMES else prefer_simpler(question, searched)
+            if wishes.schedule in NAMES:
+                return searched
+            return prefer_simpler(question, searched, question.clock() + SIMPLER_SHARE * limit_s)
     except MissingData:
         raise
     except PlanningError as error:
         impossible = str(error)
 
     def find(held: Profile, wanted: Wishes, within_s: float = 0.0) -> Candidate | None:
+        if clock() > began + limit_s:
+            raise _TimeIsUp
         if find_impossible(held, cluster, wanted):
             return None
         try:
-            return _search(held, training, cluster, wanted, within_s)[1].best
+            return _search(held, training, cluster, wanted, within_s, clock)[1].best
         except PlanningError:
             return None
 
-    lines = [impossible, *_explain(find, profile, cluster, wishes, may_have_zero_3)]
+    lines = [impossible]
+    try:
+        lines += _explain(find, profile, cluster, wishes, may_have_zero_3)
+    except _TimeIsUp:
+        lines.append("more reasons take longer than the search may")
     raise PlanningError("\n  ".join(lines))
 
 
 def _search(
-    profile: Profile, training: TrainingModel, cluster: Cluster, wishes: Wishes, limit_s: float
+    profile: Profile,
+    training: TrainingModel,
+    cluster: Cluster,
+    wishes: Wishes,
+    limit_s: float,
+    clock: Callable[[], float],
 ) -> tuple[Search, Searched]:
-    """Of plans with one stage a rank, then of those with several."""
-    if list_names(training, wishes):
-        limit_s /= 1 + SHARE
-    question = Search(profile, training, cluster, find_guide(wishes), limit_s=limit_s)
-    searched = try_several(question, question.run(), wishes)
-    if not searched.candidates:
-        raise PlanningError(f"no plan with schedule {wishes.schedule} fits in memory")
-    return question, searched
+    """Of plans with one stage a rank, then of the others."""
+    guide = find_guide(wishes)
+    share = ONE_STAGE_SHARE if list_names(training, wishes) else 1 - SIMPLER_SHARE
+    question = Search(profile, training, cluster, guide, limit_s=share * limit_s, clock=clock)
+    searched, error = None, None
+    try:
+        searched = question.run()
+    except MissingData:
+        raise
+    except PlanningError as nothing:
+        error = nothing
+    until = question.began + (1 - SIMPLER_SHARE) * limit_s
+    found = try_several(question, searched, wishes, until)
+    if found is None:
+        raise error or PlanningError(f"no plan with schedule {wishes.schedule} fits in memory")
+    return question, found
 
 
 def find_impossible(profile: Profile, cluster: Cluster, wishes: Wishes) -> str:

@@ -33,6 +33,13 @@ COARSE, FINE = (6, 3), (12, 5)
 """Cells of a bound (cells.py): what it takes to make them grows with their number."""
 
 Array = Any
+IsLate = Callable[[], bool]
+"""True once the time of a search is up."""
+
+
+def never() -> bool:
+    """The clock of a search that takes what it needs."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +96,13 @@ def start(chain: Chain) -> tuple[Bounds, float]:
     return bounds, chain.find_step(bounds)
 
 
-def improve(chain: Chain, begin: Bounds | None = None) -> tuple[Bounds, float]:
-    """Local search until no move helps, from `begin` or the partition with the least bound."""
+def improve(
+    chain: Chain, begin: Bounds | None = None, is_late: IsLate = never
+) -> tuple[Bounds, float]:
+    """Local search until no move helps or it is late, from `begin` or the partition with the least
+    bound."""
     best, best_s = start(chain) if begin is None else (begin, chain.find_step(begin))
-    while True:
+    while not is_late():
         moved = list_moves(chain, best)
         moved = moved[chain.find_fitting(moved)]
         if not len(moved):
@@ -102,6 +112,7 @@ def improve(chain: Chain, begin: Bounds | None = None) -> tuple[Bounds, float]:
         if not times[place] < best_s * (1 - CLOSE):
             return best, best_s
         best, best_s = tuple(moved[place].tolist()), float(times[place])
+    return best, best_s
 
 
 @lru_cache(maxsize=256)

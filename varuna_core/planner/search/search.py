@@ -18,12 +18,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.schedule_model import (
@@ -36,6 +34,7 @@ from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.bounds import Cells, Floors
+from varuna_core.planner.search.coverage import PlanClass, Stop, make_class
 from varuna_core.planner.search.partition import (
     CLOSE,
     COARSE,
@@ -95,45 +94,6 @@ class Proof:
         return max(0.0, 1 - self.bound_s / self.best_s)
 
 
-class Stop(str, Enum):
-    """Reasons to leave schedules out of a search, or to try only some of their plans."""
-
-    UNPROMISING = "unpromising"
-    """The estimate of every plan that is left is above the best plan's time."""
-    NUMBER = "number"
-    """The most plans that one search tries."""
-    TIME = "time"
-    ONLY_ASKED = "only-asked"
-    """They are planned only where a conf names them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LeftOut:
-    """Schedules that may have faster plans, of which the search timed none."""
-
-    schedules: tuple[str, ...]
-    why: Stop
-
-
-@dataclass(frozen=True, kw_only=True)
-class Scope:
-    """Coverage of a search, by schedule. Only what is proved has a bound."""
-
-    proved: tuple[str, ...]
-    """Every plan with one stage a rank was ruled out or timed."""
-    tried: tuple[str, ...] = ()
-    """Some plans with several stages a rank were timed."""
-    num_tried: int = 0
-    stopped: Stop | None = None
-    """Why no more of those were tried; None where all were."""
-    not_tried: tuple[LeftOut, ...] = ()
-
-    @property
-    def unproved(self) -> tuple[str, ...]:
-        """Schedules whose plans no bound covers."""
-        return (*self.tried, *(name for one in self.not_tried for name in one.schedules))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Searched:
     """The result of a search: plans, best first, and proofs."""
@@ -146,7 +106,8 @@ class Searched:
     num_placements: int
     """Looked into; the floors spoke for the others."""
     took_s: float
-    scope: Scope
+    classes: tuple[PlanClass, ...]
+    """All that the wishes allow: first what was searched."""
     simpler: Candidate | None = None
     """A plan that is preferred to the best one: simpler, and within the band of its time."""
 
@@ -160,26 +121,14 @@ class Searched:
 
     @property
     def bound_s(self) -> float:
-        return self.proofs[-1].bound_s
+        """No plan of the classes that were searched takes less."""
+        bounds = [one.bound_s for one in self.classes if one.bound_s is not None]
+        return min(self.chosen.step_s, *bounds)
 
     @property
-    def placement_class(self) -> str:
-        return self.proofs[-1].placement_class
-
-    @property
-    def proved_gap(self) -> float:
-        """How much faster a plan of the proved scope could be than the best one, as a part of its
-        time."""
-        return max(0.0, 1 - self.bound_s / self.best.step_s)
-
-    @property
-    def gap(self) -> Known[float]:
-        """The same of all plans: not known where schedules were tried or left out unproved."""
-        evidence = (Evidence("the planner's model", Sure.ESTIMATED),)
-        if self.scope.unproved:
-            names = ", ".join(self.scope.unproved)
-            return NotKnown(f"no bound covers the plans of {names}", evidence)
-        return Value(self.proved_gap, evidence)
+    def gap(self) -> float:
+        """How much faster one of them could be than the chosen plan, as a part of its time."""
+        return max(0.0, 1 - self.bound_s / self.chosen.step_s)
 
 
 TIER_SHARE = 0.7
@@ -251,6 +200,8 @@ class Search:
         self.best_s = float("inf")
         self.open = float("inf")
         """The least bound of what is not proved."""
+        self.left: set[Option] = set()
+        """Those with such plans."""
         self.num_placements = 0
         self.listed: list[_Floor] = []
         """The floors of the last class of placements."""
@@ -276,13 +227,23 @@ class Search:
             ),
             proofs=tuple(proofs),
             num_options=len(self.options),
-            scope=Scope(proved=tuple(dict.fromkeys(one.schedule for one in self.options))),
+            classes=(
+                make_class(
+                    self.options,
+                    stages_per_rank=(1,),
+                    placements=proofs[-1].placement_class,
+                    num_open=len(self.left),
+                    of=len(self.options),
+                    why=Stop.TIME,
+                    bound_s=min(self.best_s, self.open),
+                ),
+            ),
             num_placements=self.num_placements,
             took_s=self.clock() - self.began,
         )
 
     def _run_tier(self, tier: Tier) -> None:
-        self.open = float("inf")
+        self.open, self.left = float("inf"), set()
         is_last = tier == self.placements.tiers[-1]
         until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
         floors = self._list_floors(tier)
@@ -295,10 +256,11 @@ class Search:
         self.listed = floors
         self._look(tier, floors, until)
 
-    def find_simplest(self, limit_s: float) -> Candidate:
+    def find_simplest(self, limit_s: float, until: float = float("inf")) -> Candidate:
         """The simplest plan that takes no longer, and of as simple ones the fastest; after `run`.
 
-        A count of looks ends it, not the clock: what is chosen is the same each time.
+        A count of looks ends it, so that what is chosen is the same each time; on a slow machine
+        the clock.
         """
         known = [one for one in self.found.values() if one.step_s <= limit_s]
         best = min(known, key=lambda one: (measure_simplicity(one), one.step_s))
@@ -317,6 +279,8 @@ class Search:
             for chain in self._make_chains(option, row, limit_s):
                 if chain.bound > limit_s:
                     continue
+                if self.clock() > until:
+                    return best
                 looks += 1
                 found = self._find_within(option, chain, limit_s)
                 if found is not None:
@@ -396,6 +360,8 @@ class Search:
             bound, _, one, options = heapq.heappop(heap)
             if self.clock() > until:
                 self.open = min(self.open, bound)
+                near = [one for one in heap if one[0] < self.best_s * (1 - CLOSE)]
+                self.left = {*options, *itertools.chain.from_iterable(one[3] for one in near)}
                 break
             if isinstance(one, _Sharp):
                 (option,) = options
@@ -492,10 +458,13 @@ class Search:
                 return
         self._keep(option, chain, *self._improve(chain))
 
+    def is_late(self) -> bool:
+        return self.clock() > self.deadline
+
     def _improve(self, chain: Chain) -> tuple[Bounds | None, float]:
         wanted = self.wishes.partition
         if wanted is None:
-            return improve(chain)
+            return improve(chain, is_late=self.is_late)
         bounds = tuple(int(n) for n in np.concatenate([[0], np.cumsum(wanted)]))
         if len(wanted) != chain.num_stages or bounds[-1] != chain.size:
             return None, float("inf")

@@ -1,17 +1,23 @@
-"""Plans with several stages a rank, tried after the search of those with one; nothing is proved.
+"""Plans with several stages a rank, and those whose order of actions follows their costs.
 
 ```
-floors of 1f1b      what most of a step is: work, sums, the optimizer   ─┐ the most promising first,
-less of the bubble  a v-th of it, with v stages a rank                  ─┘ until MOST_TRIED
-zbv, interleaved    cuts by the largest stage's work, then moves of segments, as long as one helps
+promising   floors of 1f1b, less of the bubble: cuts by the largest stage's work, then moves of
+            segments as long as one helps; the best get the order for the costs of their cuts
+the rest    the least bound comes next (rank_bounds.py): all cuts of a placement where there are
+            few, moves where there are many; what is above the best plan is ruled out
 ```
+
+What a count or the clock leaves open stays in the bound of the class.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,36 +25,45 @@ from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import PlacedPipeline
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.several import SeveralStages
-from varuna_core.planner.model.tables import Tables
+from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.search.partition import CLOSE, improve, is_allowed, list_moves
-from varuna_core.planner.search.search import (
-    Candidate,
-    LeftOut,
-    Scope,
-    Search,
-    Searched,
-    Stop,
-    measure_simplicity,
+from varuna_core.planner.search.coverage import PlanClass, Stop, list_not_searched, make_class
+from varuna_core.planner.search.partition import (
+    CLOSE,
+    IsLate,
+    improve,
+    is_allowed,
+    list_moves,
+    never,
 )
+from varuna_core.planner.search.rank_bounds import PlacedBounds, bound_counts
+from varuna_core.planner.search.search import Candidate, Search, Searched, measure_simplicity
+from varuna_core.planner.search.space import NAMES as PLACEMENT_CLASSES
 from varuna_core.planner.search.space import SEARCHED, Option, Wishes
 from varuna_core.schedule.registry import SCHEDULES, has_one_stage_a_rank
 
 NAMES = tuple(name for name in SCHEDULES if not has_one_stage_a_rank(name))
+BY_COSTS = tuple(name for name in SCHEDULES if name not in SEARCHED)
+"""The schedules of this search: those of several stages, and zero_bubble."""
 GUIDE = "1f1b"
 """Its floors say which shapes and placements are promising."""
 MOST_STAGES = 4
 """Of a rank, where a schedule takes any number."""
-SHARE = 0.15
-"""Of a search's time, kept for this."""
-MOST_TRIED = 60
+MOST_TRIED, MORE_TRIED = 60, 20
+"""Placements whose cuts are improved by moves, of the promising and of the rest."""
 PLACEMENTS = 2
-"""Of as many stages on each kind of place."""
-EXPECTED = 1.1
-"""Of the best step so far, up to which a start is worth a try."""
+"""Of as many stages on each kind of place, of the promising."""
+MOST_CUTS = 20_000
+"""Of a placement, up to which all are looked at."""
+MOST_ROWS = 400_000
+"""Cuts that are bounded in one search."""
+TOGETHER = 512
+"""Of these, timed at once."""
+MOST_ORDERS = 16
+"""Orders that are made for costs in one search, each for one partition."""
 MOST_SETTLED = 4
-"""Of these the order of actions is made for the costs of their cuts, which takes long."""
+"""Promising plans whose order of actions is made for the costs of their cuts."""
 PROMISING = 1.2
 """Of the best step, up to which that is done."""
 MOST_TURNS = 2
@@ -71,13 +86,25 @@ class _Tried:
     step_s: float
 
 
+class _Rows(NamedTuple):
+    """Counts of ranks on each kind of place, from `at` on in the order of their floors."""
+
+    counts: Array
+    floors: Array
+    at: int
+
+
+_Shape = tuple[Option, int]
+"""An option, and its stages a rank."""
+
+
 def list_names(training: TrainingModel, wishes: Wishes) -> tuple[str, ...]:
     """The schedules to try."""
     if wishes.zero == 3:
         return ()
     if wishes.schedule is None:
         is_free = training.may_have_several_stages and wishes.partition is None
-        return NAMES if is_free else ()
+        return BY_COSTS if is_free else ()
     return (wishes.schedule,) if wishes.schedule in NAMES else ()
 
 
@@ -90,82 +117,290 @@ def find_guide(wishes: Wishes) -> Wishes:
     return replace(wishes, schedule=GUIDE, partition=None)
 
 
-def try_several(question: Search, searched: Searched, wishes: Wishes) -> Searched:
-    """With the plans of several stages a rank that were found, if the wishes allow them."""
+def try_several(
+    question: Search, searched: Searched | None, wishes: Wishes, until: float
+) -> Searched | None:
+    """With the plans of several stages a rank that were found, if the wishes allow them; `until` by
+    the question's clock."""
     only_several = wishes.schedule in NAMES
     names = list_names(question.tables.training, wishes)
-    limit = float("inf") if only_several else searched.best.step_s * (1 - CLOSE)
-    tried, stopped = _try_all(question, wishes, names, limit)
-    found: dict[Option, Candidate] = {}
-    best_s = limit
-    for number, one in enumerate(sorted(tried, key=lambda one: one.step_s)):
-        if number >= MOST_SETTLED or one.step_s > best_s * PROMISING:
-            break
-        if found and _is_late(question):
-            break
-        settled = settle(one.option, one.chain, one.bounds, wishes.partition is not None)
-        if settled is not None:
-            known = found.get(one.option)
-            if known is None or settled.step_s < known.step_s:
-                found[one.option] = settled
-            best_s = min(best_s, settled.step_s)
+    kept = () if only_several or searched is None else searched.candidates
+    limit = kept[0].step_s * (1 - CLOSE) if kept else float("inf")
+    search = _Several(question, wishes, names, limit, until)
+    search.run()
     if only_several:
         question.found.clear()
-    question.found.update(found)
-    kept = () if only_several else searched.candidates
+    question.found.update(search.found)
     ordered = sorted(
-        (*kept, *found.values()), key=lambda one: (one.step_s, measure_simplicity(one))
+        (*kept, *search.found.values()), key=lambda one: (one.step_s, measure_simplicity(one))
     )
-    scope = Scope(
-        proved=() if only_several else searched.scope.proved,
-        tried=tuple(name for name in names if any(one.option.schedule == name for one in tried)),
-        num_tried=len(tried),
-        stopped=stopped,
+    if not ordered:
+        return None
+    classes = () if only_several or searched is None else searched.classes
+    classes = (*classes, *search.list_classes(ordered[0].step_s))
+    left_out = list_not_searched(
+        classes, question.tables, question.placements.cluster, wishes, MOST_STAGES
     )
-    scope = replace(scope, not_tried=tuple(_list_left_out(scope, wishes, names)))
-    return replace(searched, candidates=tuple(ordered), scope=scope)
+    base = searched or Searched(
+        candidates=(), proofs=(), num_options=0, num_placements=0, took_s=0.0, classes=()
+    )
+    return replace(
+        base,
+        candidates=tuple(ordered),
+        classes=(*classes, *left_out),
+        took_s=question.clock() - question.began,
+    )
 
 
-def _list_left_out(scope: Scope, wishes: Wishes, names: Sequence[str]) -> Iterator[LeftOut]:
-    """Schedules of which nothing was timed, though the wishes allow them."""
-    untried = tuple(name for name in names if name not in scope.tried)
-    if untried and scope.stopped is not None:
-        yield LeftOut(schedules=untried, why=scope.stopped)
-    if wishes.schedule is None and wishes.zero != 3:
-        asked = tuple(name for name in SCHEDULES if name not in (*SEARCHED, *scope.proved, *names))
-        if asked:
-            yield LeftOut(schedules=asked, why=Stop.ONLY_ASKED)
+class _Several:
+    """The search of one question."""
 
+    def __init__(
+        self,
+        question: Search,
+        wishes: Wishes,
+        names: tuple[str, ...],
+        limit: float,
+        until: float,
+    ) -> None:
+        self.question, self.wishes, self.names, self.until = question, wishes, names, until
+        self.tables, self.best_s = question.tables, limit
+        self.shapes = list(self._list_shapes())
+        self.found: dict[Option, Candidate] = {}
+        self.open: dict[_Shape, float] = {}
+        """Least bounds of what was not searched wholly."""
+        self.why = Stop.NUMBER
+        self.rows_left, self.orders_left = MOST_ROWS, MOST_ORDERS
+        self.tries_left = MORE_TRIED
 
-def _try_all(
-    question: Search, wishes: Wishes, names: tuple[str, ...], best_s: float
-) -> tuple[list[_Tried], Stop | None]:
-    """The cuts of each promising start, with the actions in the order for even costs; and why
-    others were not tried."""
-    count = 0
-    found: list[_Tried] = []
-    for start in _list_starts(question, wishes, names):
-        if count >= MOST_TRIED:
-            return found, Stop.NUMBER
-        if start.expected_s > best_s * EXPECTED:
-            return found, Stop.UNPROMISING
-        if best_s < np.inf and _is_late(question):
-            return found, Stop.TIME
-        shape = start.option.shape
-        placements = question.placements.iterate(shape.tensor, shape.replicas, start.row)
-        for placed in itertools.islice(placements, PLACEMENTS):
-            count += 1
-            chain = make_chain(question.tables, start.option, placed, start.stages_per_rank)
-            bounds = _choose_cuts(chain, wishes.partition)
-            if bounds is not None:
-                step_s = float(chain.find_steps([bounds])[0])
-                best_s = min(best_s, step_s)
-                found.append(_Tried(option=start.option, chain=chain, bounds=bounds, step_s=step_s))
-    return found, None
+    def run(self) -> None:
+        if self.shapes:
+            self._dive()
+            self._look()
 
+    def list_classes(self, best_s: float) -> Iterator[PlanClass]:
+        """One of the schedules with several stages a rank, one of those with one."""
+        near = best_s * (1 - CLOSE)
+        for is_one in (False, True):
+            own = [one for one in self.shapes if (one[1] == 1) == is_one]
+            still = [self.open[one] for one in own if self.open.get(one, near) < near]
+            if own:
+                yield make_class(
+                    [option for option, _ in own],
+                    stages_per_rank=tuple(sorted({each for _, each in own})),
+                    placements=PLACEMENT_CLASSES[self.question.placements.tiers[-1]],
+                    num_open=len(still),
+                    of=len(own),
+                    why=self.why,
+                    bound_s=min([best_s, *still]),
+                )
 
-def _is_late(question: Search) -> bool:
-    return question.clock() > question.deadline + SHARE * question.limit_s
+    def is_late(self) -> bool:
+        """Time is up, and there is a plan."""
+        return self._is_time_up() and math.isfinite(self.best_s)
+
+    def _list_shapes(self) -> Iterator[_Shape]:
+        for option in self.question.options:
+            if option.schedule != GUIDE or option.shape.zero == 3:
+                continue
+            if self.wishes.is_for_memory(option.recompute) or option.recompute == "auto":
+                continue
+            for name in self.names:
+                for each in count_each(name, self.tables.training):
+                    if 2 * each <= self.tables.size:
+                        yield replace(option, schedule=name), each
+
+    # Promising plans.
+
+    def _dive(self) -> None:
+        tried = self._try_promising()
+        for number, one in enumerate(sorted(tried, key=lambda one: one.step_s)):
+            if number >= MOST_SETTLED or one.step_s > self.best_s * PROMISING:
+                break
+            if number and self.is_late():
+                break
+            self._settle(one)
+
+    def _try_promising(self) -> list[_Tried]:
+        count, best_s = 0, self.best_s
+        found: list[_Tried] = []
+        for start in self._list_starts():
+            if count >= MOST_TRIED or self.is_late() or (found and self._is_time_up()):
+                break
+            shape = start.option.shape
+            placements = self.question.placements.iterate(shape.tensor, shape.replicas, start.row)
+            for placed in itertools.islice(placements, PLACEMENTS):
+                bounds = PlacedBounds(self.tables, start.option, placed, start.stages_per_rank)
+                if not bounds.bound_all() < best_s:
+                    continue
+                count += 1
+                chain = make_chain(self.tables, start.option, placed, start.stages_per_rank)
+                tried = self._try(start.option, chain)
+                if tried is not None:
+                    best_s = min(best_s, tried.step_s)
+                    found.append(tried)
+        return found
+
+    def _is_time_up(self) -> bool:
+        return self.question.clock() > self.until
+
+    def _list_starts(self) -> Iterator[_Start]:
+        """What may be worth a try, the most promising first."""
+        starts = []
+        size, wishes = self.tables.size, self.wishes
+        known = {(one[0].shape, one[0].recompute): one for one in self.shapes}
+        for option, _, counts, floors in self.question.listed:
+            if option.schedule != GUIDE or (option.shape, option.recompute) not in known:
+                continue
+            ranks, m = counts.sum(axis=1), option.num_microbatches
+            for name in self.names:
+                for several in count_each(name, self.tables.training):
+                    expected = floors * (m + (ranks - 1) / several) / (m + ranks - 1)
+                    fits = (ranks > 1) & (ranks * several <= size) & np.isfinite(floors)
+                    if wishes.partition is not None:
+                        fits &= ranks * several == len(wishes.partition)
+                    expected = np.where(fits, expected, np.inf)
+                    some = np.argsort(expected, kind="stable")[:MOST_TRIED]
+                    starts += [
+                        _Start(
+                            option=replace(option, schedule=name),
+                            row=tuple(int(n) for n in counts[at]),
+                            stages_per_rank=several,
+                            expected_s=float(expected[at]),
+                        )
+                        for at in some[np.isfinite(expected[some])]
+                    ]
+        yield from sorted(starts, key=lambda one: one.expected_s)
+
+    def _try(self, option: Option, chain: SeveralStages) -> _Tried | None:
+        bounds = _choose_cuts(chain, self.wishes.partition, self._is_time_up)
+        if bounds is None:
+            return None
+        step_s = float(chain.find_steps([bounds])[0])
+        return _Tried(option=option, chain=chain, bounds=bounds, step_s=step_s)
+
+    def _settle(self, one: _Tried) -> None:
+        settled = settle(
+            one.option, one.chain, one.bounds, self.wishes.partition is not None, self._is_time_up
+        )
+        if settled is not None:
+            self._keep(settled)
+
+    def _keep(self, one: Candidate) -> None:
+        known = self.found.get(one.option)
+        if known is None or one.step_s < known.step_s:
+            self.found[one.option] = one
+        self.best_s = min(self.best_s, one.step_s)
+
+    # The rest.
+
+    def _look(self) -> None:
+        turns = itertools.count()
+        heap: list[tuple[float, int, _Rows | PlacedBounds, _Shape]] = []
+
+        def push(bound: float, one: _Rows | PlacedBounds, shape: _Shape) -> None:
+            if bound < self.best_s * (1 - CLOSE):
+                heapq.heappush(heap, (bound, next(turns), one, shape))
+
+        def push_rows(rows: _Rows, shape: _Shape) -> None:
+            if rows.at < len(rows.floors):
+                push(float(rows.floors[rows.at]), rows, shape)
+
+        for shape in self.shapes:
+            push_rows(self._list_rows(shape), shape)
+        while heap and heap[0][0] < self.best_s * (1 - CLOSE):
+            bound, _, one, (option, each) = heapq.heappop(heap)
+            is_late = self.is_late()
+            if is_late or self.tries_left <= 0:
+                self.why = Stop.TIME if is_late else Stop.NUMBER
+                for least, _, _, shape in [(bound, 0, one, (option, each)), *heap]:
+                    self._leave_open(shape, least)
+                return
+            if isinstance(one, _Rows):
+                push_rows(one._replace(at=one.at + 1), (option, each))
+                row = tuple(int(n) for n in one.counts[one.at])
+                tensor, replicas = option.shape.tensor, option.shape.replicas
+                for placed in self.question.placements.iterate(tensor, replicas, row):
+                    bounds = PlacedBounds(self.tables, option, placed, each)
+                    push(max(bound, bounds.bound_all()), bounds, (option, each))
+            else:
+                left = self._search_cuts(one, bound)
+                if left < self.best_s * (1 - CLOSE):
+                    self._leave_open((option, each), left)
+
+    def _leave_open(self, shape: _Shape, bound: float) -> None:
+        self.open[shape] = min(bound, self.open.get(shape, math.inf))
+
+    def _list_rows(self, shape: _Shape) -> _Rows:
+        option, each = shape
+        placements = self.question.placements
+        columns, counts = placements.list_counts(
+            option.shape.tensor, option.shape.replicas, self.wishes.stages, placements.tiers[-1]
+        )
+        ranks = counts.sum(axis=1)
+        counts = counts[(ranks > 1) & (ranks * each <= self.tables.size)]
+        floors = bound_counts(self.tables, option, columns, counts, each)
+        order = np.argsort(floors, kind="stable")
+        return _Rows(counts[order], floors[order], 0)
+
+    def _search_cuts(self, bounds: PlacedBounds, bound: float) -> float:
+        """What no partition that is left is below."""
+        option, splits = bounds.option, bounds.splits
+        cuts = self._list_cuts(len(bounds.places))
+        if cuts is None:
+            self.tries_left -= 1
+            tried = self._try(option, self._make_chain(bounds))
+            if tried is not None and tried.step_s < self.best_s * PROMISING:
+                self._settle(tried)
+            return bound
+        least = bounds.bound_partitions(cuts)
+        order = np.argsort(least, kind="stable")
+        chain = None
+        for at in range(0, len(order), 1 if splits else TOGETHER):
+            first = float(least[order[at]])
+            if not first < self.best_s * (1 - CLOSE):
+                return math.inf
+            if (splits and self.orders_left <= 0) or self.is_late():
+                self.why = Stop.TIME if self.is_late() else Stop.NUMBER
+                return max(bound, first)
+            chain = chain or self._make_chain(bounds)
+            if splits:
+                self.orders_left -= 1
+                found = settle(option, chain, tuple(cuts[order[at]].tolist()), True)
+                if found is not None:
+                    self._keep(found)
+            else:
+                self._time(option, chain, cuts[order[at : at + TOGETHER]])
+        return math.inf
+
+    def _make_chain(self, bounds: PlacedBounds) -> SeveralStages:
+        return make_chain(self.tables, bounds.option, bounds.placed, bounds.each)
+
+    def _list_cuts(self, num_stages: int) -> Array | None:
+        """All partitions; None where they are too many."""
+        size, wanted = self.tables.size, num_stages - 1
+        if self.wishes.partition is not None:
+            given = np.cumsum([0, *self.wishes.partition])[None, :]
+            fits = given.shape[1] == num_stages + 1
+            return given if fits else np.zeros((0, num_stages + 1), dtype=int)
+        count = math.comb(size - 1, wanted)
+        if count > min(MOST_CUTS, self.rows_left):
+            return None
+        self.rows_left -= count
+        chosen = np.array(list(itertools.combinations(range(1, size), wanted)), dtype=int)
+        ends = np.zeros((len(chosen), 1), dtype=int)
+        return np.concatenate([ends, chosen.reshape(len(chosen), -1), ends + size], axis=1)
+
+    def _time(self, option: Option, chain: SeveralStages, cuts: Array) -> None:
+        cuts = cuts[chain.find_fitting(cuts)]
+        if not len(cuts):
+            return
+        steps = chain.find_steps(cuts)
+        at = int(steps.argmin())
+        if steps[at] < self.best_s * (1 - CLOSE):
+            found = settle(option, chain, tuple(cuts[at].tolist()), True)
+            if found is not None:
+                self._keep(found)
 
 
 def find_at(
@@ -199,7 +434,9 @@ def make_chain(
     return SeveralStages(tables, option.shape, placed, work)
 
 
-def _choose_cuts(chain: SeveralStages, partition: Sequence[int] | None) -> Bounds | None:
+def _choose_cuts(
+    chain: SeveralStages, partition: Sequence[int] | None, is_late: IsLate = never
+) -> Bounds | None:
     """None where none fits."""
     if partition is not None:
         bounds = tuple(itertools.accumulate(partition, initial=0))
@@ -207,7 +444,7 @@ def _choose_cuts(chain: SeveralStages, partition: Sequence[int] | None) -> Bound
     begin = chain.follow_bound()
     if begin is not None:
         begin = _make_fit(chain, begin)
-    return None if begin is None else improve(chain, begin)[0]
+    return None if begin is None else improve(chain, begin, is_late)[0]
 
 
 def _make_fit(chain: SeveralStages, bounds: Bounds) -> Bounds | None:
@@ -227,7 +464,11 @@ def _make_fit(chain: SeveralStages, bounds: Bounds) -> Bounds | None:
 
 
 def settle(
-    option: Option, chain: SeveralStages, bounds: Bounds, is_given: bool
+    option: Option,
+    chain: SeveralStages,
+    bounds: Bounds,
+    is_given: bool,
+    is_late: IsLate = never,
 ) -> Candidate | None:
     """With the actions in the order that the runtime makes for the costs of these cuts, or, if they
     are not given, of better ones in that order; None where that holds more than fits."""
@@ -248,39 +489,9 @@ def settle(
             order=chain.schedule,
             costs=costs,
         )
-        if is_given:
+        if is_given or is_late():
             break
-        bounds, _ = improve(chain, bounds)
+        bounds, _ = improve(chain, bounds, is_late)
         if bounds == best.bounds:
             break
     return best
-
-
-def _list_starts(question: Search, wishes: Wishes, names: tuple[str, ...]) -> Iterator[_Start]:
-    """What may be worth a try, the most promising first."""
-    starts = []
-    size = question.tables.size
-    for option, _, counts, floors in question.listed:
-        if option.schedule != GUIDE or option.shape.zero == 3:
-            continue
-        if wishes.is_for_memory(option.recompute):
-            continue
-        ranks, m = counts.sum(axis=1), option.num_microbatches
-        for name in names:
-            for several in count_each(name, question.tables.training):
-                expected = floors * (m + (ranks - 1) / several) / (m + ranks - 1)
-                fits = (ranks > 1) & (ranks * several <= size) & np.isfinite(floors)
-                if wishes.partition is not None:
-                    fits &= ranks * several == len(wishes.partition)
-                expected = np.where(fits, expected, np.inf)
-                some = np.argsort(expected, kind="stable")[:MOST_TRIED]
-                starts += [
-                    _Start(
-                        option=replace(option, schedule=name),
-                        row=tuple(int(n) for n in counts[at]),
-                        stages_per_rank=several,
-                        expected_s=float(expected[at]),
-                    )
-                    for at in some[np.isfinite(expected[some])]
-                ]
-    yield from sorted(starts, key=lambda one: one.expected_s)

@@ -1,0 +1,105 @@
+"""The proof of a search in words: which classes of plans it covers, and one gap for all of them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from varuna_core.planner.search.coverage import Coverage, PlanClass, Stop
+from varuna_core.planner.search.search import Searched
+
+WIDTH = 80
+WHY = {
+    Stop.TIME: "stopped by time",
+    Stop.NUMBER: "as many plans as one search tries",
+    Stop.ONLY_ASKED: "planned only where the conf asks for it",
+    Stop.NO_FIGURES: "the profile has no figures of it",
+    Stop.ONE_STAGE: "planned with one stage a rank alone",
+    Stop.ONE_F_ONE_B: "they save memory, and 1f1b holds less",
+    Stop.NEVER_FASTER: "never faster than zero 1 under this model",
+}
+"""Reasons to search a class in part, or not at all."""
+
+
+def render_claim(searched: Searched) -> str:
+    """The certificate in a sentence: the classes that were searched, and the gap."""
+    names = [
+        f"{_name_ranks(one)} ({_describe(one, 'wholly', 'in part')})" for one in searched.classes
+        if one.coverage is not Coverage.NOT
+    ]  # fmt: skip
+    return _wrap(f"  of plans with {'; '.join(names)}: {_state_bound(searched)}", "  ")
+
+
+def render_certificate(searched: Searched) -> str:
+    """The classes of plans, how far each was searched, and what was left out."""
+    some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
+    others = [one for one in searched.classes if one.coverage is Coverage.NOT]
+    lines = [f"certificate, under this model: {_state_bound(searched)}"]
+    for one in some:
+        reason = "" if one.why is None else f": {WHY[one.why]}"
+        how = _describe(one, "searched wholly", "searched in part")
+        named = "" if len(one.schedules) == 1 else f" ({', '.join(one.schedules)})"
+        lines.append(f"  {_name_ranks(one)}{named}: {how}{reason}")
+    first = some[0]
+    lines.append(f"  each with {'; '.join(_list_values(first, is_several=False))}")
+    lines.append(f"  placements: {first.placements}, replicas of a stage together; every partition")
+    for one in others:
+        assert one.why is not None
+        lines.append(f"  not searched: {', '.join(_list_values(one))}: {WHY[one.why]}")
+    return "\n".join(_wrap(line, "    ") for line in lines)
+
+
+def _state_bound(searched: Searched) -> str:
+    chosen_s = searched.chosen.step_s
+    if searched.gap == 0:
+        return f"no plan is faster than {chosen_s:.4g} s; gap 0 %"
+    return (
+        f"none can take less than {searched.bound_s:.4g} s, this one takes {chosen_s:.4g} s; gap "
+        f"{searched.gap:.1%}, which is not ruled out, nor known to exist"
+    )
+
+
+def _describe(one: PlanClass, wholly: str, in_part: str) -> str:
+    if one.coverage is Coverage.WHOLLY:
+        return wholly
+    return f"{in_part}, {one.done} of {one.of} shapes"
+
+
+def _name_ranks(one: PlanClass) -> str:
+    numbers = one.stages_per_rank
+    named = f", {one.schedules[0]}" if len(one.schedules) == 1 else ""
+    return f"{'one stage' if numbers == (1,) else _join(numbers) + ' stages'} a rank{named}"
+
+
+def _list_values(one: PlanClass, is_several: bool = True) -> Iterator[str]:
+    """The values of a class, by their names."""
+    if is_several and one.stages_per_rank:
+        yield f"{_join(one.stages_per_rank)} stages a rank"
+    for name, values in (
+        ("schedule", one.schedules if is_several else ()),
+        ("tensor", one.tensor),
+        ("replicas", one.replicas),
+        ("micro-batch", one.micro_batches),
+        ("recompute", one.recomputes),
+        ("zero", one.zero),
+    ):
+        if values:
+            yield f"{name} {_join(values)}"
+
+
+def _join(values: Sequence[int | str]) -> str:
+    """Numbers in a row as the first and the last."""
+    numbers = [value for value in values if isinstance(value, int)]
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    return ", ".join(map(str, values))
+
+
+def _wrap(line: str, indent: str) -> str:
+    return textwrap.fill(
+        line.strip(),
+        WIDTH,
+        initial_indent=line[: len(line) - len(line.lstrip())],
+        subsequent_indent=indent,
+        break_on_hyphens=False,
+    )
