@@ -32,7 +32,6 @@ from varuna_core.planner.search.coverage import PlanClass
 from varuna_core.planner.search.search import Candidate, Searched
 from vjob.jobs.planning.question import Question
 
-
 FRONT_SHARE = 0.25
 """Of the time of an answer, kept for cost against time."""
 MOST_FRONT_S = 20.0
