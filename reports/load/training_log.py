@@ -62,10 +62,11 @@ PHASES = ("checkpoint_s", "evaluate_s", "pause_s")
 RARE = ("samples_per_s", "tokens_per_s")
 """Columns only of logs that have them. One more is `timed`: the number of steps that `time_ms` is
 the mean of, where it follows from times of writing."""
+_NO_COLUMNS = (
+    "losses", "others", "is_bar", "is_named", "epoch", "num_epochs", "unit", "evaluations"
+)  # fmt: skip
 COLUMNS = tuple(
-    name
-    for name in Iteration.__dataclass_fields__
-    if name not in (*RARE, "losses", "others", "is_bar", "is_named", "epoch", "num_epochs")
+    name for name in Iteration.__dataclass_fields__ if name not in (*RARE, *_NO_COLUMNS)
 )
 _IDLE_MARK = b"nothing to do: "
 _IDLE = re.compile(rb"^(?:\d+: )?(nothing to do: train\.steps is [^\r\n]{1,200})", re.MULTILINE)
@@ -336,7 +337,9 @@ class LogReader:
                 # Where lines have times, one without is no step: an evaluation after the last.
                 if told.line.time_ms is not None or not self._has_times:
                     self._note_place(offset + begin)
-                self._note(told, block[self._read_to : begin])
+                between = block[self._read_to : begin]
+                for one in (*told.earlier, told):
+                    self._note(one, between)
                 self._read_to = end
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:

@@ -376,7 +376,7 @@ def _find_printed(
     attempt: AttemptFolder, host: str, kind: str, progress: Optional[str]
 ) -> Optional[int]:
     """By the last lines about steps, such as `step 10/100 loss 2.3`."""
-    steps = StepReader(read_pattern(progress))
+    steps = StepReader(read_pattern(progress), is_partial=True)
     for line in last_lines(attempt.node_log(host, kind), LAST_LINES):
         steps.read(line)
     return steps.last

@@ -77,7 +77,7 @@ class Furthest:
     def _read_log(self, output: RankOutput, most: int) -> Optional[Tuple[int, int]]:
         """The furthest epoch and step in the end of a log; other ranks may share it."""
         most = most if output.is_own else min(SHARE * most, MOST_BYTES)
-        reader, best, strength = StepReader(self._pattern), None, -1
+        reader, best, strength = StepReader(self._pattern, is_partial=True), None, -1
         for line in _read_end(output, most):
             if self._marks and not any(mark in line for mark in self._marks):
                 continue

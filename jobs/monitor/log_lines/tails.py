@@ -15,7 +15,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from varuna_core.records.files import open_to_read
+from varuna_core.records.files import open_file, open_to_read
 from varuna_core.records.logs.tail import clean
 
 TAIL_BYTES = 64 * 1024
@@ -62,9 +62,21 @@ class Tail:
         """Inode, size and mtime of the last look."""
         self._offset = 0
         self._inode = -1
+        self._first = 0
+        """Where the first look began to read."""
         self._is_within = False
         """What comes next belongs to a line that is not kept whole."""
         self._is_beginning_known = False
+
+    def read_head(self, num_bytes: int) -> bytes:
+        """The file's first bytes that the first look left, at most so many."""
+        if self.head or not self._first:
+            return self.head
+        try:
+            with open_file(Path(self.path)) as handle:
+                return handle.read(min(self._first, num_bytes))
+        except OSError:
+            return b""
 
     def poll(self) -> Added | None:
         """Read what is new; None where nothing is, which costs one stat."""
@@ -92,6 +104,8 @@ class Tail:
             bound = self._tail_bytes if is_anew else LOOK_BYTES
             first = max(start, found.st_size - bound)
             data = _read_at(fd, first, found.st_size - first)
+            if is_anew:
+                self._first = first
             if is_anew and self._head_bytes:
                 self.head = os.pread(fd, min(first, self._head_bytes), 0) if first else b""
         finally:

@@ -20,6 +20,7 @@ from varuna_core.facts.known import Known, NotKnown
 from varuna_core.facts.remedy import Context
 from varuna_core.records.checkpoints import Damaged, Skipped
 from varuna_core.records.exits import Outcome, RankExit
+from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.slow_ranks import SlowRank
 
 FORMAT = 3
@@ -326,6 +327,10 @@ class AttemptView:
     nodes: tuple[Node, ...] = ()
     ranks: tuple[Rank, ...] = ()
     progress: Progress | None = None
+    doubt: Doubt | None = None
+    """The reason why there is no progress, where lines are there that may be about steps."""
+    loss: Point | None = None
+    """The last loss whose line names no step."""
     phase: Phase | None = None
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """The longest that a checkpoint and an evaluation of this run took so far."""

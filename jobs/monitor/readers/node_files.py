@@ -9,6 +9,7 @@ from pathlib import Path
 from re import Pattern
 
 from varuna_core.records.files import open_file
+from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.times import TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Tail
@@ -150,28 +151,27 @@ def _count(path: str) -> int:
 
 NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""
+MOST_LEARNED = 8
+"""Logs that are read for what their lines have in common, where no line proves itself."""
 APART_S = 1.0
 """Between the writing of two files that tell of the same moment."""
 
 
-def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
+def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
     """Progress of the job, by the log whose step lines are the most reliable, then the farthest."""
-    found: tuple[tuple[int, int, bool], NodeFiles, LogFile] | None = None
-    for node in nodes:
-        for log in node.logs.values():
-            if log.points:
-                key = (log.strength, log.points[-1].step, log.points[-1].loss is not None)
-                if found is None or key > found[0]:
-                    found = key, node, log
+    found = _find_farthest(nodes)
     if found is None:
-        return _count_lines(nodes)
-    _, node, log = found
+        for other in [one for one in _list_logs(nodes) if one.is_behind][:MOST_LEARNED]:
+            other.catch_up()
+        found = _find_farthest(nodes)
+    if found is None:
+        return None
+    node, log = found
     log.catch_up()
     points = list(log.points)
-    for other in node.logs.values():  # Hugging Face: the bar and the losses in different files
-        if other.loss is not None and points[-1].loss is None:
-            told = other.loss
-            points[-1] = replace(points[-1], loss=told.loss, grad_norm=told.grad_norm, nan=told.nan)
+    told = find_loss([node])  # Hugging Face: the bar and the losses in different files
+    if told is not None and points[-1].loss is None:
+        points[-1] = replace(points[-1], loss=told.loss, grad_norm=told.grad_norm, nan=told.nan)
     return Progress(
         step=points[-1].step,
         num_steps=log.num_steps,
@@ -182,14 +182,31 @@ def find_progress(nodes: Iterable[NodeFiles]) -> Progress | None:
     )
 
 
-def _count_lines(nodes: Iterable[NodeFiles]) -> Progress | None:
-    """Progress by the number of lines with a loss, where none tells a step."""
-    logs = [log for node in nodes for log in node.logs.values() if log.loss is not None]
-    if not logs:
-        return None
-    log = max(logs, key=lambda log: log.loss.step if log.loss else 0)
-    point: Point = log.loss  # type: ignore[assignment]
-    return Progress(step=point.step, at=point.at, points=(point,), source=log.name)
+def find_doubt(nodes: Iterable[NodeFiles]) -> Doubt | None:
+    """The reason why no step is known, where lines are there that may be about some."""
+    doubts = {log.doubt for log in _list_logs(nodes)}
+    return next((doubt for doubt in Doubt if doubt in doubts), None)
+
+
+def find_loss(nodes: Iterable[NodeFiles]) -> Point | None:
+    """The last loss whose line names no step."""
+    losses = [log.loss for log in _list_logs(nodes) if log.loss is not None]
+    return max(losses, key=lambda loss: loss.at or 0.0, default=None)
+
+
+def _list_logs(nodes: Iterable[NodeFiles]) -> list[LogFile]:
+    return [log for node in nodes for log in node.logs.values()]
+
+
+def _find_farthest(nodes: Iterable[NodeFiles]) -> tuple[NodeFiles, LogFile] | None:
+    found: tuple[tuple[int, int, bool], NodeFiles, LogFile] | None = None
+    for node in nodes:
+        for log in node.logs.values():
+            if log.points and log.doubt is None:
+                key = (log.strength, log.points[-1].step, log.points[-1].loss is not None)
+                if found is None or key > found[0]:
+                    found = key, node, log
+    return None if found is None else found[1:]
 
 
 def find_fatal(nodes: Iterable[NodeFiles]) -> Line | None:

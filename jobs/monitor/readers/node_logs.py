@@ -14,7 +14,8 @@ from pathlib import Path
 from re import Pattern
 from typing import Protocol
 
-from varuna_core.records.logs.progress import parse_time, split_tag
+from varuna_core.records.logs.learner import Doubt
+from varuna_core.records.logs.progress import NO_STEP, parse_time, split_tag
 from varuna_core.records.logs.steps import StepReader, Told
 from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, LineTimes
 from varuna_core.records.logs.training_log import (
@@ -113,7 +114,7 @@ class LogFile:
         self.phases_s: dict[str, float] = {}
         self.info: dict[str, Line] = {}
         self.loss: Point | None = None
-        """The last that told no step of its own, with how many came so far as its step."""
+        """The last that told no step of its own; its step is NO_STEP."""
         self.step_order = -1
         """Offset of the last line about a step."""
         self.fatal: Line | None = None
@@ -140,6 +141,16 @@ class LogFile:
     def strength(self) -> int:
         """How reliable the step lines of this log are (records/logs/steps.py)."""
         return self._steps.strength
+
+    @property
+    def doubt(self) -> Doubt | None:
+        """The reason why the steps that its lines may count are not known."""
+        return self._steps.doubt
+
+    @property
+    def is_behind(self) -> bool:
+        """True if lines about steps were left for `catch_up`."""
+        return bool(self._since)
 
     def poll(self) -> bool:
         """Read what is new; whether anything is."""
@@ -195,6 +206,7 @@ class LogFile:
         self.points.clear()
         self.first_step = None
         self._steps = StepReader(self._pattern)
+        self._read_head()
         for place, line in unread:
             text = _decode(line)
             self._read_line(text, place)
@@ -225,12 +237,26 @@ class LogFile:
                     self._steps.pause()
                     self._mark(*found_mark, text)
 
+    def _read_head(self) -> None:
+        """The file's first lines, where its end alone was read: they name the first step and the
+        first epoch, and maybe how many steps there are."""
+        lines = self.tail.read_head(HEAD_BYTES).split(b"\n")[:-1]
+        if not lines:
+            return
+        for line in lines:
+            told = self._steps.read(_decode(line))
+            if told is not None and told.line.step != NO_STEP:
+                first = min(one.line.step for one in (*told.earlier, told))
+                self.first_step = first if self.first_step is None else self.first_step
+        self._steps.skip()
+
     def _read_line(self, text: str, place: int) -> None:
         at, slack_s = self._find_time(text, place)
         told = self._steps.read(text, at, slack_s)
         if told is not None:
             self.step_order = max(place, self.step_order)
-            self._add_point(told)
+            for one in (*told.earlier, told):
+                self._add_point(one)
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
         """The earliest time at which a line was written, and how much later it may have been."""
@@ -246,9 +272,8 @@ class LogFile:
 
     def _add_point(self, told: Told) -> None:
         point = _make_point(told.line)
-        if point.step < 0:  # a bar, or else the count, tells its step
-            step = 1 + (self.loss.step if self.loss else 0)
-            self.loss = replace(point, step=step, at=self.tail.mtime)
+        if point.step < 0:  # a bar may tell its step
+            self.loss = replace(point, at=self.tail.mtime)
             return
         if told.is_anew:  # another start, in the same file, or lines that tell more than bars
             self.points.clear()

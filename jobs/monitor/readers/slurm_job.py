@@ -18,17 +18,18 @@ from pathlib import Path
 from varuna_core.agent.gpu.accelerator import GpuSample, find_lost, list_accelerators
 from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.known import Known, NotKnown
-from varuna_core.records.logs.progress import NO_STEP, parse_line
 from varuna_core.records.logs.times import LineTimes
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.monitor.log_lines.errors import Classifier
-from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Node, Progress, Scheduler, Snapshot
+from vjob.jobs.monitor.model.snapshot import Gpu, JobRow, Node, Scheduler, Snapshot
 from vjob.jobs.monitor.readers.node_files import (
     NodeFiles,
     choose_tail,
     count_lines,
+    find_doubt,
     find_last_end,
     find_longest,
+    find_loss,
     find_phase,
     find_progress,
     merge_errors,
@@ -142,6 +143,8 @@ class SlurmJobReader:
             attempt_started=started,
             nodes=tuple(self._build_node(name, files) for name, files in self._files.items()),
             progress=progress,
+            doubt=find_doubt(nodes) if progress is None else None,
+            loss=find_loss(nodes),
             phase=find_phase(nodes, progress),
             phases_s=find_longest(nodes),
             phase_ended_at=find_last_end(nodes),
@@ -215,18 +218,9 @@ class SlurmJobReader:
             return None
         if len(snapshot.scheduler.jobs) > 1 or progress.at is None:
             return None
-        num_steps = progress.step - self._find_first(progress) + 1
+        first = progress.first_step
+        num_steps = progress.step - (progress.points[0].step if first is None else first) + 1
         return (progress.at - started) / num_steps if num_steps > 1 else None
-
-    def _find_first(self, progress: Progress) -> int:
-        """The first step of the file: by its beginning, where its end alone was read."""
-        for files in self._files.values():
-            for log in files.logs.values():
-                for line in log.tail.head.splitlines():
-                    printed = parse_line(line.decode(errors="replace"))
-                    if printed is not None and printed.step != NO_STEP:
-                        return min(printed.step, progress.step)
-        return progress.points[0].step
 
     def _ask_nodes(self) -> tuple[NodeState, ...]:
         """The states of its nodes, while it runs."""

@@ -370,6 +370,8 @@ LOSS_ROSE = 2.0
 def not_a_number(snapshot: Snapshot) -> Verdict | None:
     """The latest loss is none, in a step that was taken."""
     points = _live_points(snapshot)
+    if not points and snapshot.loss is not None and is_live(snapshot):
+        points = (snapshot.loss,)
     point = next((item for item in reversed(points) if item.loss is not None or item.nan), None)
     if point is None:
         return None
@@ -388,7 +390,7 @@ def not_a_number(snapshot: Snapshot) -> Verdict | None:
         {
             "loss": str(point.loss) if is_bad else NotKnown("the last line has no such loss"),
             "num_nan": point.nan,
-            "step": point.step,
+            "step": point.step if point.step >= 0 else NotKnown("the line names no step"),
             "first_step": first,
         },
         _list_lines(snapshot, point.step, line),

@@ -301,6 +301,8 @@ def _not_a_number(values: Values) -> str:
     loss, count = values["loss"], values["num_nan"]
     steps = _plural(count, "step", "steps")
     what = f"the loss is {loss}" if _is_known(loss) else f"{count} {steps} with NaN"
+    if not _is_known(values["step"]):
+        return what
     return f"{what} at step {values['step']}, first at step {values['first_step']}"
 
 

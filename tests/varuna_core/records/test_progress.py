@@ -161,6 +161,30 @@ def test_the_tag_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
     assert split_tag(line) == (rank, rest)
 
 
+@pytest.mark.parametrize(
+    ("line", "evaluations"),
+    [
+        (
+            "step 60: train loss 0.95, val loss 4.29",
+            {"train": {"loss": 0.95}, "val": {"loss": 4.29}},
+        ),
+        ("step 60: val_loss 4.2 val_acc: 0.3", {"val": {"loss": 4.2, "acc": 0.3}}),
+        ("iter 8 | validation perplexity 17.5", {"val": {"perplexity": 17.5}}),
+    ],
+)
+def test_an_evaluation_is_no_step(line: str, evaluations: dict[str, dict[str, float]]) -> None:
+    """nanoGPT's went into the curve: `the loss went from 0.95 to 4.29`."""
+    found = parse_line(line)
+    assert found is not None and found.is_evaluation and found.evaluations == evaluations
+    assert parse_progress(line) is None
+
+
+def test_metrics_of_an_evaluation_stand_beside_the_loss() -> None:
+    found = parse_line("step 60 loss 2.5 val_loss 4.29 lr 0.1 (train acc 0.5)")
+    assert found is not None and found.losses == {"loss": 2.5}
+    assert found.evaluations == {"val": {"loss": 4.29}, "train": {"acc": 0.5}}
+
+
 def test_a_bar_tells_its_epoch_and_how_many_there_are_where_it_says_so() -> None:
     bar = "  10%|█ | 10/100 [00:10<01:30, 2.00it/s, train_loss=2.30]"
     told = [parse_line(f"{name}:{bar}") for name in ("Epoch 2/5", "Epoch 2", "Training")]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import PatternError, compile_pattern, parse_own
-from varuna_core.records.logs.steps import StepReader, Told
+from varuna_core.records.logs.steps import BAR, LINE, UNNAMED, StepReader, Told
 
 
 def read(lines: Iterable[tuple[float | None, str]], reader: StepReader | None = None) -> list[Told]:
@@ -106,7 +106,11 @@ def test_bars_of_each_epoch_are_counted_through() -> None:
 def test_lines_tell_more_than_bars_and_bars_with_a_name_more_than_others() -> None:
     bar = " 50%|x| 500/1000 [00:05<01:30,  2.00it/s]"
     found = read((None, line) for line in (bar, "train:" + bar, "step 3 loss 2.5", bar))
-    assert [(told.strength, told.is_anew) for told in found] == [(0, False), (1, True), (2, True)]
+    assert [(told.strength, told.is_anew) for told in found] == [
+        (UNNAMED, False),
+        (BAR, True),
+        (LINE, True),
+    ]
 
 
 def test_a_pattern_of_the_users_own_is_read() -> None:

@@ -119,7 +119,8 @@ class LogPoints:
             self.steps.pause()
         told = self.steps.read(text, at, slack_s)
         if told is not None:
-            yield Found(STEPS, told.line.step, at, {}, told)
+            for one in (*told.earlier, told):
+                yield Found(STEPS, one.line.step, one.at, {}, one)
             return
         validation = parse_validation(text) if "alidation" in text else None
         if validation is not None:

@@ -32,7 +32,19 @@ from typing import Any, Dict, Match, Optional, Pattern, Sequence, Tuple
 
 from varuna_core.records.logs.training_log import LABELS, UNITS_MS, Iteration, parse_iteration
 
-MARKS = (b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"loss", b"Loss")
+MARKS = (
+    b"iter",
+    b"tep",
+    b"Iter",
+    b"it/s",
+    b"s/it",
+    b"loss",
+    b"Loss",
+    b"poch",
+    b"rain",
+    b"atch",
+    b"pdate",
+)
 """One of these is in each line that `parse_progress` understands."""
 NO_STEP = -1
 """The step of a line that names none, as Hugging Face's."""
@@ -42,7 +54,7 @@ LONGEST = 4000
 _COLOUR = re.compile(r"(?:\x1b|\\x1b)\[[0-9;]*m|[\x08\x0c]+|(?:\\x08)+")
 _NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
 """Behind a bar of tqdm that stands below another one, such as that of an evaluation."""
-_TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default)?(?:rank)?(\d{1,7})\]:? ?)")
+_TAG = re.compile(r"(?:(\d{1,7}): |\[(?:default|rank)(\d{1,7})\]:? ?|\[(\d{1,7})\]: ?)")
 _WORD = r"[-+]?(?:nan|inf(?:inity)?)(?![a-zA-Z])"
 _NUMBER = rf"([-+]?(?:\d[\d,]{{0,30}}(?:\.\d{{0,30}})?|\.\d+)(?:[eE][-+]?\d+)?|{_WORD})"
 _FRACTION = rf"([-+]?(?:\d*\.\d+(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)|{_WORD})"
@@ -104,10 +116,12 @@ _AFTER = re.compile(
 )
 """Of an evaluation, or of all steps once the training is over."""
 _EVALUATED = re.compile(
-    r"\b(?:eval|val|valid|validation|test|dev)[_ /-]?(?:\w{1,20}_)?(?:loss|time|ppl)['\"]?"
-    rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?{_NUMBER}",
+    r"\b(train|eval|valid|val|validation|test|dev)[_ /-]?((?:\w{1,20}_)?"
+    rf"(?:loss|ppl|perplexity|acc(?:uracy)?|error|time))['\"]?\s{{0,9}}[:=]?\s{{0,9}}['\"]?{_NUMBER}",
     re.IGNORECASE,
 )
+"""The names under which an evaluation gives what it measured; of `train` only beside another."""
+_SPLITS = {"valid": "val", "validation": "val"}
 
 # How trainers spell what a step has.
 
@@ -146,7 +160,12 @@ def split_tag(text: str) -> Tuple[Optional[int], str]:
     match = _TAG.match(text)
     if match is None:
         return None, text
-    return int(match.group(1) or match.group(2)), text[match.end() :]
+    return int(match.group(match.lastindex or 0)), text[match.end() :]
+
+
+def clean(text: str) -> str:
+    """Without colours and the signs that move a terminal's cursor."""
+    return text if text.isprintable() else _COLOUR.sub("", text)
 
 
 class PatternError(ValueError):
@@ -193,7 +212,7 @@ def read_pattern(text: Any) -> Optional[Pattern[str]]:
 
 def parse_own(pattern: Pattern[str], text: str) -> Optional[Iteration]:
     """A line by the user's own pattern; None where that does not fit, or gives no step."""
-    match = pattern.search(split_tag(_COLOUR.sub("", text[:LONGEST]))[1])
+    match = pattern.search(split_tag(clean(text[:LONGEST]))[1])
     if match is None:
         return None
     found = {
@@ -226,14 +245,17 @@ def parse_progress(text: str) -> Optional[Iteration]:
     """A line of any trainer by itself, as if it were the first one; None where it is not about
     steps that were done."""
     found = parse_line(text)
-    if found is None or not found.is_bar or found.epoch is None or not found.num_steps:
+    if found is None or found.is_evaluation:
+        return None
+    if not found.is_bar or found.epoch is None or not found.num_steps:
         return found
     step = found.step + found.epoch * found.num_steps
     return replace(found, step=step, num_steps=None)
 
 
 def parse_line(text: str) -> Optional[Iteration]:
-    """The same with its step and number of steps as they stand: maybe those of its epoch."""
+    """The same with its step and number of steps as they stand: maybe those of its epoch. Lines
+    of an evaluation that name a step are told too."""
     try:
         line = parse_iteration(text)
         return _parse_free(text[:LONGEST]) if line is None else _complete(line, text)
@@ -296,9 +318,7 @@ def _drop_torn(text: str) -> str:
 
 def _parse_free(text: str) -> Optional[Iteration]:
     is_nested = "[A" in text and _NESTED.search(text) is not None
-    if not text.isprintable():
-        text = _COLOUR.sub("", text)
-    text = _drop_torn(split_tag(text)[1])
+    text = _drop_torn(split_tag(clean(text))[1])
     if "%|" in text:
         bar = _BAR.search(text)
         if bar is not None:
@@ -315,9 +335,8 @@ def _parse_free(text: str) -> Optional[Iteration]:
     step, is_dict = _STEP.search(text), "{" in text and _DICT.search(text) is not None
     if (step is None and not is_dict) or _AFTER.search(text):
         return None
-    said = _EVALUATED.sub("", text)
     if is_dict:
-        return _parse_values(said, **(_name_step(step) if step else {"step": NO_STEP}))
+        return parse_values(text, **(_name_step(step) if step else {"step": NO_STEP}))
     if step is None or (step.start() and _NOT_DONE.search(text, 0, step.start())):
         return None
     facts = _name_step(step)
@@ -328,10 +347,19 @@ def _parse_free(text: str) -> Optional[Iteration]:
     if epoch is not None:
         facts["epoch"] = int(epoch.group(1))
         facts["num_epochs"] = int(epoch.group(2)) if epoch.group(2) else None
-    found = _parse_values(said, **facts)
-    if found.loss is None and (said != text or (found.time_ms is None and "skipped=" not in said)):
-        return None  # of two times one is that of an evaluation
+    found = parse_values(text, **facts)
+    if found.evaluations and (found.loss is None or _is_estimated(found)):
+        return replace(found, losses={}, time_ms=None)
+    if found.loss is None and found.time_ms is None and "skipped=" not in text:
+        return None
     return found
+
+
+def _is_estimated(found: Iteration) -> bool:
+    """True if the loss of training stands beside another as that of a like evaluation, and nothing
+    that only a step has."""
+    values = (found.time_ms, found.learning_rate, found.grad_norm, found.tokens_per_s)
+    return "train" in found.evaluations and all(value is None for value in values)
 
 
 def _name_step(match: Match[str]) -> Dict[str, Any]:
@@ -361,7 +389,7 @@ def _make_bar(
     name = name.strip()
     if name and (not _BAR_OF_STEPS.search(name) or _BAR_OF_OTHERS.search(name)):
         return None
-    values = _parse_values(more)
+    values = parse_values(more)
     if not name and is_nested and values.loss is None:
         return None
     epoch = _EPOCH.search(name) if name else None
@@ -393,7 +421,7 @@ def _parse_other_bar(text: str) -> Optional[Iteration]:
     match = _IN_EPOCH.search(text)
     if match is not None:
         epoch, epochs, done, total, more = match.groups()
-        values = _parse_values(_EVALUATED.sub("", more))
+        values = parse_values(more)
         found = _make_bar(f"Epoch {epoch}", int(done), int(total), None, None, more, False)
         if found is None or values.loss is None:
             return None
@@ -402,7 +430,7 @@ def _parse_other_bar(text: str) -> Optional[Iteration]:
     if match is None:
         return None
     done, total, more = match.groups()
-    took, values = _PER_STEP.search(more), _parse_values(_EVALUATED.sub("", more))
+    took, values = _PER_STEP.search(more), parse_values(more)
     if took is None and values.loss is None:
         return None
     units = {"us": 0.001, "ms": 1.0, "s": 1000.0}
@@ -511,9 +539,12 @@ def _check_total(number: Optional[float]) -> Optional[int]:
     return int(number) if number is not None and 0 < number < 1e15 else None
 
 
-def _parse_values(text: str, **facts: Any) -> Iteration:
+def parse_values(text: str, **facts: Any) -> Iteration:
     """What a line says besides its step; `facts` are fields that are known already."""
     low = text.lower()  # a word is found much faster than a pattern that is not there
+    evaluations: Dict[str, Dict[str, float]] = {}
+    if "val" in low or "test" in low or "dev" in low:
+        text = _EVALUATED.sub(lambda match: _take_out(match, evaluations), text)
     loss = _find(_LOSS, text) if "loss" in low else None
     skipped = _SKIPPED.search(text) if "skipped" in low else None
     is_rate = "tokens" in low or "tps" in low
@@ -530,8 +561,20 @@ def _parse_values(text: str, **facts: Any) -> Iteration:
         "samples_per_s": _find(_SAMPLES, text) if "samples" in low else None,
         "tokens_per_s": _find(_TOKENS, text) if is_rate else None,
     }
+    if evaluations.keys() - {"train"}:
+        known["evaluations"] = evaluations
     known.update(facts)
     return Iteration(**known)
+
+
+def _take_out(match: Match[str], evaluations: Dict[str, Dict[str, float]]) -> str:
+    """Note a metric of an evaluation; the line without it, but for one of training."""
+    split, name, word = match.groups()
+    number = _parse_number(word)
+    if number is not None:
+        split = _SPLITS.get(split.lower(), split.lower())
+        evaluations.setdefault(split, {})[name.lower()] = number
+    return match.group() if split == "train" else ""
 
 
 def _find_time_ms(text: str, low: str) -> Optional[float]:

@@ -11,7 +11,8 @@ says so.
     0: step 30 loss 2.10               120.0     step 30
     0: step 11 loss 2.29               200.0     another start
 
-Lines about a step count more than bars, and these more than bars that have no name.
+Lines that prove themselves count more than bars, these more than counters that were learned
+(learner.py), and bars that have no name count less.
 """
 
 from __future__ import annotations
@@ -19,19 +20,22 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Deque, Dict, Mapping, Optional, Pattern, Tuple
+from typing import Any, Deque, Dict, Mapping, Optional, Pattern, Sequence, Tuple
 
+from varuna_core.records.logs.learner import Counted, Doubt, Learner
 from varuna_core.records.logs.progress import (
     NO_STEP,
+    clean,
     parse_epoch,
     parse_line,
     parse_own,
+    parse_values,
     split_tag,
 )
 from varuna_core.records.logs.times import MARK_S
 from varuna_core.records.logs.training_log import Iteration
 
-UNNAMED, BAR, LINE = 0, 1, 2
+EPOCHS, UNNAMED, LEARNED, BAR, LINE = range(5)
 """How sure it is that steps are told of."""
 LEAST_S = 0.05
 """Between two lines whose times of writing are known well."""
@@ -59,20 +63,23 @@ class Told:
     num_timed: Optional[int]
     """Steps that the time is the mean of, where it is by the times of writing."""
     strength: int
-    """LINE, BAR or UNNAMED."""
+    """EPOCHS to LINE."""
+    earlier: Tuple["Told", ...] = ()
+    """Lines before, which count steps as this one proves."""
 
 
 _STATE = (
     "strength", "num_steps", "last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
-    "_is_new_epoch", "_anchor",
+    "_is_new_epoch", "_anchor", "_has_losses",
 )  # fmt: skip
 
 
 class StepReader:
     """The state of one log."""
 
-    def __init__(self, pattern: Optional[Pattern[str]] = None) -> None:
-        """`pattern`: the user's own; then nothing else is a step."""
+    def __init__(self, pattern: Optional[Pattern[str]] = None, *, is_partial: bool = False) -> None:
+        """`pattern`: the user's own; then nothing else is a step. `is_partial`: steps are only
+        compared, so the first epoch need not be in what is read."""
         self.strength = -1
         self.num_steps: Optional[int] = None
         self.last: Optional[int] = None
@@ -89,6 +96,17 @@ class StepReader:
         self._anchor: Optional[Tuple[int, float, float]] = None
         """Step, time of writing and what that is not sure by."""
         self._recent: Deque[float] = deque(maxlen=RECENT)
+        self._has_losses = False
+        self._learner = Learner(is_partial=is_partial)
+
+    @property
+    def doubt(self) -> Optional[Doubt]:
+        """The reason why steps are not known, where lines are there that may be about some."""
+        if self._pattern is not None or self.strength in (UNNAMED, BAR, LINE):
+            return None
+        if self._learner.doubt is not None:
+            return self._learner.doubt
+        return Doubt.ONLY_LOSSES if self._has_losses and self.last is None else None
 
     @property
     def place(self) -> Optional[Tuple[int, int]]:
@@ -105,18 +123,68 @@ class StepReader:
 
         `at` is when it was written, at most `slack_s` earlier than said.
         """
-        own = self._pattern
-        found = parse_line(text) if own is None else parse_own(own, text)
-        if found is None:
-            if own is None and "poch" in text:
-                self._note_epoch(text)
-            return None
+        own, rank = self._pattern, split_tag(text)[0]
+        if own is not None:
+            found = parse_own(own, text)
+            return None if found is None else self._take(found, LINE, rank, at, slack_s)
+        found = parse_line(text)
+        if found is None or found.is_evaluation:
+            if found is not None:
+                self.pause()
+            return self._learn(text, at, slack_s)
         if found.step == NO_STEP:
+            self._has_losses = True
             return Told(found, at, False, None, LINE)
         strength = LINE if not found.is_bar else BAR if found.is_named else UNNAMED
+        return self._take(found, strength, rank, at, slack_s)
+
+    def skip(self) -> None:
+        """Lines are left out here."""
+        self._learner.skip()
+        self.pause()
+
+    def _learn(self, text: str, at: Optional[float], slack_s: float) -> Optional[Told]:
+        """By what the lines so far have in common."""
+        readings: Sequence[Counted] = ()
+        rank, plain = split_tag(clean(text))
+        self._learner.note_total(plain)
+        if self.strength < BAR:
+            readings = self._learner.read(rank, plain, at, slack_s)
+        if not readings:
+            if "poch" in text:
+                self._note_epoch(text)
+            return None
+        taken = [self._take_learned(one, rank) for one in readings]
+        found = [told for told in taken if told is not None]
+        return replace(found[-1], earlier=tuple(found[:-1])) if found else None
+
+    def _take_learned(self, one: Counted, rank: Optional[int]) -> Optional[Told]:
+        strength = EPOCHS if one.unit == "epoch" else LEARNED
+        found = parse_values(
+            one.text, step=one.step, num_steps=one.num_steps, epoch=one.epoch,
+            num_epochs=one.num_epochs, unit=one.unit,
+        )  # fmt: skip
+        if found.loss is None and one.loss is not None:
+            found = replace(found, losses={"loss": one.loss})
+        if one.epoch is not None:  # not that of a line above
+            self._epoch = self._num_epochs = None
+        is_other = one.is_first and strength == self.strength
+        if is_other:
+            self._restart()
+            self.last = self.num_steps = None
+        told = self._take(found, strength, rank, one.at, one.slack_s)
+        return replace(told, is_anew=True) if told is not None and is_other else told
+
+    def _take(
+        self,
+        found: Iteration,
+        strength: int,
+        rank: Optional[int],
+        at: Optional[float],
+        slack_s: float,
+    ) -> Optional[Told]:
         if strength < self.strength:
             return None
-        rank = split_tag(text)[0]
         is_surer = strength > self.strength >= 0
         if strength > self.strength:
             self._restart()
@@ -131,7 +199,10 @@ class StepReader:
         """Its state as JSON has it, for `go_on`."""
         found = {name: getattr(self, name) for name in _STATE}
         turns = [[rank, count] for rank, count in self._turns.items()]
-        return {**found, "_turns": turns, "_recent": list(self._recent)}
+        return {
+            **found, "_turns": turns, "_recent": list(self._recent),
+            "learner": self._learner.save(),
+        }  # fmt: skip
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
         """As another one that had read what came before."""
@@ -140,6 +211,7 @@ class StepReader:
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
         self._turns = {rank: count for rank, count in saved["_turns"]}
         self._recent = deque(saved["_recent"], maxlen=RECENT)
+        self._learner.go_on(saved["learner"])
 
     def pause(self) -> None:
         """A checkpoint or an evaluation: no step is blamed for the time up to the next line."""
@@ -195,6 +267,8 @@ class StepReader:
         self.num_steps = self._find_total(found) or self.num_steps
         if self._base and not found.num_epochs and self._num_epochs is None:
             self.num_steps = None  # nobody says how many epochs there are
+        if self.num_steps is not None and step > self.num_steps:
+            self.num_steps = None  # it was not the number of all
         line = found
         if step != found.step or self.num_steps != found.num_steps:
             line = replace(found, step=step, num_steps=self.num_steps)
@@ -217,13 +291,13 @@ class StepReader:
             epoch is not None and before is not None and epoch > before
         )
         self._is_new_epoch = False
-        if found.is_bar and found.epoch is not None and found.num_steps:
+        if self._is_of_epoch(found) and found.epoch is not None and found.num_steps:
             base = found.epoch * found.num_steps  # Lightning counts epochs from 0
             is_anew = self._raw is not None and base < self._base
             self._base = base
             return is_anew
         if self._raw is None:
-            if found.is_bar and self._num_epochs and epoch and found.num_steps:
+            if self._is_of_epoch(found) and self._num_epochs and epoch and found.num_steps:
                 self._base = (epoch - 1) * found.num_steps
             return False
         last, total = self._raw
@@ -239,11 +313,16 @@ class StepReader:
         if not found.num_steps:
             return None
         num_epochs = found.num_epochs or self._num_epochs
-        if found.is_bar and num_epochs:
+        is_of_epoch = self._is_of_epoch(found)
+        if is_of_epoch and num_epochs:
             return found.num_steps * num_epochs
-        if found.is_bar and found.epoch is not None:
+        if is_of_epoch and found.epoch is not None:
             return None
         return self._base + found.num_steps
+
+    def _is_of_epoch(self, found: Iteration) -> bool:
+        """True where `num_steps` is that of an epoch, if one is named."""
+        return found.is_bar or (self.strength == LEARNED and found.epoch is not None)
 
     def _measure(
         self, line: Iteration, at: Optional[float], slack_s: float

@@ -101,10 +101,19 @@ class Iteration:
     epoch: Optional[int] = None
     """As the line says it; then `step` may be counted in each."""
     num_epochs: Optional[int] = None
+    unit: str = "step"
+    """`epoch` where the line counts epochs alone."""
+    evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Metrics that were not of training, by name: `{"val": {"loss": 4.29}}`."""
 
     @property
     def loss(self) -> Optional[float]:
         return next(iter(self.losses.values()), None)
+
+    @property
+    def is_evaluation(self) -> bool:
+        """True for a line of an evaluation: it names a step and says nothing of it."""
+        return bool(self.evaluations) and not self.losses and self.time_ms is None
 
 
 @dataclass(frozen=True)

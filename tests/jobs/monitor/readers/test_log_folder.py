@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import ROOT, Vjob
+from varuna_core.records.logs.learner import Doubt
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot
 from vjob.jobs.monitor.readers.job_reader import open_reader
@@ -183,11 +184,14 @@ def test_a_small_bar_within_a_large_one_is_no_step_back(tmp_path: Path) -> None:
     assert progress is not None and (progress.step, progress.num_steps) == (50, 100)
 
 
-def test_losses_without_any_step_are_counted(tmp_path: Path) -> None:
+def test_losses_without_any_step_are_no_steps(tmp_path: Path) -> None:
+    """The sixth of such lines was told as step 6, of a run that had done 60."""
     (tmp_path / "n0.out").write_text("{'loss': 2.5, 'epoch': 0.1}\n{'loss': nan, 'epoch': 0.2}\n")
-    progress = read(tmp_path).progress
-    assert progress is not None and progress.step == 2 and progress.points[-1].nan == 1
-    assert json.loads(say_json(tmp_path))["progress"]["points"][-1]["loss"] == "nan"
+    snapshot = read(tmp_path)
+    assert snapshot.progress is None and snapshot.doubt is Doubt.ONLY_LOSSES
+    assert snapshot.loss is not None and snapshot.loss.nan == 1
+    said = json.loads(say_json(tmp_path))
+    assert said["loss"]["loss"] == "nan" and said["doubt"] == Doubt.ONLY_LOSSES.value
 
 
 def say_json(folder: Path) -> str:

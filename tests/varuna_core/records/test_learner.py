@@ -1,0 +1,196 @@
+"""Counters that are learned from lines which no pattern knows."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from varuna_core.records.logs.learner import MOST_SHAPES, Doubt, Learner, mask
+from varuna_core.records.logs.steps import EPOCHS, LEARNED, StepReader, Told
+
+LINES: dict[str, tuple[Callable[[int], str], int, int, int | None]] = {
+    # the line of each reading, its last step after twelve, the first one, and the number of all
+    "words of its own": (
+        lambda i: f"[ep {i // 5}] it {i % 5}/5 | loss {2.5 - i / 9:.3f}", 11, 0, None
+    ),
+    "epochs of epochs": (
+        lambda i: f"ep [{1 + i // 5}/3] [{1 + i % 5}/5] loss={2.5 - i / 9:.3f}", 12, 1, 15
+    ),
+    "a bar among columns": (
+        lambda i: f"   {1 + i // 8}/30   2.5G  1.{i % 7}  0.9   640:  50%|██   | {1 + i % 8}/8 "
+        f"[00:0{i % 8}<00:04,  5.00it/s]", 12, 1, 240,
+    ),
+    "a bracket": (
+        lambda i: f"[{i}]\ttrain-rmse:{9 - i / 7:.5f}\ttest-rmse:{9.5 - i / 9:.5f}", 11, 0, None
+    ),
+    "updates": (
+        lambda i: f"2024-01-01 10:00:{i:02d} | INFO | train_inner | loss={9 - i / 7:.3f}, "
+        f"wps={7 * i}, num_updates={100 * i}, lr=1e-05, train_wall={9 * i}", 1100, 0, None,
+    ),
+    "a header": (
+        lambda i: f"I20240101 00:00:{i:02d} 123 helpers.py:103] Training  [{10 * i:4d}/1000]  eta: "
+        f"0:10:{i:02d}  loss: {9 - i / 7:.4f} (2.5)  time: 0.51  max mem: {900 + i}", 110, 0, 1000,
+    ),
+    "a row of a table": (lambda i: f"|    iterations        | {i + 1:<8} |", 12, 1, None),
+    "no loss": (lambda i: f"Finished {i + 1}/60 batches", 12, 1, 60),
+}  # fmt: skip
+
+
+def read(lines: Iterable[str], reader: StepReader | None = None) -> tuple[StepReader, list[Told]]:
+    reader = reader or StepReader()
+    told = [reader.read(line, float(at), 0.0) for at, line in enumerate(lines)]
+    return reader, [one for found in told if found for one in (*found.earlier, found)]
+
+
+@pytest.mark.parametrize("name", LINES)
+@pytest.mark.parametrize("tag", ["", "0: ", "[rank3]: "])
+def test_a_counter_is_known_from_its_third_reading(name: str, tag: str) -> None:
+    make, last, first, total = LINES[name]
+    reader, told = read(tag + make(at) for at in range(12))
+    assert (reader.last, reader.num_steps, reader.strength) == (last, total, LEARNED)
+    assert (told[0].line.step, told[0].at, reader.doubt) == (first, 0.0, None)
+    assert [one.at for one in told] == sorted({one.at for one in told})
+    reader, told = read(tag + make(at) for at in range(2))
+    assert (told, reader.last, reader.doubt) == ([], None, Doubt.FEW)
+
+
+@pytest.mark.parametrize(
+    ("make", "doubt"),
+    [
+        (lambda i: f"{{'loss': 2.{i}, 'grad_norm': 1.2, 'epoch': {i / 9:.2f}}}", Doubt.ONLY_LOSSES),
+        (lambda i: f"it {i} updates {3 * i} loss 2.{i}", Doubt.RIVALS),
+        (lambda i: f"ep {4 + i // 5}: it {i % 5}/5, loss 2.{i}", Doubt.FIRST_EPOCH),
+        (lambda i: f"Downloading shard {i}/60 of batch", None),
+        (lambda i: f"evaluating step {i}/60: acc 0.{i}", None),
+        (lambda i: f"processed {4096 * i} tokens of train.bin", None),
+        (lambda i: f"worker {i} waits for its batch since {i} s", None),
+        (lambda i: f"step of rank 3: {i * i % 7} retries", None),
+    ],
+)
+def test_what_is_not_known_has_its_reason(make: Callable[[int], str], doubt: Doubt | None) -> None:
+    reader, told = read(make(at) for at in range(12))
+    assert [one for one in told if one.line.step >= 0] == []
+    assert (reader.last, reader.doubt) == (None, doubt)
+
+
+def test_an_epoch_is_an_epoch() -> None:
+    reader, told = read(f"Epoch {at}/30 - loss 2.{at} - acc 0.{at}" for at in range(1, 9))
+    assert (reader.last, reader.num_steps, reader.strength) == (8, 30, EPOCHS)
+    assert {one.line.unit for one in told} == {"epoch"}
+    reader, told = read((f"train: 1%|x| {at}/9 [00:05<01:30,  2.00it/s]" for at in (1, 2)), reader)
+    assert told[0].is_anew and told[0].line.unit == "step"
+
+
+def test_the_total_may_be_said_before() -> None:
+    lines = [f"[{at}] train cost {1 / at:.3f}" for at in range(1, 9)]
+    reader, told = read(["max steps: 60", *lines])
+    assert (reader.last, reader.num_steps) == (8, 60)
+    assert told[0].line.loss == 1.0
+    assert read(["max steps: 5", *lines])[0].num_steps is None
+
+
+def test_a_likelier_counter_takes_the_place_of_another() -> None:
+    before = [f"[{at}] train batch read in 0.{at} s" for at in range(1, 9)]
+    after = [f"it {at}/60 loss {1 / at:.3f}" for at in range(1, 9)]
+    reader, told = read([*before, *after])
+    assert (reader.last, reader.num_steps) == (8, 60)
+    assert [one.line.step for one in told if one.is_anew] == [1]
+
+
+def test_a_first_line_with_a_great_step_is_no_step_but_the_first() -> None:
+    _, told = read(f"it {at}/60 loss 2.{at}" for at in range(43, 47))
+    assert [one.line.step for one in told] == [43, 44, 45, 46]
+
+
+def test_lines_that_are_left_out_are_no_growth() -> None:
+    make = LINES["epochs of epochs"][0]
+    reader, _ = read(make(at) for at in range(5))
+    reader.skip()
+    read((make(at) for at in range(38, 50)), reader)
+    assert (reader.last, reader.num_steps, reader.doubt) == (50, None, None)
+
+
+# Counters in lines that are made up.
+
+WORDS = st.text(string.ascii_letters, min_size=1, max_size=7)
+COUNTED = st.sampled_from(["step", "iter", "batch ", "it=", "Step: ", "update ", "iteration "])
+NOISE = st.sampled_from(["loss", "acc", "time", "lr", "mem", "tokens/s", "err", "x"])
+
+
+@st.composite
+def training_logs(draw: st.DrawFn) -> tuple[list[str], list[int], int | None]:
+    """Lines, the steps that they count, and the number of steps where they say it."""
+    every = draw(st.sampled_from([1, 2, 10, 50]))
+    num = draw(st.integers(1, 20))
+    first = draw(st.integers(0, 30)) * every
+    total = draw(st.one_of(st.none(), st.integers(first + num * every, 10**6)))
+    head, tail = draw(WORDS), draw(st.lists(NOISE, max_size=4))
+    counted, joint = draw(COUNTED), draw(st.sampled_from(["/", " of ", " / "]))
+    random = draw(st.randoms(use_true_random=False))
+    others = draw(st.lists(st.tuples(WORDS, st.integers(0, 2)), max_size=4))
+    lines, steps = [], list(range(first, first + num * every, every))
+    for step in steps:
+        values = " ".join(f"{name} {random.random():.4f}" for name in tail)
+        bound = "" if total is None else f"{joint}{total}"
+        lines.append(f"[{head}] {counted}{step}{bound} | {values}")
+        for word, kind in others:
+            number = (random.randrange(100), f"{random.random():.2f}", 7)[kind]
+            lines.append(f"{word}: {number}")
+    return lines, steps, total
+
+
+@given(training_logs())
+def test_a_counter_is_found_or_not_known_but_never_wrong(
+    log: tuple[list[str], list[int], int | None],
+) -> None:
+    lines, steps, total = log
+    reader, told = read(lines)
+    if reader.last is not None:
+        assert reader.last == steps[-1] and reader.num_steps in (None, total)
+        assert [one.line.step for one in told if one.line.step >= 0] == steps
+
+
+@given(training_logs(), st.data())
+def test_a_saved_reader_goes_on_at_any_line(
+    log: tuple[list[str], list[int], int | None], data: st.DataObject
+) -> None:
+    lines = log[0]
+    cut = data.draw(st.integers(0, len(lines)))
+    whole, told = read(lines)
+    first, before = read(lines[:cut])
+    second = StepReader()
+    second.go_on(json.loads(json.dumps(first.save())))
+    after = [second.read(line, float(at), 0.0) for at, line in enumerate(lines[cut:], cut)]
+    assert [*before, *_flatten(after)] == told
+    assert json.dumps(second.save()) == json.dumps(whole.save())
+
+
+def _flatten(found: Iterable[Told | None]) -> Iterator[Told]:
+    for one in found:
+        if one is not None:
+            yield from (*one.earlier, one)
+
+
+@given(st.lists(st.text(max_size=60), max_size=20), st.integers(1, 30))
+def test_nothing_makes_it_raise_or_keep_more_than_its_bounds(lines: list[str], num: int) -> None:
+    learner = Learner()
+    for at, line in enumerate(lines * num):
+        learner.read(at % 3, f"{line} step {at}", None, 0.0)
+        learner.note_total(line)
+        assert line == "" or mask(line)
+    assert len(learner.save()["shapes"]) <= MOST_SHAPES
+
+
+def test_a_flood_is_looked_at_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of lines that differ by more than their numbers."""
+    looks: list[str] = []
+    monkeypatch.setattr(
+        "varuna_core.records.logs.learner.mask", lambda text: (looks.append(text), mask(text))[1]
+    )
+    read(f"training item {at * 2654435761 % 2**32:x} of batch {at}" for at in range(20_000))
+    assert len(looks) < 3000

@@ -1,0 +1,585 @@
+# ruff: noqa: B905 - Python 3.8 has no `strict`
+"""Learned counters: numbers of lines that grow as steps do, where no line proves itself.
+
+A line is reduced to its shape, the text with its numbers masked; each number of a shape keeps how
+it grew:
+
+    [ep 0] it 79/80 | loss 2.31         shape `[ep #] it #/# | loss #`
+    [ep 0] it 80/80 | loss 2.29         2nd number: grew by one, again and again: the counter
+    [ep 1] it  1/80 | loss 2.33         3rd: stands still behind a slash: the total
+                                        1st: grows by one where the counter falls: the epoch
+
+The evidence is arithmetic; words (step, batch, loss; validation, download) add to or take from it.
+Nothing is told before three readings, nor while another counter is about as likely: then `doubt`
+says which it is. Pure, bounded in memory and in time per line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import astuple, dataclass, replace
+from enum import Enum
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+LEAST_READINGS = 3
+MOST_SHAPES = 32
+MOST_NUMBERS = 24
+"""A line with more numbers is a table or a dump."""
+MOST_RANKS = 4
+"""Ranks whose lines are learned from: the first that print."""
+MOST_KEPT = 6
+"""First lines of a shape that are kept until it is known to count steps."""
+LONGEST = 400
+HINTS = ("iter", "Iter", "tep", "poch", "it/s", "s/it", "loss", "Loss", "rain", "atch", "pdate")
+"""One of these is in each line that is learned from."""
+HEAD, MOST_HEADS = 32, 256
+"""Characters, without numbers, by which lines are told apart before more is made of them."""
+MOST_VAIN, SELDOM = 64, 32
+"""Lines with one head that taught nothing; of more only one of SELDOM is looked at."""
+ENOUGH, MARGIN = 3.0, 0.5
+"""The score that a counter needs, and what it must have over any other one."""
+_LARGEST = 1e12
+
+
+class Doubt(str, Enum):
+    """Reasons why the steps of lines that flow are not known."""
+
+    FEW = "a counter with fewer than three readings"
+    RIVALS = "two counters are about as likely"
+    ONLY_LOSSES = "only lines with a loss"
+    FIRST_EPOCH = "steps are counted in each epoch, and the first epoch was not read"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """One reading of the counter."""
+
+    text: str
+    at: Optional[float]
+    slack_s: float
+    step: int
+    """As the line has it: maybe that of its epoch."""
+    num_steps: Optional[int]
+    """Number of steps in all, or of an epoch where `epoch` is known."""
+    epoch: Optional[int]
+    """Epochs before this one, of a counter that begins anew in each."""
+    num_epochs: Optional[int]
+    unit: str
+    """`step`, or `epoch` for lines that count epochs alone."""
+    loss: Optional[float]
+    is_first: bool = False
+    """The first reading of a counter that was just found."""
+
+
+_Key = Tuple[Optional[int], str]
+"""Rank and shape of a line."""
+_Kept = Tuple[str, Optional[float], float]
+"""A line, and when it was written."""
+_STATE = (
+    "said", "said_epochs", "is_doubled", "is_baseless", "_ranks", "_num_lines", "_num_vain",
+    "_chosen",
+)  # fmt: skip
+_N, _T, _B = "\x01", "\x02", "\x03"
+"""A number, a time and a bar in a shape."""
+_GLYPHS = "█▏▎▍▌▋▊▉━╸╺─#=>.·"
+_TOKEN = re.compile(
+    r"(?P<time>\d{4}[-/]\d\d[-/]\d\d[T ,]{1,2}\d\d:\d\d(?::\d\d)?(?:[.,]\d{1,9})?Z?"
+    r"|\d\d/\d\d(?:/\d{2,4})? \d\d:\d\d:\d\d|[IWEF]\d{4,8} \d\d:\d\d:\d\d(?:\.\d{1,9})?"
+    r"|(?<![\d.])(?:\d{1,4} days?, {0,2})?\d{1,3}:\d\d(?::\d\d)?(?:\.\d{1,6})?(?![\d.])|-:--:--)"
+    rf"|(?P<bar>(?<=%)\|[^|]{{0,400}}\||[{_GLYPHS}]{{3,}}[{_GLYPHS} ]*)"
+    r"|(?P<number>(?:(?<![\w.)\]])[-+])?(?:\d{1,3}(?:,\d{3}){1,5}(?![\d,])|\d{1,18})"
+    r"(?:\.\d{1,18})?(?:[eE][-+]?\d{1,4})?|(?<!\w)(?:nan|inf|NaN|n/a)(?!\w))"
+)
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_TO_BARE = b"0123456789 .,+-"
+
+# Words near a number, and words anywhere in its line.
+
+_STEP = re.compile(
+    r"(?:global[_ ]?step|steps?|iter(?:ation)?s?|batch(?:es)?|updates?|\bit|train(?:ing)?)\W{0,6}$",
+    re.IGNORECASE,
+)
+_EPOCH = re.compile(r"\bep(?:och)?s?\b[^\w]{0,3}(?:\(train\))?[^\w]{0,6}$", re.IGNORECASE)
+_MINOR = re.compile(
+    r"(?:micro[_ -]?(?:step|batch)|batch[_ -]?size|bsz|instances|rank|worker|node|gpu|layers?|"
+    r"\bn_updates)\W{0,6}$",
+    re.IGNORECASE,
+)
+_OTHER = re.compile(
+    r"(?:tokens?|samples?|examples|seen|consumed\w{0,16}|time\w{0,16}|elapsed|wall|mem(?:ory)?|seconds?|"
+    r"skipped|port|pid|size|fps|wps|tps|\w{0,8}flops|ms|lr|scale|timesteps)\W{0,6}$",
+    re.IGNORECASE,
+)
+_UNIT = re.compile(
+    r" ?(?:%|ms\b|us\b|s\b|sec|[KMGT]i?B|B\b|W\b|C\b|docs?|files?|tok|examples|bytes)",
+    re.IGNORECASE,
+)
+_DONE = re.compile(
+    r"loss|nll|\bppl|cost\b|\bce\b|error|rmse|objective|reward|return|grad|\blr\b|learning|\bdt\b|"
+    r"it/s|s/it|ms/step|step[_ ]?time|iter[_ ]?time|time/|\bkl\b|\bl[12]:",
+    re.IGNORECASE,
+)
+_TRAIN = re.compile(r"train|step|iter|epoch|update|batch|fit\b", re.IGNORECASE)
+_NOT = re.compile(
+    r"download|upload|token(?:is|iz)(?:e|ed|ing)\b|\beval|\bvalidat|\bvalid?\b *(?:ep|step|[:\[])|"
+    r"\btest(?:ing)?\b *[:\[]|\bloading|\bmap\b|\bfilter|\bshards?\b|\bwarm-?up\b|heartbeat|"
+    r"waiting|preparing|building|compil|NCCL|-> |B/s\b|examples/s|GET /|resum|sanity|generating|"
+    r"extract|busbw|unpack|fetching|checkpoint|saved|saving",
+    re.IGNORECASE,
+)
+_EVALUATED = re.compile(r"(?:val\w{0,9}|eval\w{0,9}|test|dev)[_ /-]?loss", re.IGNORECASE)
+_LOSS = re.compile(r"(?:loss|nll|cost|\bce|objective|rmse|logloss|\bl[12])['\"]?\W{0,6}$", re.I)
+_NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
+_JOINT = re.compile(r" ?(?:it|steps?)? ?(?:/|\bof\b) ?#?")
+_ABOUT_TRAINING = re.compile(r"\btrain|loss", re.IGNORECASE)
+_SAID = re.compile(
+    r"(?:total|max|num(?:ber of)?)[ _]{0,2}(?:train(?:ing|_)?|optimi[sz]ation|update)?[ _]{0,2}"
+    r"(?:steps|iters|iterations|updates)['\"]?[ :=]{1,4}(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})(?![\d.])",
+    re.IGNORECASE,
+)
+_SAID_EPOCHS = re.compile(
+    r"(?:max|num(?:ber of)?)[ _]{0,2}epochs['\"]?[ :=]{1,4}(\d{1,6})(?![\d.])", re.IGNORECASE
+)
+
+
+def mask(text: str) -> Tuple[str, List[str]]:
+    """Return the shape of a line and its numbers."""
+    parts, numbers, at = [], [], 0
+    text = text[:LONGEST]
+    if not text.isprintable():
+        text = _CONTROL.sub(" ", text)
+    for match in _TOKEN.finditer(text):
+        begin, end = match.span()
+        parts.append(text[at:begin])
+        kind = match.lastgroup
+        if kind == "number":
+            numbers.append(match.group())
+        parts.append(_N if kind == "number" else _T if kind == "time" else _B)
+        at = end
+    parts.append(text[at:])
+    shape = " ".join("".join(parts).split())
+    return shape.replace(" " + _N, _N), numbers
+
+
+@dataclass
+class _Number:
+    """How one number of a shape grew."""
+
+    first: float
+    last: float
+    highest: float
+    is_whole: bool
+    ups: int = 0
+    ones: int = 0
+    """Growths by exactly one."""
+    falls: int = 0
+    by: float = 0.0
+    """The usual growth."""
+    even: int = 0
+    """Growths by about that much."""
+
+    def grow(self, value: float) -> float:
+        change, self.last = value - self.last, value
+        self.highest = max(self.highest, value)
+        if change < 0:
+            self.falls += 1
+        elif change > 0:
+            self.ups += 1
+            self.ones += change == 1
+            if not self.even or self.even * 2 < self.ups - 1:
+                self.by, self.even = change, 0
+            self.even += abs(change - self.by) <= max(1.0, 0.2 * self.by)
+        return change
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A number of a shape that may count steps."""
+
+    score: float
+    at: int
+    outer: Optional[int]
+    """The number that counts epochs."""
+
+
+class _Shape:
+    """Lines of one shape and rank."""
+
+    def __init__(self, rank: Optional[int], text: str) -> None:
+        self.rank, self.text = rank, text
+        self.count = self.seen = 0
+        """Lines so far, and the number of the last one in the log."""
+        self.numbers: List[_Number] = []
+        self.together: Dict[Tuple[int, int], int] = {}
+        """Readings at which one number fell and another grew by one."""
+        self.kept: List[_Kept] = []
+        self.is_cut = False
+        self.candidates: List[_Candidate] = []
+        self._parts = text.split(_N)
+        about = _weigh_line(text)
+        self._weights = [about + _weigh_number(self._parts, at) for at in range(self._size)]
+        self._joints = [_JOINT.fullmatch(part) is not None for part in self._parts]
+
+    @property
+    def _size(self) -> int:
+        return len(self._parts) - 1
+
+    @property
+    def rarity(self) -> Tuple[int, int]:
+        return min(self.count, LEAST_READINGS), self.seen
+
+    def begin(self, at: int) -> str:
+        """The text up to a number."""
+        return _N.join(self._parts[: at + 1]) + _N
+
+    def is_epoch(self, at: int) -> bool:
+        return _EPOCH.search(self._parts[at]) is not None
+
+    def may_count(self, words: List[str]) -> bool:
+        """False for a line that could count nothing however its numbers grew."""
+        return any(
+            _is_whole(word) and weight + 2.3 + 1.5 * self._joints[at + 1] >= ENOUGH
+            for at, (word, weight) in enumerate(zip(words, self._weights))
+        )
+
+    def add(self, words: List[str], seen: int) -> bool:
+        """True if a number fell."""
+        self.count += 1
+        self.seen = seen
+        values = [_parse(word) for word in words]
+        if self.count == 1:
+            self.numbers = [
+                _Number(value or 0.0, value or 0.0, value or 0.0, _is_whole(word))
+                for value, word in zip(values, words)
+            ]
+            return False
+        if self.is_cut:
+            self.is_cut = False
+            for number, value in zip(self.numbers, values):
+                number.last = value or 0.0
+                number.highest = max(number.highest, number.last)
+            return False
+        fell, grew = [], []
+        for at, (number, word, value) in enumerate(zip(self.numbers, words, values)):
+            if not number.is_whole:
+                continue
+            if value is None or not _is_whole(word):
+                number.is_whole = False
+                continue
+            change = number.grow(value)
+            if change < 0:
+                fell.append(at)
+            elif change == 1:
+                grew.append(at)
+        for low in fell:
+            for high in grew:
+                self.together[low, high] = self.together.get((low, high), 0) + 1
+        return bool(fell)
+
+    def judge(self) -> None:
+        found = [one for at in range(self._size) for one in [self._judge(at)] if one is not None]
+        self.candidates = sorted(found, key=lambda one: -one.score)
+
+    def find_total(self, at: int) -> Optional[int]:
+        """The number that stands still behind `/` or `of`."""
+        if at + 1 >= self._size or not self._joints[at + 1]:
+            return None
+        limit = self.numbers[at + 1]
+        is_still = limit.is_whole and not limit.ups and not limit.falls
+        return int(limit.last) if is_still and 0 < self.numbers[at].highest <= limit.last else None
+
+    def find_epochs(self, but: int) -> Optional[int]:
+        """The place of another number that is called an epoch."""
+        places = (at for at in range(self._size) if at != but and self.numbers[at].is_whole)
+        return next((at for at in places if self.is_epoch(at)), None)
+
+    def find_loss(self, words: List[str]) -> Optional[float]:
+        """A loss by whatever name."""
+        for part, word in zip(self._parts, words):
+            if _LOSS.search(part) and not _NOT_TRAINED.search(part):
+                return _parse(word)
+        return None
+
+    def save(self) -> Dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "text": self.text,
+            "count": self.count,
+            "seen": self.seen,
+            "is_cut": self.is_cut,
+            "numbers": [astuple(one) for one in self.numbers],
+            "together": [[*pair, count] for pair, count in self.together.items()],
+            "kept": self.kept,
+            "candidates": [astuple(one) for one in self.candidates],
+        }
+
+    @classmethod
+    def restore(cls, saved: Mapping[str, Any]) -> "_Shape":
+        shape = cls(saved["rank"], saved["text"])
+        shape.count, shape.seen, shape.is_cut = saved["count"], saved["seen"], saved["is_cut"]
+        shape.numbers = [_Number(*one) for one in saved["numbers"]]
+        shape.together = {(low, high): count for low, high, count in saved["together"]}
+        shape.kept = [(text, at, slack_s) for text, at, slack_s in saved["kept"]]
+        shape.candidates = [_Candidate(*one) for one in saved["candidates"]]
+        return shape
+
+    def _find_outer(self, at: int) -> Optional[int]:
+        """The number that grows by one whenever this one falls."""
+        falls = self.numbers[at].falls
+        for other, number in enumerate(self.numbers):
+            if other == at or not number.is_whole or number.falls:
+                continue
+            if number.ups == number.ones == falls == self.together.get((at, other), 0):
+                return other
+        return None
+
+    def _judge(self, at: int) -> Optional[_Candidate]:
+        number, pairs = self.numbers[at], self.count - 1
+        if not number.is_whole or number.ups < 2 or number.first < 0 or number.highest > _LARGEST:
+            return None
+        total, outer = self.find_total(at), None
+        if number.falls:
+            outer = self._find_outer(at)
+            if outer is None and total is None and number.falls * 8 > pairs:
+                return None
+        score = self._weights[at] + (2.0 if number.ups > 2 else 1.0) * number.even / number.ups
+        score += 1.5 if total is not None else 0.0
+        score += 0.3 if any(not one.is_whole for one in self.numbers) else 0.0
+        score -= 1.0 if number.falls and outer is None else 0.0
+        score -= (2.0 * (pairs - number.ups - number.falls) + 3.0 * number.falls) / pairs
+        return _Candidate(score, at, outer) if score >= ENOUGH else None
+
+
+def _weigh_number(parts: List[str], at: int) -> float:
+    """Weight of the words beside a number."""
+    before, after = parts[at], parts[at + 1]
+    weight = 0.3 if at == 0 else 0.0
+    if _MINOR.search(before):
+        weight -= 1.5
+    elif _STEP.search(before):
+        weight += 1.5
+    elif _EPOCH.search(before):
+        weight += 0.8
+    if _OTHER.search(before):
+        weight -= 2.0
+    return weight - 2.0 if _UNIT.match(after) else weight
+
+
+def _weigh_line(text: str) -> float:
+    """Weight of the words in a line."""
+    is_done, is_trained = _DONE.search(text) is not None, _TRAIN.search(text) is not None
+    weight = 1.2 * is_done + 0.5 * is_trained
+    others = _EVALUATED.sub("", text)
+    if _NOT.search(text) and not _ABOUT_TRAINING.search(others):
+        weight -= 3.5
+    if others != text:
+        weight -= 0.8
+    return weight if is_done or is_trained else weight - 1.5
+
+
+class Learner:
+    """The counter of one log, learned line by line."""
+
+    def __init__(self, *, is_partial: bool = False) -> None:
+        """`is_partial`: steps are only compared, so it matters not that the first epoch may not be
+        in these lines."""
+        self.said: Optional[int] = None
+        """Number of steps that a line told before; 0 where several numbers were told."""
+        self.said_epochs: Optional[int] = None
+        self.is_doubled = self.is_baseless = False
+        """Another counter is about as likely; the first epoch was not read."""
+        self._is_partial = is_partial
+        self._shapes: Dict[_Key, _Shape] = {}
+        self._ranks: List[Optional[int]] = []
+        self._vain: Dict[bytes, int] = {}
+        """Lines that taught nothing, by their heads."""
+        self._num_lines = self._num_vain = 0
+        self._chosen: Optional[_Key] = None
+
+    def read(
+        self, rank: Optional[int], text: str, at: Optional[float], slack_s: float
+    ) -> List[Counted]:
+        """The readings that a line gives: one, or more where it is the one that proves a counter,
+        which is told with those before."""
+        self._num_lines += 1
+        if not any(word in text for word in HINTS) or not self._is_known(rank):
+            return []
+        head = text[:LONGEST].encode("utf-8", "replace").translate(None, _TO_BARE)[:HEAD]
+        if head not in self._vain and len(self._vain) >= MOST_HEADS:
+            head = b""
+        vain = self._vain.setdefault(head, 0)
+        if vain > (MOST_VAIN if self._num_vain < MOST_HEADS else 1) and self._num_lines % SELDOM:
+            return []
+        shape_text, words = mask(text)
+        if not words or len(words) > MOST_NUMBERS:
+            return []
+        shape = self._find_shape(rank, shape_text, words)
+        if shape is None or not shape.count or (shape.count > 99 and not shape.candidates):
+            self._vain[head] = vain + 1
+            self._num_vain += 1
+        elif shape.candidates:
+            self._vain[head] = 0
+        if shape is None:
+            return self._read_chosen(shape_text, words, (text, at, slack_s))
+        is_bent = shape.add(words, self._num_lines)
+        before = self._chosen
+        if shape.count >= LEAST_READINGS and (is_bent or shape.count < 32 or not shape.count % 8):
+            shape.judge()
+            self._choose()
+        if self._chosen is None or self._chosen == before:
+            if self._chosen != (rank, shape_text) and len(shape.kept) < MOST_KEPT:
+                shape.kept.append((text, at, slack_s))
+            return self._read_chosen(shape_text, words, (text, at, slack_s))
+        chosen = self._shapes[self._chosen]
+        lines, chosen.kept = [*chosen.kept, (text, at, slack_s)], []
+        found: List[Counted] = []
+        for line in lines:
+            found += self._read_chosen(*mask(line[0]), line)
+        return [replace(one, is_first=at == 0) for at, one in enumerate(found)]
+
+    def skip(self) -> None:
+        """Lines are left out here: how numbers grew since the last one says nothing."""
+        for shape in self._shapes.values():
+            shape.is_cut = True
+
+    def note_total(self, text: str) -> None:
+        """`max steps: 60`, before the first step."""
+        if not ("ax" in text or "otal" in text or "um" in text):
+            return
+        said = _SAID.search(text)
+        if said is not None:
+            number = int(said.group(1).replace(",", ""))
+            self.said = number if self.said in (None, number) else 0  # one that counts is no total
+        epochs = _SAID_EPOCHS.search(text) if "poch" in text else None
+        if epochs is not None:
+            self.said_epochs = int(epochs.group(1)) or None
+
+    @property
+    def doubt(self) -> Optional[Doubt]:
+        """The reason why no counter is told, where lines are there that may count."""
+        if self.is_doubled:
+            return Doubt.RIVALS
+        if self.is_baseless:
+            return Doubt.FIRST_EPOCH
+        if self._chosen is None and any(x.count < LEAST_READINGS for x in self._shapes.values()):
+            return Doubt.FEW
+        return None
+
+    def save(self) -> Dict[str, Any]:
+        """Its state as JSON has it."""
+        found = {name: getattr(self, name) for name in _STATE}
+        vain = {head.decode("latin-1"): count for head, count in self._vain.items()}
+        return {**found, "vain": vain, "shapes": [one.save() for one in self._shapes.values()]}
+
+    def go_on(self, saved: Mapping[str, Any]) -> None:
+        for name in _STATE:
+            setattr(self, name, saved[name])
+        self._chosen = None if saved["_chosen"] is None else tuple(saved["_chosen"])
+        self._vain = {head.encode("latin-1"): count for head, count in saved["vain"].items()}
+        shapes = [_Shape.restore(one) for one in saved["shapes"]]
+        self._shapes = {(one.rank, one.text): one for one in shapes}
+
+    def _is_known(self, rank: Optional[int]) -> bool:
+        if rank in self._ranks:
+            return True
+        if len(self._ranks) >= MOST_RANKS:
+            return self._chosen is not None
+        self._ranks.append(rank)
+        return True
+
+    def _find_shape(self, rank: Optional[int], text: str, words: List[str]) -> Optional[_Shape]:
+        """None for a line that cannot count steps."""
+        key = rank, text
+        shape = self._shapes.get(key)
+        if shape is not None or rank not in self._ranks:
+            return shape
+        shape = _Shape(rank, text)
+        if not shape.may_count(words):
+            return None
+        if len(self._shapes) >= MOST_SHAPES:
+            others = [one for one in self._shapes.values() if (one.rank, one.text) != self._chosen]
+            least = min(others, key=lambda one: one.rarity)
+            del self._shapes[least.rank, least.text]
+        self._shapes[key] = shape
+        return shape
+
+    def _choose(self) -> None:
+        """Take the likeliest counter, unless another one is about as likely."""
+        found = [
+            (not shape.is_epoch(one.at), one.score, shape, one)
+            for shape in self._shapes.values()
+            for one in shape.candidates
+        ]
+        self.is_doubled = False
+        if not found:
+            self._chosen = None
+            return
+        _, _, best, first = max(found, key=lambda one: one[:2])
+        ours = self._shapes.get(self._chosen) if self._chosen is not None else None
+        for is_of_steps, score, shape, other in found:
+            if is_of_steps == best.is_epoch(first.at) or score <= first.score - MARGIN:
+                continue
+            if not _are_same(best, first, shape, other):
+                self.is_doubled = True
+            elif shape is ours and other is shape.candidates[0]:
+                best = ours  # the same as before, however much another one has of it
+        self._chosen = best.rank, best.text
+
+    def _read_chosen(self, shape_text: str, words: List[str], line: _Kept) -> List[Counted]:
+        """The reading of a line that begins as those of the counter do, up to its number."""
+        shape = self._shapes.get(self._chosen) if self._chosen is not None else None
+        if shape is None or self.is_doubled:
+            return []
+        chosen = shape.candidates[0]
+        if shape_text != shape.text and not shape_text.startswith(shape.begin(chosen.at)):
+            return []
+        value = _parse(words[chosen.at]) if chosen.at < len(words) else None
+        if value is None or not 0 <= value <= _LARGEST or value != int(value):
+            return []
+        total, epoch, num_epochs = shape.find_total(chosen.at), None, None
+        if total is not None and total < value:
+            total = None
+        place = chosen.outer if chosen.outer is not None else shape.find_epochs(chosen.at)
+        if place is not None and (place < chosen.at or shape_text == shape.text):
+            number = shape.numbers[place]
+            named = _parse(words[place])
+            if not number.ups or chosen.outer is not None:
+                if number.first > 1 and not self._is_partial:
+                    self.is_baseless = True
+                    return []
+                if chosen.outer is None or named is None:
+                    total = None  # maybe of an epoch
+                else:
+                    epoch = int(named) - (1 if number.first == 1 else 0)
+                    num_epochs = shape.find_total(place) or self.said_epochs
+        elif total is None and self.said:
+            self.said = self.said if value <= self.said else 0
+            total = self.said or None
+        self.is_baseless = False
+        is_epoch = shape.is_epoch(chosen.at)
+        if is_epoch and total == self.said:
+            total = self.said_epochs
+        loss = shape.find_loss(words) if shape_text == shape.text else None
+        unit = "epoch" if is_epoch else "step"
+        return [Counted(*line, int(value), total, epoch, num_epochs, unit, loss)]
+
+
+def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -> bool:
+    """True if two numbers count the same: of other ranks, in other words, or side by side."""
+    if one.text == two.text and first.at == second.at:
+        return True
+    if one.begin(first.at) == two.begin(second.at):
+        return True
+    mine, other = one.numbers[first.at], two.numbers[second.at]
+    return mine.by == other.by and abs(mine.last - other.last) <= mine.by
+
+
+def _is_whole(word: str) -> bool:
+    return word.replace(",", "").isdigit()
+
+
+def _parse(word: str) -> Optional[float]:
+    try:
+        return float(word.replace(",", ""))
+    except ValueError:
+        return None
