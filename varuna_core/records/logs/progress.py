@@ -359,7 +359,8 @@ def _is_estimated(found: Iteration) -> bool:
     """True if the loss of training stands beside another as that of a like evaluation, and nothing
     that only a step has."""
     values = (found.time_ms, found.learning_rate, found.grad_norm, found.tokens_per_s)
-    return "train" in found.evaluations and all(value is None for value in values)
+    beside = found.evaluations.get("train", {}).get("loss")
+    return beside == found.loss and all(value is None for value in values)
 
 
 def _name_step(match: Match[str]) -> Dict[str, Any]:
