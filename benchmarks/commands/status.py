@@ -41,7 +41,7 @@ SQUEUE = """\
 echo squeue >> {calls}
 i=0
 while [ $i -lt {components} ]; do
-  echo "$((77+i))|77|$i|RUNNING|n0|None|0|2026-01-01T00:00:00|x||10:00|N/A|N/A|(null)|"
+  echo "$((77+i))|77|$i|RUNNING|n0|None|0|2026-01-01T00:00:00|x||10:00|N/A|N/A|(null)|0|"
   i=$((i+1))
 done
 """

@@ -485,8 +485,8 @@ def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
         end = End(EndCause.CANCELLED, Actor.VJOB, started=False)
         awaited = _explain_chain(run, record, JobState.CANCELLED.value)
         return _end(run, record, JobState.CANCELLED.value, awaited or end, None)
-    if time.time() - record.submitted < ORPHAN_S:
-        return record
+    if time.time() - record.submitted < ORPHAN_S or not is_ours(run):
+        return record  # a site may hide a colleague's jobs: PrivateData of Slurm
     message = f"{record.scheduler} has forgotten the job, and it left no outcome"
     end = End(EndCause.FORGOTTEN, evidence=(Evidence(SCHEDULER, Sure.INFERRED, text=message),))
     return _end(run, record, JobState.UNKNOWN.value, end, None)

@@ -55,7 +55,7 @@ from vjob.jobs.monitor.readers.settings import compare, read_asked, take_first
 from vjob.jobs.monitor.rules.base import format_names
 from vjob.jobs.runs.find import RunView, name_host
 from vjob.jobs.runs.new_files import find_new_files
-from vjob.jobs.runs.owner import name_owner
+from vjob.jobs.runs.owner import is_ours, name_owner
 from vjob.jobs.schedulers.reasons import explain_reason
 
 SLOW_EVERY_S = 10.0
@@ -355,6 +355,9 @@ def _explain(
     if said:
         return said
     if record.state == records.SUBMITTED and not infos and not scheduler.problem:
+        if view is not None and not is_ours(view.run):
+            owner = name_owner(view.run.path)
+            return f"{record.scheduler} does not show the job, which is {owner}'s"
         return f"{record.scheduler} knows the job no more; last lines below"
     if shown.stop is not None and shown.outcome is None:
         return f"ending: {shown.stop.get('reason')}"

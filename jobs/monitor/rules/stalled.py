@@ -42,6 +42,8 @@ from vjob.jobs.monitor.rules.pace import (
 RESUBMIT_WITHOUT = Remedy(Action.EXCLUDE, Target.NODE, detail="and submit again")
 SILENT_S = 150.0
 """A node's beats come every few seconds, and NFS may hold them back for a minute."""
+LOST_BEFORE_S = 10.0
+"""No beat for so long before the scheduler said `down`: both know it."""
 IDLE, BUSY = 5.0, 90.0
 """Per cent of a GPU or a core."""
 SPINS = 98.0
@@ -254,7 +256,7 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
         node = next((item for item in snapshot.nodes if item.name == name), None)
         beat = node.beat_at if node is not None else None
         silence = snapshot.now - beat if beat is not None else None
-        if silence is not None and silence < SILENT_S:
+        if silence is not None and silence < SILENT_S and not _fell_silent(snapshot, name, beat):
             continue  # the controller alone does not reach it, or it came back
         unknown = NotKnown("the node left no beat")
         return conclude(
@@ -267,6 +269,13 @@ def lost_node(snapshot: Snapshot) -> Verdict | None:
             node=name,
         )
     return None
+
+
+def _fell_silent(snapshot: Snapshot, name: str, beat: float | None) -> bool:
+    """True where the last beat is from well before the scheduler called the node down."""
+    states = [one for one in snapshot.scheduler.node_states if one.name == name]
+    since = states[0].since if states else None
+    return since is not None and beat is not None and since - beat > LOST_BEFORE_S
 
 
 def find_stopped(snapshot: Snapshot) -> Finding | None:

@@ -189,7 +189,8 @@ def _complete(
         found = {allocation: list(error.found[allocation])}
     around = next(iter(found[allocation]), None)
     if around is not None and around.state not in OVER:
-        return replace(info, left=around.left, ends=around.ends, asked=around.asked)
+        info = replace(info, ends=around.ends, preempted=around.preempted)
+        return replace(info, left=around.left, asked=around.asked)
     if is_here and not has_died:
         return info  # its supervisor says so in a moment
     if around is None:

@@ -72,7 +72,8 @@ def build_job(
     text, state = parse_reason(reason), parse_state(word)
     code = re.match(r"\w*", text)
     numbers = re.fullmatch(r"(\d+):(\d+)", exit_code)
-    status, number = (int(numbers[1]), int(numbers[2])) if numbers else (None, None)
+    is_told = numbers is not None and state in OVER  # 0:0 while it goes on
+    status, number = (int(numbers[1]), int(numbers[2])) if numbers and is_told else (None, None)
     return SchedulerJob(
         id=job,
         state=state,
@@ -185,7 +186,7 @@ def build_squeue_command(user: int) -> list[str]:
     federation; what is left is two, one of them about partitions.
     """
     fields = "JobArrayID,HetJobID,HetJobOffset,State,NodeList,Reason,RestartCnt,StartTime,Comment"
-    last = "TimeLeft,TimeLimit,EndTime,PreemptTime,Dependency"  # behind any comment
+    last = "TimeLeft,TimeLimit,EndTime,PreemptTime,Dependency,exit_code"  # behind any comment
     layout = ",".join(f"{name}:|" for name in f"{fields},{last}".split(","))
     command = ["squeue", "--noheader", "--array", "--local", "--states=all"]
     return [*command, f"--user={user}", "-O", layout]
@@ -196,10 +197,10 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
     found = []
     for line in text.splitlines():
         cells = line.split("|")
-        if len(cells) < 15:
+        if len(cells) < 16:
             continue
         job, het, offset, word, nodes, reason, restarts, start = (x.strip() for x in cells[:8])
-        *words, left, limit, end, preempted, depends, _ = cells[8:]
+        *words, left, limit, end, preempted, depends, status, _ = cells[8:]
         comment = "|".join(words).rstrip("|").strip()
         is_het = het.isdigit() and het != "0" and offset.isdigit()
         found.append(
@@ -216,9 +217,16 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
                 end=end,
                 preempted=preempted,
                 dependency=depends.strip(),
+                exit_code=format_status(status),
             )
         )
     return found
+
+
+def format_status(text: str) -> str:
+    """squeue's exit code, which is a wait status, as the other tools write it: `256` is `1:0`."""
+    number = int(text) if re.fullmatch(r" *\d{1,9} *", text) else None
+    return text.strip() if number is None else f"{number >> 8}:{number & 0x7F}"
 
 
 def parse_reason(text: str) -> str:

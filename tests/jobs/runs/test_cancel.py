@@ -69,7 +69,7 @@ def answer(stubs: StubPrograms, *rows: str) -> None:
 
 
 def row(job: str, run: str, state: str = "RUNNING") -> str:
-    return f"{job}|0|N/A|{state}|n1|None|0|N/A|vjob:{run}|5:00|10:00|N/A|N/A|(null)|"
+    return f"{job}|0|N/A|{state}|n1|None|0|N/A|vjob:{run}|5:00|10:00|N/A|N/A|(null)|0|"
 
 
 def test_a_cancel_that_failed_is_not_believed_later(tmp_path: Path, stubs: StubPrograms) -> None:

@@ -25,7 +25,7 @@ from vjob.jobs.schedulers.slurm import scheduler as slurm
 from vjob.jobs.schedulers.slurm.commands import build_squeue_command
 from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
 
-ROW = "{job}|N/A|N/A|{word}|a1|None|0|N/A|vjob:x|10:00|10:00|N/A|N/A|(null)|"
+ROW = "{job}|N/A|N/A|{word}|a1|None|0|N/A|vjob:x|10:00|10:00|N/A|N/A|(null)|0|"
 COMMAND = ["squeue", "--user=1"]
 
 

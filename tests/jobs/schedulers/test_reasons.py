@@ -87,7 +87,7 @@ def test_a_sentence_in_place_of_a_code_has_its_fate_in_the_spelling_of_each_tool
 ) -> None:
     fate = SENTENCES[sentence]
     shown = f"JobId=7 JobState=PENDING Reason={sentence.replace(' ', '_')} Restarts=0"
-    listed = f"7|0|N/A|PENDING||{sentence}|0|N/A|(null)|5:00|5:00|N/A|N/A|(null)|"
+    listed = f"7|0|N/A|PENDING||{sentence}|0|N/A|(null)|5:00|5:00|N/A|N/A|(null)|0|"
     for infos in (parse_show_job_output(shown), parse_squeue_output(listed)):
         (info,) = infos
         row = find_reason(info.reason_text)

@@ -29,7 +29,7 @@ program: {{script: {PROGRAMS}/report_rank.py}}
 cluster: {{scheduler: slurm, hetero: split, nodes: [{{group: m}}, {{group: s}}]}}
 """
 TIMED_OUT = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-OLD = "99|N/A|N/A|{word}|n1|None|0|N/A|vjob:{run}||10:00|N/A|N/A|(null)|"
+OLD = "99|N/A|N/A|{word}|n1|None|0|N/A|vjob:{run}||10:00|N/A|N/A|(null)|0|"
 
 
 class FakeSlurm:

@@ -393,7 +393,7 @@ def test_a_hundred_runs_are_listed_with_one_question(with_slurm: Vjob, slurm: Fa
     text = conf("-1", "exit:0", scheduler="slurm")
     runs = submit(with_slurm, text, "--sweep", f"cluster.grace_s={many}", "--sweep-name", "many")
     assert len({run.name for run in runs}) == 100
-    row = "{job}|N/A|N/A|RUNNING|n1|None|0|N/A|vjob:x||10:00|N/A|N/A|(null)|"
+    row = "{job}|N/A|N/A|RUNNING|n1|None|0|N/A|vjob:x||10:00|N/A|N/A|(null)|0|"
     slurm.queue(*(row.format(job=f"71_{n + 1}") for n in range(100)))
     before = slurm.asked().count("squeue")
     assert {row["state"] for row in list_rows(with_slurm, "many")} == {"RUNNING"}

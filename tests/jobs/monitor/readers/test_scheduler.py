@@ -29,7 +29,9 @@ from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.slurm.commands import parse_squeue_output
 
-ROW = "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1||10:00|N/A|N/A|(null)|"
+ROW = (
+    "{id}|77|{offset}|{word}|n0|{reason}|2|2026-11-22T08:00:00|vjob:demo-1||10:00|N/A|N/A|(null)|0|"
+)
 
 DOWN = (
     "NodeName=b1 Arch=x86_64 State=DOWN+NOT_RESPONDING ThreadsPerCore=1 "

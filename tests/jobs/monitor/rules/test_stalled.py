@@ -22,6 +22,7 @@ from tests.jobs.monitor.builders import (
     with_points,
     with_state,
 )
+from varuna_core.facts.cluster import NodeCondition, NodeState
 from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -176,6 +177,16 @@ def test_a_lost_node_is_named_by_the_schedulers_word() -> None:
     assert "DOWN*" in verdict.reason
     fresh = healthy(scheduler=replace(healthy().scheduler, lost_nodes={"n001": "DOWN*"}))
     assert judge(fresh).health is Health.HEALTHY
+
+
+def test_a_node_that_slurm_called_down_after_its_last_beat_is_lost_at_once() -> None:
+    """A run was HEALTHY after Slurm had called its node down."""
+    down = NodeState("n001", NodeCondition.LOST, "down+not_responding", since=NOW)
+    said = {"lost_nodes": {"n001": "down"}, "node_states": (down,)}
+    scheduler = replace(healthy().scheduler, **said)  # type: ignore[arg-type]
+    snapshot = replace(change_node(healthy(), "n001", beat_at=NOW - 20), scheduler=scheduler)
+    assert judge(snapshot).health is Health.DEAD
+    assert judge(change_node(snapshot, "n001", beat_at=NOW - 2)).health is Health.HEALTHY
 
 
 def test_after_the_last_step_there_is_time_to_save() -> None:

@@ -31,7 +31,7 @@ from vjob.jobs.schedulers.slurm.commands import (
 SQUEUE_22_05_HET = "".join(
     # squeue pads each field to 20 characters; the mark behind it is ours.
     "".join(f"{cell:<20}|" for cell in row.split())
-    + "vjob:mix-20260102-030405||10:00|N/A|N/A|(null)|\n"
+    + "vjob:mix-20260102-030405||10:00|N/A|N/A|(null)|0|\n"
     for row in (
         "26 26 0 RUNNING b1 None 0 2026-01-02T03:04:05",
         "27 26 1 RUNNING a[1-2] None 0 2026-01-02T03:04:05",
@@ -155,7 +155,7 @@ def test_squeue_is_asked_for_a_users_jobs_alone() -> None:
 
 
 def test_the_time_left_stands_behind_any_comment() -> None:
-    row = "12|N/A|N/A|RUNNING|a1|None|0|2026-01-02T03:04:05|{}|1-00:00:10|2-00:00:00|N/A|N/A|x|\n"
+    row = "12|N/A|N/A|RUNNING|a1|None|0|2026-01-02T03:04:05|{}|1-00:00:10|2-00:00:00|N/A|N/A|x|0|\n"
     (info,) = parse_squeue_output(row.format("odd|10:00"))
     assert (info.comment, info.left) == ("odd|10:00", parse_left("1-00:00:10", "squeue"))
     (info,) = parse_show_job_output(SHOW_JOB_22_05)

@@ -22,14 +22,14 @@ from vjob.jobs.schedulers.slurm.commands import (
 from vjob.jobs.schedulers.slurm.nodes import build_show_node_command, parse_node_states
 
 SQUEUE = """\
-1|N/A|N/A|PENDING||JobHeldUser|0|N/A|vjob:a|10:00|10:00|N/A|N/A|(null)|
-7|N/A|N/A|PENDING||JobHeldAdmin|0|2026-11-28T11:51:57||10:00|10:00|2026-11-28T12:01:57|N/A|(null)|
-4|N/A|N/A|PENDING||Dependency|0|N/A||10:00|10:00|N/A|N/A|afterok:3(unfulfilled)|
-3|N/A|N/A|RUNNING|b1|None|0|2026-11-28T10:50:44||9:47|10:00|2026-11-28T11:00:44|N/A|(null)|
+1|N/A|N/A|PENDING||JobHeldUser|0|N/A|vjob:a|10:00|10:00|N/A|N/A|(null)|0|
+7|N/A|N/A|PENDING||JobHeldAdmin|0|2026-11-28T11:51:57||10:00|10:00|2026-11-28T12:01:57|N/A|(null)|0|
+4|N/A|N/A|PENDING||Dependency|0|N/A||10:00|10:00|N/A|N/A|afterok:3(unfulfilled)|0|
+3|N/A|N/A|RUNNING|b1|None|0|2026-11-28T10:50:44||9:47|10:00|2026-11-28T11:00:44|N/A|(null)|0|
 20|N/A|N/A|RUNNING|a2|None|0|2026-11-28T10:50:52||9:17|10:00|2026-11-28T10:51:33|\
-2026-11-28T10:51:27|(null)|
+2026-11-28T10:51:27|(null)|0|
 10|N/A|N/A|FAILED|b1|NonZeroExitCode|0|2026-11-28T10:53:15||10:00|10:00|2026-11-28T10:53:15|\
-N/A|(null)|
+N/A|(null)|768|
 """
 SHOWN = (
     "JobId=20 JobName=wrap Priority=4294901743 JobState=RUNNING Reason=None Dependency=(null) "
@@ -69,6 +69,7 @@ def test_a_limit_that_was_changed_and_a_preemption_are_read() -> None:
     assert preempted.preempted == parse_date("2026-11-28T10:51:27")
     assert preempted.ends == parse_date("2026-11-28T10:51:33")
     assert failed.ends == parse_date("2026-11-28T10:53:15")
+    assert (failed.exit_text, runs.exit_text) == ("3:0", "")
     (shown,) = parse_show_job_output(SHOWN)
     assert (shown.preempted, shown.ends, shown.limit.__class__) == (
         preempted.preempted,
