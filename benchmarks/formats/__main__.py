@@ -19,7 +19,6 @@ from benchmarks import RESULTS
 from benchmarks.formats.catalog import list_formats, list_negatives, split_formats, split_negatives
 from benchmarks.formats.score import (
     FIGURES,
-    RIGHT,
     Row,
     find_false_steps,
     score_format,
@@ -97,11 +96,8 @@ def list_misses(found: dict[str, Any], false: dict[str, str]) -> Iterator[str]:
     """All formats of which a figure is not right, and the false steps."""
     yield "| format | step | total | loss | said |"
     yield "|---|---|---|---|---|"
-    for row in found["rows"]:
-        verdicts = row["by_lines"]
-        if row["note"] or any(verdicts[figure] != RIGHT for figure in FIGURES):
-            cells = " | ".join(verdicts[figure] for figure in FIGURES)
-            yield f"| {row['name']} | {cells} | {row['note']} |"
+    for name, cells in found["misses"].items():
+        yield f"| {name} | {cells} |"
     for name, said in false.items():
         yield f"| {name} (no training) | wrong | | | {said} |"
 

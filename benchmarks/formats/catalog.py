@@ -49,10 +49,7 @@ Halves = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def split_formats() -> Halves:
-    names = sorted(list_formats())
-    if len(names) < NUM_FORMATS:  # the first ones were all drawn for development
-        return tuple(names), ()
-    return _split(names)
+    return _split(sorted(list_formats()))
 
 
 def split_negatives() -> Halves:

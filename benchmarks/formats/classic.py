@@ -111,3 +111,72 @@ def deepmd(log: Log) -> Truth:
             f"eta = {render_span((1000000 - step) * 0.05)} at {log.clock('%Y-%m-%d')} 22:54"
         )
     return Truth(steps=(last,), totals=(1000000, None), losses=(loss,), val_losses=(val,))
+
+
+@program("microsoft/LightGBM", "python-package/lightgbm/callback.py", "log_evaluation")
+def lightgbm(log: Log) -> Truth:
+    """A round in brackets, every ten, and a metric of each set; notes of the library above."""
+    last = log.pick(120, 690, 10)
+    log.out("[LightGBM] [Info] Number of positive: 357, number of negative: 1143")
+    log.out(
+        "[LightGBM] [Info] Total Bins 2040\n[LightGBM] [Info] Start training from score -1.163676"
+    )
+    loss = val = 0.0
+    for step in log.steps(last, 10, 10, 0.2):
+        loss, val = log.loss(step / 1000, 6), log.loss(step / 1000, 6)
+        log.out(f"[{step}]\ttraining's binary_logloss: {loss:g}\tvalid_1's binary_logloss: {val:g}")
+    return Truth(steps=(last,), losses=(float(f"{loss:g}"),), val_losses=(float(f"{val:g}"),))
+
+
+@program("scikit-learn/scikit-learn", "sklearn/neural_network/_multilayer_perceptron.py",
+         "Iteration %d, loss = %.8f")  # fmt: skip
+def sklearn_mlp(log: Log) -> Truth:
+    """An iteration is an epoch; a score of validation in the line below."""
+    last = log.pick(14, 90)
+    loss = 0.0
+    for step in log.steps(last, 1, 1, 2.0):
+        loss = log.loss(step / 100, 8)
+        log.out(f"Iteration {step}, loss = {loss:.8f}")
+        log.out(f"Validation score: {log.near(0.8):f}")
+    return Truth(steps=(last,), losses=(loss,))
+
+
+@program("facebookresearch/fastText", "src/fasttext.cc", "FastText::printInfo")
+def fasttext(log: Log) -> Truth:
+    """A line that is drawn again and again, with per cent, a loss and no step."""
+    log.err("Read 12M words\nNumber of words:  71290\nNumber of labels: 0")
+    share = loss = 0.0
+    for at in log.steps(log.pick(400, 900), 1, 0, 0.1):
+        share, loss = at / 10, log.loss(at / 1000, 6)
+        log.bar(
+            f"Progress: {share:5.1f}% words/sec/thread: {log.pick(51000, 52000):7d} lr: "
+            f"{0.05 * (1 - share / 100):9.6f} avg.loss: {loss:9.6f} ETA:   0h 1m12s"
+        )
+    return Truth(steps=(), also=(Count((int(share), round(share)), (100, None)),), losses=(loss,))
+
+
+@program(
+    "piskvorky/gensim", "gensim/models/word2vec.py", '"EPOCH %i - PROGRESS: at %.2f%% examples'
+)
+def gensim(log: Log) -> Truth:
+    """Epochs from 0 and per cent within them; the vocabulary has a progress of its own."""
+    last = log.pick(2, 8)
+
+    def say(text: str) -> None:
+        log.err(f"{log.stamp()} : INFO : {text}")
+
+    for at in range(0, 90000, 10000):
+        say(f"PROGRESS: at sentence #{at}, processed {at * 21} words, keeping {at // 9} word types")
+    say("Word2Vec lifecycle event {'msg': 'training model with 3 workers on 71290 vocabulary'}")
+    for at in log.steps(last * 20 + 9, 1, 0, 1.0):
+        epoch, share = at // 20, 5 * (at % 20)
+        say(
+            f"EPOCH {epoch} - PROGRESS: at {log.near(share + 1, 0.01):.2f}% examples, "
+            f"{log.pick(800000, 830000)} words/s, in_qsize 5, out_qsize 0"
+        )
+        if at % 20 == 19:
+            say(
+                f"EPOCH {epoch}: training on 17005207 raw words (12506280 effective words) "
+                "took 20.1s"
+            )
+    return Truth(steps=(last, last + 1))

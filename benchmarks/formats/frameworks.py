@@ -432,3 +432,244 @@ def detectron2(log: Log) -> Truth:
                 )
                 log.wait(15.0)
     return Truth(steps=(last, last + 1), totals=(total, None), losses=(loss,))
+
+
+@program("huggingface/transformers", "examples/pytorch/language-modeling/run_clm_no_trainer.py",
+         "progress_bar = tqdm(range(args.max_train_steps)")  # fmt: skip
+def accelerate_no_trainer(log: Log) -> Truth:
+    """One bar without a name over all epochs; a line an epoch has the loss of the evaluation."""
+    num_epochs, per_epoch = 3, log.pick(210, 330)
+    total, last = num_epochs * per_epoch, per_epoch + log.pick(40, 190)
+
+    def say(text: str) -> None:
+        log.err(f"{log.clock('%m/%d/%Y %H:%M:%S')} - INFO - __main__ - {text}")
+
+    for text in (
+        "***** Running training *****",
+        f"  Num examples = {per_epoch * 8}",
+        f"  Num Epochs = {num_epochs}",
+        "  Gradient Accumulation steps = 1",
+        f"  Total optimization steps = {total}",
+    ):
+        say(text)
+    val = 0.0
+    for step in log.steps(last, 1, 1, 0.6):
+        log.bar(render_tqdm(step, total, step * 0.6))
+        if step == per_epoch:
+            log.wait(12.0)
+            val = log.loss(step / total, 6)
+            log.err()
+            say(f"epoch 0: perplexity: {val * 9} eval_loss: {val}")
+    return Truth(steps=(last,), totals=(total,), val_losses=(val,), num_epochs=num_epochs)
+
+
+@program("Lightning-AI/pytorch-lightning", "src/lightning/pytorch/callbacks/progress/"
+         "rich_progress.py", "RichProgressBar, into a pipe")  # fmt: skip
+def lightning_rich(log: Log) -> Truth:
+    """Into a pipe rich draws nothing until the end: one state of the last epoch, in two lines."""
+    num_epochs, batches = log.pick(3, 9), log.pick(60, 190)
+    log.out("Trainable params: 33                      \nNon-trainable params: 0")
+    log.out("Modules in train mode: 1\nModules in eval mode: 0\nTotal FLOPs: 0")
+    log.wait(num_epochs * batches * 0.3)
+    loss, val = log.loss(0.9, 3), log.loss(0.9, 3)
+    log.out(
+        f"Epoch {num_epochs - 1}/{num_epochs - 1}  ━━━━━━━━━━━━━━━━━ {batches}/{batches} "
+        f"0:00:{batches * 3 // 10 % 60:02d} • 0:00:00 3.31it/s train_loss: {loss:.3f}\n"
+        f"{'':63}val_loss: {val:.3f}  "
+    )
+    return Truth(
+        steps=(num_epochs * batches,),
+        totals=(num_epochs * batches, None),
+        losses=(loss,),
+        val_losses=(val,),
+    )
+
+
+@program("facebookresearch/fairseq", "fairseq/logging/progress_bar.py", "SimpleProgressBar.log")
+def fairseq_simple(log: Log) -> Truth:
+    """Place in the epoch before, all updates within; validation and epoch behind pipes."""
+    per_epoch, last = 640, log.pick(1400, 1900, 20)
+    loss = val = 0.0
+
+    def say(name: str, text: str) -> None:
+        log.err(f"{log.clock()} | INFO | {name} | {text}")
+
+    say("fairseq.trainer", "begin training epoch 1")
+    for step in log.steps(last, 20, 20, 0.3):
+        epoch, done = 1 + (step - 1) // per_epoch, 1 + (step - 1) % per_epoch
+        loss = log.loss(step / 4000, 3)
+        say(
+            "train_inner",
+            f"epoch {epoch:03d}:  {done:5d} / {per_epoch} loss={loss}, nll_loss={loss - 0.3:.3f}, "
+            f"ppl={loss * 20:.2f}, wps={log.near(51000):.1f}, ups=3.1, wpb=16384, bsz=32, "
+            f"num_updates={step}, lr=0.000214, gnorm={log.near(0.9):.3f}, clip=0, "
+            f"loss_scale=64, train_wall=6, gb_free=8.1, wall={int(log.now_s)}",
+        )
+        if done == per_epoch:
+            val = log.loss(step / 4000, 3)
+            log.wait(8.0)
+            say(
+                "valid",
+                f"epoch {epoch:03d} | valid on 'valid' subset | loss {val} | nll_loss 4.1 | "
+                f"ppl {val * 20:.2f} | wps 91023.1 | num_updates {step}",
+            )
+            say(
+                "train",
+                f"epoch {epoch:03d} | loss {log.loss(step / 4000, 3)} | ppl 310.2 | "
+                f"num_updates {step} | lr 0.0002 | wall 211",
+            )
+            say("fairseq.trainer", f"begin training epoch {epoch + 1}")
+    return Truth(steps=(last,), losses=(loss,), val_losses=(val,))
+
+
+@program("pytorch/ignite", "examples/cifar10/main.py", "log_metrics, with_pbars=False")
+def ignite_cifar10(log: Log) -> Truth:
+    """Only epochs: metrics of the training set and of the test set, a line each, in blocks."""
+    num_epochs, last = 24, log.pick(5, 17)
+
+    def say(text: str) -> None:
+        log.err(f"{log.stamp()} CIFAR10-Training INFO: {text}")
+
+    say("Train resnet18 on CIFAR10")
+    say("Configuration:")
+    for key, value in {"num_epochs": num_epochs, "num_warmup_epochs": 4, "batch_size": 512}.items():
+        say(f"\t{key}: {value}")
+    say(f"Engine run starting with max_epochs={num_epochs}.")
+    loss = val = 0.0
+    for epoch in log.steps(last, 1, 1, 22.0):
+        loss, val = log.loss(epoch / num_epochs, 12), log.loss(epoch / num_epochs, 12)
+        say(f"Epoch[{epoch}] Complete. Time taken: 00:00:21.402")
+        if epoch % 3 and epoch != last:
+            continue
+        for tag, figure in (("Train", loss), ("Test", val)):
+            say(
+                f"Epoch[{epoch}] - Evaluation time (seconds): {log.near(4.0):.3f}\n"
+                f" - {tag} metrics:\n \tAccuracy: 0.61244\n\tLoss: {figure}"
+            )
+    return Truth(
+        steps=(last,),
+        totals=(num_epochs,),
+        losses=(loss,),
+        val_losses=(val,),
+        num_epochs=num_epochs,
+    )
+
+
+@program("flairNLP/flair", "flair/trainers/trainer.py", "- iter {batch_no + 1}/{len(batch_loader)}")
+def flair(log: Log) -> Truth:
+    """Ten lines an epoch, a summary in capitals, and the loss of the development set."""
+    num_epochs, batches = 10, 10 * log.pick(40, 70)
+    stop = 2 * batches + batches // 10 * log.pick(2, 8)
+    loss = val = 0.0
+
+    def say(text: str) -> None:
+        log.out(f"{log.clock('%Y-%m-%d %H:%M:%S')},{log.pick(100, 999)} {text}")
+
+    for text in ("Training Params:", f' - max_epochs: "{num_epochs}"', ' - mini_batch_size: "32"'):
+        say(text)
+    for step in log.steps(stop, batches // 10, batches // 10, 0.2):
+        epoch, done = (step - 1) // batches + 1, (step - 1) % batches + 1
+        loss = log.loss(step / (num_epochs * batches), 8)
+        say(
+            f"epoch {epoch} - iter {done}/{batches} - loss {loss:.8f} - time (sec): "
+            f"{done * 0.2:.2f} - samples/sec: {log.near(160):.2f} - lr: 0.100000 - "
+            "momentum: 0.000000"
+        )
+        if done == batches:
+            val = log.loss(step / (num_epochs * batches), 6)
+            say("-" * 100)
+            say(f"EPOCH {epoch} done: loss {log.loss(step / (num_epochs * batches)):.4f} - lr: 0.1")
+            log.wait(9.0)
+            say(f"DEV : loss {val} - f1-score (micro avg)  0.7811")
+            say("saving best model")
+    return Truth(
+        steps=(stop,),
+        totals=(num_epochs * batches, None),
+        losses=(loss,),
+        val_losses=(val,),
+        num_epochs=num_epochs,
+    )
+
+
+@program("explosion/spaCy", "spacy/training/loggers.py", "console_logger, msg.row")
+def spacy(log: Log) -> Truth:
+    """A table of E and #, losses of parts that are sums, and scores in per cent."""
+    last, every = log.pick(2200, 5000, 200), 200
+    log.out("\u2139 Pipeline: ['tok2vec', 'ner']\n\u2139 Initial learn rate: 0.001")
+    log.out("E    #       LOSS TOK2VEC  LOSS NER  ENTS_F  ENTS_P  ENTS_R  SCORE ")
+    log.out("---  ------  ------------  --------  ------  ------  ------  ------")
+    part = loss = 0.0
+    for step in log.steps(last, every, 0, 0.1):
+        part, loss = (round(log.loss(step / 9000, 2) * 40, 2) for _ in range(2))
+        log.out(
+            f"{step // 900:3d}  {step:6d}  {part:12.2f}  {loss:8.2f}  {log.near(60):6.2f}  "
+            f"{log.near(60):6.2f}  {log.near(60):6.2f}  {0.6:6.2f}"
+        )
+    return Truth(steps=(last,), also=(Count((last // 900, last // 900 + 1)),), losses=(part, loss))
+
+
+@program("open-mmlab/mmengine", "mmengine/runner/log_processor.py", "Iter({mode})")
+def mmengine_iterations(log: Log) -> Truth:
+    """Iterations of all, and of a validation in the same brackets."""
+    total, last = 160000, log.pick(4250, 7900, 50)
+
+    def say(text: str) -> None:
+        log.out(f"{log.clock('%Y/%m/%d %H:%M:%S')} - mmengine - INFO - {text}")
+
+    loss = 0.0
+    for step in log.steps(last, 50, 50, 0.3):
+        loss = log.loss(step / 20000)
+        say(
+            f"Iter(train) [{step:6d}/{total}]  base_lr: 9.9001e-03 lr: 9.9001e-03  "
+            f"eta: {render_span((total - step) * 0.3)}  time: {log.near(0.3):.4f}  "
+            f"data_time: 0.0090  memory: 7120  loss: {loss:.4f}  "
+            f"decode.loss_ce: {loss * 0.7:.4f}  decode.acc_seg: {log.near(60):.4f}"
+        )
+        if step % 2000 == 0:
+            say(f"Saving checkpoint at {step} iterations")
+            for at in range(50, 501, 50):
+                say(f"Iter(val) [{at}/500]    eta: 0:00:20  time: 0.0601  data_time: 0.0011")
+                log.wait(3.0)
+            say("Iter(val) [500/500]    aAcc: 80.1100  mIoU: 61.2200  mAcc: 70.1000")
+    return Truth(steps=(last,), totals=(total,), losses=(loss,))
+
+
+@program("coqui-ai/Trainer", "trainer/logging/console_logger.py", "ConsoleLogger.print_train_step")
+def coqui_trainer(log: Log) -> Truth:
+    """Blocks in bold: place in the epoch and the global step above, losses below."""
+    num_epochs, batches = 1000, log.pick(150, 240)
+    stop = 2 * batches + 25 * log.pick(2, 5)
+    loss = mean = val = 0.0
+    done = 0
+    for step in log.steps(stop, 1, 0, 0.5):
+        epoch, at = divmod(step, batches)
+        if at == 0:
+            if epoch:
+                val = log.loss(step / 4000, 10)
+                log.err("\n\x1b[1m > EVALUATION \x1b[0m\n")
+                for one in range(3):
+                    log.err(
+                        f"\x1b[1m   --> STEP: {one}\x1b[0m\n     | > loss: {val + 0.1}  ({val})\n"
+                    )
+                log.err(f"\n  \x1b[1m--> EVAL PERFORMANCE\x1b[0m\n     | > avg_loss:\x1b[92m {val} "
+                        "\x1b[0m(-0.021)\n")  # fmt: skip
+            log.err(f"\n\x1b[4m\x1b[1m > EPOCH: {epoch}/{num_epochs}\x1b[0m")
+            log.err(f"\n\x1b[1m > TRAINING ({log.clock()}) \x1b[0m")
+        if step % 25:
+            continue
+        done, loss, mean = step, log.loss(step / 4000, 10), log.loss(step / 4000, 10)
+        log.err(
+            f"\n\x1b[1m   --> TIME: {log.clock()} -- STEP: {at}/{batches} -- "
+            f"GLOBAL_STEP: {step}\x1b[0m\n"
+            f"     | > loss: {loss}  ({mean})\n"
+            f"     | > grad_norm: {log.near(1.1):.10f}  (1.2011)\n"
+            "     | > current_lr: 0.0002 \n"
+            f"     | > step_time: {log.near(0.5):.4f}  (0.5113)\n"
+        )
+    return Truth(
+        steps=(done, done + 1),
+        totals=(num_epochs * batches, None),
+        losses=(loss, mean),
+        val_losses=(val,),
+        num_epochs=num_epochs,
+    )

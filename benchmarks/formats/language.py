@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.formats.log import Log, render_span, render_tqdm
-from benchmarks.formats.model import Truth, program
+from benchmarks.formats.model import Count, Truth, program
 
 
 @program("karpathy/nanoGPT", "train.py", "iter {iter_num}: loss")
@@ -490,3 +490,337 @@ def flax_lm1b(log: Log) -> Truth:
             _say_absl(log, "train.py:322", "Generating text.")
             _say_absl(log, "train.py:606", f"Saving checkpoint step {step}.")
     return Truth(steps=(last,), totals=(total, None), losses=(loss,), val_losses=(val,))
+
+
+@program("karpathy/nanochat", "scripts/base_train.py", "step {step:05d}/{num_iterations:05d}")
+def nanochat(log: Log) -> Truth:
+    """Steps with leading zeros from 0; bits per byte of a validation at the same step."""
+    total, last = 21400, log.pick(520, 990)
+    loss = 0.0
+    for step in log.steps(last, 1, 250, 0.4):
+        if step % 250 == 0:
+            log.out(f"Step {step:05d} | Validation bpb: {log.near(1.1):.6f}")
+            log.wait(9.0)
+        loss = log.loss(step / total, 6)
+        left = f" | eta: {(total - step) * 0.4 / 60:.1f}m"
+        log.out(
+            f"step {step:05d}/{total:05d} ({100 * step / total:.2f}%) | loss: {loss:.6f} | "
+            f"lrm: 1.00 | dt: {log.near(402):.2f}ms | tok/sec: {log.pick(1200000, 1310000):,} | "
+            f"bf16_mfu: {log.near(48):.2f} | epoch: 1 pq: 4 rg: {step % 50} | "
+            f"total time: {step * 0.4 / 60:.2f}m{left}"
+        )
+    return Truth(steps=(last, last + 1), totals=(total,), losses=(loss,))
+
+
+@program("pytorch/torchtitan", "torchtitan/components/metrics.py", "step: {step:2}")
+def torchtitan(log: Log) -> Truth:
+    """Colours within the line, a validation that has a step and a loss, the total at the start."""
+    total, last = 10000, log.pick(1210, 1990, 10)
+    red, green, rest = "\x1b[31m", "\x1b[32m", "\x1b[39m"
+    loss = val = 0.0
+
+    def say(text: str) -> None:
+        log.err(f"[titan] {log.stamp()} - root - INFO - {text}")
+
+    say(
+        "Trainer is initialized with local batch size 8, global batch size 64, gradient "
+        f"accumulation steps 1, sequence length 8192, total steps {total} (warmup 200)"
+    )
+    say("Training starts at step 1001")
+    for step in log.steps(last, 10, 1010, 1.1):
+        loss = log.loss(step / total, 5)
+        say(
+            f"{red}step: {step:2}  {green}loss: {loss:8.5f}  \x1b[38;2;180;60;0mgrad_norm: "
+            f"{log.near(0.9):7.4f}  \x1b[38;2;54;234;195mmemory: 61.22GiB(77.31%)  "
+            f"\x1b[34mtps: {log.pick(7000, 7400):,}  \x1b[36mtflops: {log.near(401):,.2f}  "
+            f"\x1b[35mmfu: {log.near(40.0):.2f}%{rest}"
+        )
+        if step % 200 == 0:
+            val = log.loss(step / total)
+            say(
+                f"\x1b[33mvalidate step: {step:2}  {green}loss: {val:7.4f}  "
+                f"\x1b[38;2;54;234;195mmemory: 61.22GiB(77.31%)  \x1b[34mtps: 8,412{rest}"
+            )
+    return Truth(
+        steps=(last,),
+        totals=(total, None),
+        losses=(loss,),
+        val_losses=(val,) if val else (),
+    )
+
+
+@program("NVIDIA/NeMo", "nemo/lightning/pytorch/callbacks/progress_printer.py",
+         "iteration {n-1}/{self.total-1}")  # fmt: skip
+def nemo(log: Log) -> Truth:
+    """Iterations from 0 to the last one's number, a global step beside; validation counts too."""
+    total, last = 30000, log.pick(1300, 1990, 10) - 1
+    loss = 0.0
+    for step in log.steps(last, 10, 1009, 1.3):
+        loss = log.loss(step / total, 3)
+        log.out(
+            f"Training epoch 0, iteration {step}/{total - 1} | lr: 0.0002891 | "
+            f"global_batch_size: 512 | global_step: {step} | max_memory_reserved: 71231143936 | "
+            f"max_memory_allocated: 65120448512 | reduced_train_loss: {loss:.4} | "
+            f"train_step_timing in s: {log.near(1.3):.4} | consumed_samples: {(step + 1) * 512}"
+        )
+        if step % 500 == 499:
+            for at in range(1, 33):
+                log.out(f"Validation: iteration {at}/32")
+                log.wait(0.5)
+    return Truth(steps=(last, last + 1), totals=(total, total - 1), losses=(loss,))
+
+
+@program(
+    "allenai/OLMo", "olmo/train.py", "[step={self.global_step}/{self.max_steps},epoch={epoch}]"
+)
+def olmo(log: Log) -> Truth:
+    """The step in brackets above its figures; evaluations have steps of their own."""
+    total, last = 739328, log.pick(1310, 2200, 10)
+    loss = val = 0.0
+
+    def head(line: int) -> str:
+        return f"{log.clock('%Y-%m-%d %H:%M:%S.%f')[:-3]}\tnode-1:0\tolmo.train:{line}\tINFO\t"
+
+    for step in log.steps(last, 10, 1010, 1.4):
+        loss = log.loss(step / 9000, 3)
+        log.out(
+            f"{head(976)}[step={step}/{total},epoch=0]\n"
+            f"    optim/total_grad_norm={log.near(0.5):.4f}\n"
+            f"    train/CrossEntropyLoss={loss:.3f}\n"
+            f"    train/Perplexity={loss * 90:.1f}\n"
+            "    throughput/total_tokens=5,368,709,120\n"
+            f"    throughput/device/tokens_per_second={log.pick(9000, 9900):,d}\n"
+            f"    throughput/device/batches_per_second={log.near(0.7):.4f}"
+        )
+        if step % 500 == 0:
+            log.out(f"{head(1030)}Running evaluation for 'c4_en-validation'...")
+            for at in range(10, 81, 10):
+                log.out(f"{head(1042)}[eval_step={at}/80]")
+                log.wait(1.0)
+            val = log.loss(step / 9000, 3)
+            log.out(
+                f"{head(976)}c4_en-validation\n    eval/c4_en-validation/CrossEntropyLoss={val:.3f}"
+            )
+    return Truth(steps=(last,), totals=(total,), losses=(loss,), val_losses=(val,) if val else ())
+
+
+@program("stanford-crfm/levanter", "src/levanter/callbacks/_metrics.py", "pbar_logger")
+def levanter(log: Log) -> Truth:
+    """tqdm's figures in a logger's line, thousands with a letter; `eval` in the same layout."""
+    total, last = 20000, log.pick(2100, 4900)
+    loss, said = 0.0, 0
+
+    def say(name: str, done: str, all_: str, more: str) -> None:
+        log.err(
+            f"{log.clock('%Y-%m-%dT%H:%M:%S')} - 0 - tqdm_loggable.tqdm_logging - "
+            f"tqdm_logging.py:145 - INFO :: Progress on:{name} {done}it/{all_}it rate:"
+            f"{log.near(3.1):.1f}it/s remaining:1:11:25 elapsed:08:22 postfix:loss={more}"
+        )
+
+    for step in log.steps(last, log.pick(60, 90), 1000, 0.33):
+        loss, said = log.loss(step / total, 2), step
+        say("train", f"{step / 1000:.2f}k", "20.0k", f"{loss:.3g}")
+        if step % 7 == 0:
+            say("eval", f"{step % 90:.1f}", "100", f"{log.loss(step / total, 2):.3g}")
+    return Truth(
+        steps=(said, round(said / 10) * 10, int(f"{said / 1000:.2f}".replace(".", "")) * 10),
+        totals=(total,),
+        losses=(loss, float(f"{loss:.3g}")),
+    )
+
+
+@program(
+    "AI-Hypercomputer/maxtext", "src/maxtext/common/metric_logger.py", "completed step: {step}"
+)
+def maxtext(log: Log) -> Truth:
+    """Steps from 0 with their seconds; an evaluation tells average losses."""
+    last = log.pick(300, 790)
+    loss = val = 0.0
+
+    def say(text: str) -> None:
+        log.err(f"I0302 {log.clock('%H:%M:%S.%f')} 140110937163584 metric_logger.py:214] {text}")
+
+    for step in log.steps(last, 1, 0, 0.6):
+        loss = log.loss(step / 1000, 3)
+        say(
+            f"completed step: {step}, seconds: {log.near(0.6):.3f}, "
+            f"TFLOP/s/device: {log.near(171):.3f}, Tokens/s/device: {log.near(7100):.3f}, "
+            f"total_weights: 65536, loss: {loss:.3f}, lm_loss: {loss:.3f}, "
+            f"perplexity: {loss * 11:.3f}"
+        )
+        if step % 100 == 99:
+            val = log.loss(step / 1000, 3)
+            say(f"eval metrics after step: {step}, loss={val:.3f}, total_weights=524288")
+    return Truth(steps=(last, last + 1), losses=(loss,), val_losses=(val,))
+
+
+@program("facebookresearch/lingua", "apps/main/train.py", 'f"step: {train_state.step}"')
+def lingua(log: Log) -> Truth:
+    """A rank before a level and two times; ` - ` between, and `iter` is a time."""
+    last = log.pick(1010, 2900, 10)
+    loss = 0.0
+    for step in log.steps(last, 10, 10, 0.4):
+        loss = log.loss(step / 9000)
+        head = f"0: INFO    {log.clock('%y-%m-%d %H:%M:%S.%f')} - {render_span(log.now_s)} - "
+        log.err(
+            f"{head}step: {step}  acc: 0  loss: {loss:>7}  grad: {log.near(0.4):.2e}  "
+            f"flops: {log.near(4.1e14):.2e}  wps: {log.near(51000):.2e}  "
+            f"iter: {log.near(0.4):>7.4f}  data: 0.001  lr: 3.00e-04  mem: 61%  pow: 612.103 W"
+        )
+        if step % 500 == 0:
+            log.err(f"{head}Saving to: dump/checkpoints/{step:010d}")
+            log.err(f"{head}garbage collection")
+    return Truth(steps=(last,), losses=(loss,))
+
+
+@program("BlinkDL/RWKV-LM", "RWKV-v5/src/trainer.py", 'self.log("Kt/s", kt_s, prog_bar=True')
+def rwkv_lm(log: Log) -> Truth:
+    """Lightning's older bar, resumed in a later `mini-epoch`, with a rate that says it/s too."""
+    first, batches = 14, log.pick(300, 500)
+    stop = first * batches + log.pick(40, 250)
+    loss = 0.0
+    log.out(f"########## Loading out/rwkv-{first - 1}.pth... ##########")
+    for step in log.steps(stop, 1, first * batches + 1, 0.8):
+        done = step - first * batches
+        loss = log.loss(step / 20000, 3)
+        more = f"loss={loss:.3f}, lr=0.0006, REAL it/s={log.near(1.2):.3f}, Kt/s=61.200"
+        log.bar(render_tqdm(done, batches, done * 0.8, f"Epoch {first}", more=more, inverts=False))
+    return Truth(steps=(stop,), losses=(loss,))
+
+
+@program("karpathy/micrograd", "demo.ipynb", "step {k} loss {total_loss.data}, accuracy")
+def micrograd(log: Log) -> Truth:
+    """Steps from 0 with a whole float."""
+    last = log.pick(30, 99)
+    loss = 0.0
+    for step in log.steps(last, 1, 0, 1.5):
+        loss = log.loss(step / 100, 15)
+        log.out(f"step {step} loss {loss}, accuracy {log.near(80):.1f}%")
+    return Truth(steps=(last, last + 1), losses=(loss,))
+
+
+def _write_batches(log: Log, more: str) -> Truth:
+    """Lines of pytorch's language models: batches of an epoch between bars."""
+    batches = log.pick(1100, 1500)
+    stop = 2 * batches + 200 * log.pick(1, 4)
+    loss = val = 0.0
+    done = 0
+    for step in log.steps(stop, 1, 0, 0.05):
+        epoch, at = step // batches + 1, step % batches
+        if at % 200 == 0 and at:
+            done, loss = step, log.loss(step / 9000, 2)
+            log.out(
+                f"| epoch {epoch:3d} | {at:5d}/{batches:5d} batches | lr 20.00 | ms/batch "
+                f"{log.near(51):5.2f} | loss {loss:5.2f} | ppl {loss * 40:8.2f}{more}"
+            )
+        if at == batches - 1:
+            val = log.loss(step / 9000, 2)
+            log.out("-" * 89)
+            log.out(
+                f"| end of epoch {epoch:3d} | time: {batches * 0.05:5.2f}s | valid loss {val:5.2f}"
+                f" | valid ppl {val * 40:8.2f}"
+            )
+            log.out("-" * 89)
+    return Truth(steps=(done, done + 1), losses=(loss,), val_losses=(val,))
+
+
+@program("salesforce/awd-lstm-lm", "main.py", "'| epoch {:3d} | {:5d}/{:5d} batches | lr")
+def awd_lstm(log: Log) -> Truth:
+    """Bits per character at the end of each line."""
+    return _write_batches(log, " | bpc    7.387")
+
+
+@program("pytorch/examples", "word_language_model/main.py", "'| epoch {:3d} | {:5d}/{:5d} batches")
+def word_language_model(log: Log) -> Truth:
+    """Batches of an epoch; the end of an epoch has a loss of validation."""
+    return _write_batches(log, "")
+
+
+@program("huggingface/trl", "trl/trainer/grpo_trainer.py", "GRPOTrainer.log")
+def trl_grpo(log: Log) -> Truth:
+    """Hugging Face's bar and dictionary with rewards and many more; samples in tables between."""
+    total, last = 1200, log.pick(210, 590, 10)
+    loss = 0.0
+    for step in log.steps(last, 1, 1, 6.0):
+        log.bar(render_tqdm(step, total, step * 6.0))
+        if step % 10 == 0:
+            loss = round(log.loss(step / total) / 90, 4)
+            figures = {
+                "loss": f"{loss:.4g}",
+                "grad_norm": f"{log.near(0.2):.4g}",
+                "learning_rate": "9.5e-07",
+                "num_tokens": f"{step * 40000}",
+                "completions/mean_length": f"{log.near(210):.4g}",
+                "completions/clipped_ratio": "0.0312",
+                "rewards/accuracy_reward/mean": f"{log.near(0.4):.4g}",
+                "reward": f"{log.near(0.6):.4g}",
+                "kl": "0.0012",
+                "step_time": f"{log.near(6.0):.4g}",
+                "epoch": f"{step / 600:.4g}",
+            }
+            log.bar(" " * 60)
+            log.out(str(figures))
+            log.out(
+                "╭──────────── Step "
+                + str(step)
+                + " ────────────╮\n│ Prompt   Completion   Reward │"
+            )
+    return Truth(steps=(last,), totals=(total,), losses=(loss,))
+
+
+@program(
+    "OpenRLHF/OpenRLHF", "openrlhf/trainer/sft_trainer.py", 'desc="Train step of epoch %d" % epoch'
+)
+def openrlhf(log: Log) -> Truth:
+    """A bar of epochs above a bar of steps that has the epoch in its name; one of evaluation."""
+    num_epochs, batches = 4, log.pick(150, 240)
+    stop = 2 * batches + log.pick(30, 120)
+    loss = val = 0.0
+    log.bar(render_tqdm(0, num_epochs, 0.0, "Train epoch"))
+    for step in log.steps(stop, 1, 1, 1.1):
+        epoch, done = (step - 1) // batches, (step - 1) % batches + 1
+        loss = log.loss(step / 900, 4)
+        more = f"gpt_loss={loss:.4f}, lr=9e-6, grad_norm={log.near(1.1):.4f}"
+        log.lower_bar(
+            render_tqdm(done, batches, done * 1.1, f"Train step of epoch {epoch}", more=more)
+        )
+        if done == batches:
+            for at in range(1, 21):
+                val = log.loss(step / 900, 4)
+                more = f"eval gpt_loss={val:.4f}"
+                log.lower_bar(
+                    render_tqdm(at, 20, at * 0.5, f"Eval stage of steps {step}", more=more)
+                )
+                log.wait(0.5)
+            log.err()
+            took_s = step * 1.1
+            log.bar(render_tqdm(epoch + 1, num_epochs, took_s, "Train epoch"))
+    return Truth(
+        steps=(stop,),
+        totals=(num_epochs * batches, None),
+        also=(Count((2, 3), (num_epochs,)),),
+        losses=(loss,),
+        val_losses=(val,),
+    )
+
+
+@program("volcengine/verl", "verl/utils/logger/aggregate_logger.py", "concat_dict_to_str")
+def verl(log: Log) -> Truth:
+    """Ray's coloured head, figures between dashes, and a bar of the whole training."""
+    total, last = 435, log.pick(60, 190)
+    loss = 0.0
+    head = "\x1b[36m(TaskRunner pid=4112)\x1b[0m "
+    log.err(f"{head}Size of train dataloader: 145, Size of val dataloader: 1")
+    log.err(f"{head}Total training steps: {total}")
+    for step in log.steps(last, 1, 1, 30.0):
+        loss = round(log.loss(step / total) / 90, 6)
+        log.out(
+            f"{head}step:{step} - global_seqlen/min:21034 - global_seqlen/mean:22011.5 - "
+            f"actor/entropy:{log.near(0.4):.12f} - actor/pg_loss:{loss} - "
+            f"actor/grad_norm:{log.near(0.2):.9f} - actor/lr:1e-06 - training/global_step:{step} - "
+            f"training/epoch:{step // 145} - critic/score/mean:{log.near(0.6):.10f} - "
+            f"response_length/mean:{log.near(210):.6f} - timing_s/step:{log.near(30.0):.9f} - "
+            f"perf/throughput:{log.near(2100):.9f}"
+        )
+        log.err(f"{head}{render_tqdm(step, total, step * 30.0, 'Training Progress')}")
+    return Truth(steps=(last,), totals=(total,), losses=(loss,))

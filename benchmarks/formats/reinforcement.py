@@ -83,3 +83,44 @@ def rllib(log: Log) -> Truth:
             + f" |\n{rule}\n\n"
         )
     return Truth(steps=(last,), also=(Count((last * 4000,)),))
+
+
+@program("vwxyzjn/cleanrl", "cleanrl/ppo.py", 'print(f"global_step={global_step}, episodic_return=')
+def cleanrl(log: Log) -> Truth:
+    """Ends of games, at uneven steps of all environments, and a rate without a step."""
+    step, last = 0, log.pick(60000, 140000)
+    while step < last:
+        step += 4 * log.pick(2, 90)
+        log.out(f"global_step={step}, episodic_return=[{log.pick(9, 500)}.]")
+        log.wait(log.near(0.3))
+        if step % 7 == 0:
+            log.out(f"SPS: {log.pick(700, 760)}")
+    return Truth(steps=(step,))
+
+
+@program("openai/spinningup", "spinup/utils/logx.py", "EpochLogger.dump_tabular")
+def spinning_up(log: Log) -> Truth:
+    """A table with right-aligned figures of three digits; epochs from 0."""
+    last = log.pick(12, 45)
+    losses: tuple[float, ...] = ()
+    for epoch in log.steps(last, 1, 0, 14.0):
+        losses = tuple(float(f"{log.loss(epoch / 50):.3g}") for _ in range(2))
+        figures = {
+            "Epoch": float(epoch),
+            "AverageEpRet": log.near(210),
+            "EpLen": log.near(210),
+            "TotalEnvInteracts": (epoch + 1) * 4000.0,
+            "LossPi": losses[0],
+            "LossV": losses[1],
+            "Entropy": 0.61,
+            "Time": (epoch + 1) * 14.0,
+        }
+        rule = "-" * (22 + 17)
+        rows = [f"| {name:>17s} | {f'{value:8.3g}':>15s} |" for name, value in figures.items()]
+        log.out("\n".join([rule, *rows, rule]))
+    interacts = (last + 1) * 4000
+    return Truth(
+        steps=(last, last + 1),
+        also=(Count((interacts, int(float(f"{interacts:.3g}")))),),
+        losses=losses,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.formats.model import Format, Negative, Truth
@@ -31,6 +31,14 @@ class Row:
     def is_right(self) -> bool:
         """Step and total."""
         return self.by_lines["step"] == self.by_lines["total"] == RIGHT
+
+    @property
+    def has_all(self) -> bool:
+        return set(self.by_lines.values()) == {RIGHT}
+
+    def render(self) -> str:
+        """The cells of a table behind the name."""
+        return " | ".join([*(self.by_lines[figure] for figure in FIGURES), self.note])
 
 
 def judge(reading: Reading, truth: Truth) -> dict[str, str]:
@@ -85,8 +93,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, Any]:
         "formats": len(rows),
         "step and total right": sum(row.is_right for row in rows),
         **{figure: count_verdicts(rows, figure) for figure in FIGURES},
-        "status differs": [row.name for row in rows if row.by_status != row.by_lines],
-        "rows": [asdict(row) for row in rows],
+        "misses": {row.name: row.render() for row in rows if row.note or not row.has_all},
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.formats.log import Log, render_span
+from benchmarks.formats.log import Log, render_span, render_tqdm
 from benchmarks.formats.model import Count, Truth, program
 
 
@@ -229,3 +229,277 @@ def pytorch_mnist(log: Log) -> Truth:
         losses=(loss,),
         val_losses=(val,),
     )
+
+
+@program("huggingface/pytorch-image-models", "train.py", "f'Train: {epoch} [{update_idx:>4d}/")
+def timm(log: Log) -> Truth:
+    """Updates of an epoch from 0 with per cent; an evaluation in the same layout."""
+    num_epochs, updates = 300, log.pick(240, 390)
+    stop = 2 * updates + 50 * log.pick(1, 4)
+    log.err(f"Scheduled epochs: {num_epochs} (epochs + cooldown_epochs). LR stepped per epoch.")
+    loss = mean = val = 0.0
+    done = 0
+    for step in log.steps(stop, 1, 0, 0.2):
+        epoch, at = divmod(step, updates)
+        if at % 50 == 0 or at == updates - 1:
+            done, loss, mean = step, log.loss(step / 9000, 2), log.loss(step / 9000, 2)
+            log.err(
+                f"Train: {epoch} [{at:>4d}/{updates} ({100 * (at + 1) / updates:>3.0f}%)]  "
+                f"Loss: {loss:#.3g} ({mean:#.3g})  Time: {log.near(0.2):.3f}s,  612.11/s  "
+                f"({log.near(0.2):.3f}s,  620.10/s)  LR: 1.000e-03  Data: 0.011 (0.014)"
+            )
+        if at == updates - 1:
+            for test in (0, 50, 78):
+                val = log.loss(step / 9000, 3)
+                log.err(
+                    f"Test: [{test:>4d}/78]  Time: 0.141 (0.160)  Loss: {val:>7.3f} ({val:>6.3f})"
+                    "  Acc@1:  48.110 ( 48.110)  Acc@5:  73.200 ( 73.200)"
+                )
+            log.err("Current checkpoints:\n ('./out/checkpoint-1.pth.tar', 48.11)\n")
+    return Truth(
+        steps=(done, done + 1),
+        totals=(num_epochs * updates, None),
+        losses=(loss, mean),
+        val_losses=(val,),
+        num_epochs=num_epochs,
+    )
+
+
+@program("microsoft/Swin-Transformer", "main.py", "f'Train: [{epoch}/{config.TRAIN.EPOCHS}][")
+def swin(log: Log) -> Truth:
+    """Epoch and batch in brackets behind a coloured head, figures with their means."""
+    num_epochs, batches = 300, log.pick(400, 620)
+    stop = 2 * batches + 10 * log.pick(5, 30)
+    loss = mean = val = 0.0
+    done = 0
+
+    def say(line: int, text: str) -> None:
+        head = f"\x1b[32m[{log.clock()} swin_base]\x1b[0m"
+        log.out(f"{head}\x1b[33m(main.py {line})\x1b[0m: INFO {text}")
+
+    for step in log.steps(stop, 1, 0, 0.3):
+        epoch, at = divmod(step, batches)
+        if at % 10 == 0:
+            done, loss, mean = step, log.loss(step / 9000), log.loss(step / 9000)
+            say(
+                233,
+                f"Train: [{epoch}/{num_epochs}][{at}/{batches}]\t"
+                f"eta {render_span((batches - at) * 0.3)} lr 0.000021\t wd 0.0500\t"
+                f"time {log.near(0.3):.4f} (0.3101)\tloss {loss:.4f} ({mean:.4f})\t"
+                f"grad_norm {log.near(2.1):.4f} (2.0441)\t"
+                "loss_scale 65536.0000 (65536.0000)\tmem 9921MB",
+            )
+        if at == batches - 1:
+            say(242, f"EPOCH {epoch} training takes {render_span(batches * 0.3)}")
+            for test in range(0, 98, 10):
+                val = log.loss(step / 9000)
+                say(
+                    281,
+                    f"Test: [{test}/98]\tTime 0.210 (0.231)\tLoss {val:.4f} ({val:.4f})\t"
+                    "Acc@1 48.110 (48.110)\tAcc@5 73.200 (73.200)\tMem 9921MB",
+                )
+            say(289, " * Acc@1 48.110 Acc@5 73.200")
+    return Truth(
+        steps=(done, done + 1),
+        totals=(num_epochs * batches,),
+        losses=(loss, mean),
+        val_losses=(val,),
+        num_epochs=num_epochs,
+    )
+
+
+@program("sthalles/SimCLR", "simclr.py", "for images, _ in tqdm(train_loader)")
+def simclr(log: Log) -> Truth:
+    """Bars without a name, one an epoch; everything else goes into a file."""
+    batches = log.pick(170, 260)
+    stop = 2 * batches + log.pick(40, 140)
+    for step in log.steps(stop, 1, 1, 0.5):
+        done = (step - 1) % batches + 1
+        log.bar(render_tqdm(done, batches, done * 0.5))
+        if done == batches:
+            log.err()
+    return Truth(steps=(stop,))
+
+
+@program("ultralytics/yolov5", "train.py", "pbar.set_description")
+def yolov5(log: Log) -> Truth:
+    """tqdm's bar named by the epoch, from 0, and losses in columns; one of validation after it."""
+    num_epochs, batches = 100, log.pick(120, 220)
+    stop = 2 * batches + log.pick(30, 100)
+    losses: tuple[float, ...] = ()
+    for step in log.steps(stop, 1, 1, 0.3):
+        epoch, done = (step - 1) // batches, (step - 1) % batches + 1
+        if done == 1:
+            names = ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "Instances", "Size")
+            log.err("\n" + "".join(f"{name:>11}" for name in names))
+        losses = tuple(float(f"{log.loss(step / 9000) / 60:.4g}") for _ in range(3))
+        name = f"{f'{epoch}/{num_epochs - 1}':>11}{'3.21G':>11}"
+        name += "".join(f"{loss:>11.4g}" for loss in losses) + f"{log.pick(9, 61):>11}{640:>11}"
+        log.bar(render_tqdm(done, batches, done * 0.3, name))
+        if done == batches:
+            log.err()
+            name = "".join(f"{one:>11}" for one in ("Images", "Instances", "P", "R", "mAP50"))
+            for at in range(1, 13):
+                log.bar(render_tqdm(at, 12, at * 0.4, f"{'Class':>22}{name}   mAP50-95"))
+                log.wait(0.4)
+            log.err()
+            log.err(f"{'all':>22}{128:>11}{929:>11}{0.641:>11}{0.538:>11}{0.61:>11}{0.446:>11}")
+    return Truth(
+        steps=(stop,),
+        totals=(num_epochs * batches,),
+        also=(Count((2, 3), (num_epochs, num_epochs - 1)),),
+        losses=losses,
+    )
+
+
+@program("pytorch/vision", "references/classification/train.py", "metric_logger.log_every")
+def torchvision(log: Log) -> Truth:
+    """The layout that many have copied: epoch and batch in brackets, medians and means."""
+    num_epochs, batches = 90, log.pick(300, 480)
+    stop = 2 * batches + 10 * log.pick(4, 20)
+    log.out(f"Namespace(batch_size=32, device='cuda', epochs={num_epochs}, lr=0.1, print_freq=10)")
+    log.out("Loading data\nLoading training data\nTook 11.203\nCreating model\nStart training")
+    loss = mean = val = 0.0
+    done = 0
+    for step in log.steps(stop, 1, 0, 0.2):
+        epoch, at = divmod(step, batches)
+        wide = len(str(batches))
+        if at % 10 == 0 or at == batches - 1:
+            done, loss, mean = step, log.loss(step / 9000), log.loss(step / 9000)
+            log.out(
+                f"Epoch: [{epoch}]  [{at:{wide}d}/{batches}]  "
+                f"eta: {render_span((batches - at) * 0.2)}  lr: 0.1  img/s: {log.near(160):.3f}  "
+                f"loss: {loss:.4f} ({mean:.4f})  acc1: 21.8750 (20.1100)  acc5: 46.8750 (45.2100)"
+                f"  time: {log.near(0.2):.4f}  data: 0.0003  max mem: 5120"
+            )
+        if at == batches - 1:
+            log.out(f"Epoch: [{epoch}] Total time: {render_span(batches * 0.2)}")
+            for test in (0, 100, 156):
+                val = log.loss(step / 9000)
+                log.out(
+                    f"Test:   [{test:3d}/157]  eta: 0:00:40  loss: {val:.4f} ({val:.4f})  "
+                    "acc1: 31.2500 (30.0000)  acc5: 59.3750 (57.1000)  time: 0.1410  data: 0.0911"
+                )
+            log.out("Test:  Acc@1 30.102 Acc@5 57.210")
+    return Truth(
+        steps=(done, done + 1),
+        totals=(None, num_epochs * batches),
+        losses=(loss, mean),
+        val_losses=(val,),
+        num_epochs=num_epochs,
+    )
+
+
+@program("pytorch/examples", "dcgan/main.py", "'[%d/%d][%d/%d] Loss_D: %.4f Loss_G: %.4f")
+def dcgan(log: Log) -> Truth:
+    """Two fractions in brackets, epoch and batch, both from 0; losses of two networks."""
+    num_epochs, batches = 25, log.pick(300, 480)
+    stop = 2 * batches + log.pick(40, 200)
+    losses = (0.0, 0.0)
+    for step in log.steps(stop, 1, 0, 0.1):
+        epoch, at = divmod(step, batches)
+        losses = (log.loss(step / 9000), log.loss(step / 9000))
+        log.out(
+            f"[{epoch}/{num_epochs}][{at}/{batches}] Loss_D: {losses[0]:.4f} Loss_G: "
+            f"{losses[1]:.4f} D(x): {log.near(0.8):.4f} D(G(z)): 0.0812 / 0.0341"
+        )
+    return Truth(
+        steps=(stop, stop + 1),
+        totals=(num_epochs * batches,),
+        losses=losses,
+        num_epochs=num_epochs,
+    )
+
+
+@program("kuangliu/pytorch-cifar", "utils.py", "progress_bar")
+def pytorch_cifar(log: Log) -> Truth:
+    """A bar with backspaces to its middle, the same for training and test, without a name."""
+    batches, tests = 391, 100
+    stop = 2 * batches + log.pick(40, 300)
+    loss = val = 0.0
+
+    def draw(at: int, total: int, figure: float) -> None:
+        fill = int(65 * at / total)
+        right = (at + 1) * 61
+        log.write(
+            f" [{'=' * fill}>{'.' * (64 - fill)}]  Step: 51ms | Tot: {at // 20}s{at * 51 % 1000}ms"
+            f" | Loss: {figure:.3f} | Acc: {100 * right / (at + 1) / 128:.3f}% "
+            f"({right}/{(at + 1) * 128})" + "\b" * 50 + f" {at + 1}/{total} "
+        )
+        log.write("\r" if at < total - 1 else "\n")
+
+    log.out("==> Preparing data..\n==> Building model..")
+    for step in log.steps(stop, 1, 0, 0.06):
+        epoch, at = divmod(step, batches)
+        if at == 0:
+            if epoch:
+                val = log.loss(step / 9000, 3)
+                for test in range(tests):
+                    draw(test, tests, val)
+                    log.wait(0.03)
+                log.out("Saving..")
+            log.out(f"\nEpoch: {epoch}")
+        loss = log.loss(step / 9000, 3)
+        draw(at, batches, loss)
+    return Truth(steps=(stop + 1, stop), losses=(loss,), val_losses=(val,))
+
+
+@program("google-research/big_vision", "big_vision/utils.py", "Chrono.tick, measure")
+def big_vision(log: Log) -> Truth:
+    """The step in brackets and colour before each figure, a line each; notes over several lines."""
+    total, last = 20000, log.pick(2400, 5200, 50)
+    loss = val = 0.0
+
+    def say(text: str) -> None:
+        log.err(f"I0302 {log.clock('%H:%M:%S.%f')} 140215 utils.py:1245] {text}")
+
+    for step in log.steps(last, 50, 50, 0.2):
+        loss = log.loss(step / total, 14)
+        for name, value in {
+            "lr": 0.00091,
+            "training_loss": loss,
+            "l2_grads": log.near(0.9),
+            "uptime": log.now_s,
+            "examples_seen": step * 1024.0,
+            "progress": step / total,
+            "epoch": step * 1024 / 1281167,
+            "img/sec/core": log.near(640.0),
+        }.items():
+            say(f"\x1b[35m[{step}]\x1b[0m {name} = {value}")
+        say(
+            f"\x1b[33mNOTE\x1b[0m: Steps:{step}/{total} [{step / total:.1%}]\n"
+            "Walltime:12m (1m eval)\nETA:1h31m\nTotal train time:1h40m"
+        )
+        if step % 1000 == 0:
+            val = log.loss(step / total, 14)
+            say(f"\x1b[33mNOTE\x1b[0m: val evaluation...\nSteps:{step}/{total}")
+            say(f"\x1b[35m[{step}]\x1b[0m val/prec@1 = 0.4411")
+            say(f"\x1b[35m[{step}]\x1b[0m val/loss = {val}")
+    return Truth(steps=(last,), totals=(total,), losses=(loss,), val_losses=(val,))
+
+
+@program("google/flax", "examples/mnist/train.py", "'epoch:% 3d, train_loss: %.4f")
+def flax_mnist(log: Log) -> Truth:
+    """A line an epoch, with losses of training and test in it."""
+    last = log.pick(6, 25)
+    loss = val = 0.0
+    for epoch in log.steps(last, 1, 1, 9.0):
+        loss, val = log.loss(epoch / 30), log.loss(epoch / 30)
+        log.err(
+            f"I0302 {log.clock('%H:%M:%S.%f')} 140215817963328 train.py:172] epoch:{epoch: 3d}, "
+            f"train_loss: {loss:.4f}, train_accuracy: {log.near(90):.2f}, "
+            f"test_loss: {val:.4f}, test_accuracy: {log.near(90):.2f}"
+        )
+    return Truth(steps=(last,), losses=(loss,), val_losses=(val,))
+
+
+@program("jax-ml/jax", "examples/mnist_classifier.py", "Epoch {epoch} in {epoch_time:0.2f} sec")
+def jax_mnist(log: Log) -> Truth:
+    """Epochs from 0 with their time, accuracies in lines of their own, no loss."""
+    last = log.pick(4, 18)
+    log.out("\nStarting training...")
+    for epoch in log.steps(last, 1, 0, 3.0):
+        log.out(f"Epoch {epoch} in {log.near(3.0):0.2f} sec")
+        log.out(f"Training set accuracy {log.near(0.9):.12f}")
+        log.out(f"Test set accuracy {log.near(0.9):.12f}")
+    return Truth(steps=(last, last + 1))

@@ -6,7 +6,14 @@ import re
 
 import pytest
 
-from benchmarks.formats.catalog import list_formats, list_negatives, split_formats
+from benchmarks.formats.catalog import (
+    NUM_FORMATS,
+    NUM_NEGATIVES,
+    list_formats,
+    list_negatives,
+    split_formats,
+    split_negatives,
+)
 from benchmarks.formats.model import Format, Truth
 from benchmarks.formats.reading import Reading
 from benchmarks.formats.score import RIGHT, UNKNOWN, WRONG, judge
@@ -38,10 +45,15 @@ def test_the_truth_is_in_range_and_its_losses_are_printed(item: Format) -> None:
     assert truth.num_epochs is None or str(truth.num_epochs) in text
 
 
-def test_the_halves_stay_as_they_were_drawn() -> None:
-    development, apart = split_formats()
-    assert not set(development) & set(apart)
-    assert development[:3] == ("allennlp", "bert_tensorflow", "catboost")
+def test_there_are_100_formats_and_30_negatives_in_halves_that_stay_as_drawn() -> None:
+    for halves, count, first in (
+        (split_formats(), NUM_FORMATS, "allennlp bert_tensorflow catboost"),
+        (split_negatives(), NUM_NEGATIVES, "apt_install benchmark_table cmake_make"),
+    ):
+        development, apart = halves
+        assert len(development) == len(apart) == count // 2
+        assert not set(development) & set(apart)
+        assert list(development[:3]) == first.split()
 
 
 @pytest.mark.parametrize("name", list_negatives())
