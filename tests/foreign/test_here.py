@@ -35,15 +35,15 @@ cluster:
 
 
 def render_tables() -> list[str]:
-    """The table of the documents, and the changes that it counts."""
+    """The table of the documents, and the changes of the first program that it counts."""
     counts = {program.title: count_changes(program) for program in PROGRAMS.values()}
     rows = [f"| {title} | {' | '.join(map(str, found))} |" for title, found in counts.items()]
-    diffs = [f"**{each.title}**\n\n{render_changes(each)}" for each in PROGRAMS.values()]
-    return ["\n".join(rows), "\n\n".join(diffs)]
+    first = next(iter(PROGRAMS.values()))
+    return ["\n".join(rows), f"**{first.title}**\n\n{render_changes(first)}"]
 
 
 def test_the_lines_that_a_port_changes_are_those_of_the_documents_and_at_most_ten() -> None:
-    page = (ROOT / "docs/porting.md").read_text()
+    page = (ROOT / "docs/training.md").read_text()
     for text in render_tables():
         assert f"\n{text}\n" in page, text
     changed = {name: count_changes(program)[1] for name, program in PROGRAMS.items()}

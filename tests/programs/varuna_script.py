@@ -1,4 +1,4 @@
-"""A script of Varuna's that may morph, as docs/porting.md writes one.
+"""A script of Varuna's that may morph, as docs/training.md writes one.
 
 python varuna_script.py STEPS
 

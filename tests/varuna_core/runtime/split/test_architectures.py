@@ -123,5 +123,5 @@ def test_a_criterion_outside_the_model_becomes_part_of_it() -> None:
 
 
 def test_the_documents_list_the_models() -> None:
-    page = (ROOT / "docs/porting.md").read_text()
+    page = (ROOT / "docs/training.md").read_text()
     assert "\n" + "\n".join(render_table()) + "\n" in page, "\n".join(render_table())
