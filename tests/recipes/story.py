@@ -449,9 +449,7 @@ KNOWN: Mapping[str, Mapping[str, str]] = {
         "findings": "the same: steps not known",
     },
     "lightning": {
-        "verdict during": "STARTING: Rich writes its bar into a file only at the end",
-        "step during": "the same",
-        "total during": "the same",
+        "total during": "not known: Rich writes its bar into a file only at the end",
     },
     "nanogpt": {
         "report's losses": "the line of an evaluation counts as a training loss",

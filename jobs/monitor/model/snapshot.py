@@ -97,6 +97,12 @@ class Point:
     """When it was printed, where that is known."""
 
 
+def name_step(step: int, total: int | None = None, *, is_counted: bool = False) -> str:
+    """`step 30 of 50`, or `30 optimizer steps` where only their number is known."""
+    counted = f"{step} optimizer step{'' if step == 1 else 's'}"
+    return (counted if is_counted else f"step {step}") + (f" of {total}" if total else "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """Progress of the training."""
@@ -111,9 +117,22 @@ class Progress:
     points: tuple[Point, ...] = ()
     """The last steps that were reported, oldest first; a few hundred at most."""
     source: str = ""
-    """`<node>.out` or `trace`: where the step was read."""
+    """`<node>.out`, `trace` or `optimizer`: where the step was read."""
     first_step: int | None = None
     """The first step that this attempt is known to have done."""
+    done: int | None = None
+    """Optimizer steps of this attempt, where they were counted."""
+    is_counted: bool = False
+    """`step` is `done`: no line tells the program's own number, which is another one where it went
+    on from a checkpoint."""
+    other: int | None = None
+    """Where the lines and the counter of optimizer steps disagree: the number of the other."""
+    longest_s: float | None = None
+    """The longest step of this attempt, by the counter."""
+
+    @property
+    def name(self) -> str:
+        return name_step(self.step, self.num_steps, is_counted=self.is_counted)
 
     @property
     def loss(self) -> float | None:
@@ -128,7 +147,7 @@ class Progress:
     @property
     def is_last(self) -> bool:
         """True once the last step that the lines speak of is done."""
-        return self.knows_end and self.step >= (self.num_steps or 0)
+        return self.knows_end and max(self.step, self.done or 0) >= (self.num_steps or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -197,7 +197,7 @@ def format_progress(snapshot: Snapshot) -> str:
     if progress is None:
         return ""
     times = [point.step_s for point in progress.points if point.step_s is not None]
-    words = [f"step {progress.step}" + (f" of {progress.num_steps}" if progress.num_steps else "")]
+    words = [progress.name]
     if times:  # the median, as a step may have a pause in it
         words.append(f"{statistics.median_low(times[-NUM_RECENT:]):.4g} s a step")
     loss = progress.loss

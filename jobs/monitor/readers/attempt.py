@@ -33,12 +33,14 @@ from vjob.jobs.monitor.readers.node_files import (
     find_loss,
     find_phase,
     find_progress,
+    join_counts,
     join_progress,
     merge_errors,
 )
 from vjob.jobs.monitor.readers.rank_files import (
     Beats,
     JsonFolder,
+    StepsFolder,
     TraceFolder,
     parse_outcome,
 )
@@ -65,6 +67,7 @@ class AttemptReader:
         self._exits = JsonFolder(attempt.path / "exit")
         self._lives: dict[str, Beats] = {}
         self._traces = TraceFolder(attempt)
+        self._steps = StepsFolder(attempt)
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
         self._pattern = read_pattern(plan.progress if plan is not None else None)
         self._classifier = Classifier(
@@ -116,8 +119,8 @@ class AttemptReader:
             if files.poll():
                 changed.add(files.name)
                 times += [files.newest] if files.newest else []
-        changed.update(f"@{rank}" for rank in self._traces.poll())
-        times += self._traces.times
+        changed.update(f"@{rank}" for rank in self._traces.poll() | self._steps.poll())
+        times += self._traces.times + self._steps.times
         self.newest = max(times, default=None)
         return changed
 
@@ -144,6 +147,8 @@ class AttemptReader:
     def _find_traces(self) -> None:
         if self._has_changed(str(self.attempt.path / "trace")):
             self._traces.find()
+        if self._has_changed(str(self.attempt.path / "ranks")):
+            self._steps.find()
 
     def _has_changed(self, folder: str) -> bool:
         """True if names may have come since; opens the folder, so that NFS asks its server."""
@@ -301,6 +306,10 @@ class AttemptReader:
             stages = trace.stages
         step_s, work_s = trace.medians() if trace is not None else (None, None)
         ended = last.end_at if last is not None else None
+        step = last.step if last is not None else None
+        counts = self._steps.counts.get(rank)
+        if last is None and counts is not None:
+            step, step_s, ended = counts.count, counts.median_s, counts.last_at
         return Rank(
             rank=rank,
             node=name,
@@ -310,7 +319,7 @@ class AttemptReader:
             pid=process.pid if process else None,
             process_state=process.state if process else "",
             cpu_percent=process.cpu_percent if process else None,
-            step=last.step if last else None,
+            step=step,
             step_s=step_s,
             work_s=work_s,
             step_at=None if ended is None else ended + self._offset(index),
@@ -341,11 +350,24 @@ class AttemptReader:
         ends = [
             (trace.last.step, -rank) for rank, trace in self._traces.ranks.items() if trace.last
         ]
-        if not ends:
+        if ends:
+            rank = -max(ends)[1]
+            return join_progress(told, self._traces.ranks[rank].points(self._offset_of(rank)))
+        if not self._steps.counts:
             return told
-        rank = -max(ends)[1]
-        index = self.plan.node_of_rank(rank).index if self.plan and rank < self.plan.world else -1
-        return join_progress(told, self._traces.ranks[rank].points(self._offset(index)))
+        node = told.source.rpartition(".")[0] if told is not None else ""
+        told_by = [rank for rank, found in self._ranks.items() if found.node == node]
+        counts = self._steps.counts
+        reference = next((rank for rank in told_by if rank in counts), None)
+        farthest = max(sorted(counts), key=lambda rank: counts[rank].count)
+        loss = find_loss(self.files.values())
+        return join_counts(told, counts, reference, self._offset_of(farthest), loss)
+
+    def _offset_of(self, rank: int) -> float:
+        """Of the node of a rank."""
+        if self.plan is None or rank >= self.plan.world:
+            return 0.0
+        return self._offset(self.plan.node_of_rank(rank).index)
 
     def _list_settings(self) -> tuple[tuple[str, Line], ...]:
         found: list[tuple[str, Line]] = []

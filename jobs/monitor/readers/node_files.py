@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from re import Pattern
+from typing import Any
 
+from varuna_core.facts.known import NotKnown, Value
 from varuna_core.records.files import open_file
+from varuna_core.records.logs.judge import Lines, Source, Unit, judge_steps
 from varuna_core.records.logs.learner import Doubt
-from varuna_core.records.logs.times import TimesTail
+from varuna_core.records.logs.step_counts import NUM_RECENT, StepCounts
+from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Tail
 from vjob.jobs.monitor.model.snapshot import Gpu, Line, Phase, Point, Progress
@@ -153,6 +157,8 @@ NUM_ERRORS = 200
 """Lines of a known kind that a snapshot holds."""
 MOST_LEARNED = 8
 """Logs that are read for what their lines have in common, where no line proves itself."""
+COUNTED = "optimizer"
+"""The source of a step that was counted."""
 APART_S = 1.0
 """Between the writing of two files that tell of the same moment."""
 
@@ -309,3 +315,75 @@ def join_progress(told: Progress | None, traced: Sequence[Point]) -> Progress:
         source=told.source if is_ahead else "trace",
         first_step=min(points),
     )
+
+
+def join_counts(
+    told: Progress | None,
+    counts: Mapping[int, StepCounts],
+    reference: int | None,
+    offset_s: float,
+    loss: Point | None,
+) -> Progress | None:
+    """Merge progress of logs and the counted optimizer steps: a line has its number and the loss.
+
+    `reference` is a rank of the node whose lines they are; `offset_s` is the file server's clock
+    minus that of the rank that did the most steps; `loss` is one that no step is told for.
+    """
+    lines = None
+    if told is not None:
+        pairs = tuple((point.step, point.at) for point in told.points)
+        lines = Lines(told.step, told.num_steps, pairs, told.source, BAR_SLACK_S)
+    steps = judge_steps(lines, counts, reference)
+    rank = max(sorted(counts), key=lambda one: counts[one].count)
+    own = counts[rank]
+    at = own.last_at + offset_s
+    known: dict[str, Any] = {
+        "other": steps.other,
+        "longest_s": max((x.seconds for x in own.longest), default=None),
+    }
+    if isinstance(steps.done, Value):
+        known["done"] = steps.done.value
+    if steps.source is not Source.COUNTER or isinstance(steps.step, NotKnown):
+        return None if told is None else replace(told, at=max(at, told.at or at), **known)
+    is_same = steps.fit is not None and steps.fit.unit is Unit.STEP
+    base = steps.step.value - own.count
+    first = (steps.fit.offset if is_same and steps.fit else None) or 0
+    points = {point.step: point for point in _list_points(own, base, offset_s)}
+    for point in told.points if told is not None else ():
+        done = point.step - base if is_same else None
+        if done is None and point.at is not None:
+            done = int(counts[rank if reference is None else reference].count_at(point.at))
+        if done is not None and 0 < done <= own.count:
+            before, after = _bracket(own, done)
+            step_s = (after[1] - before[1]) / (after[0] - before[0] or 1)
+            end = before[1] + (done - before[0]) * step_s + offset_s
+            timed = points.get(base + done)
+            step_s_or = step_s if timed is None else timed.step_s
+            points[base + done] = replace(point, step=base + done, at=end, step_s=step_s_or)
+    ordered = [points[step] for step in sorted(points)]
+    if loss is not None and not any(point.loss is not None for point in ordered):
+        ordered[-1] = replace(ordered[-1], loss=loss.loss, grad_norm=loss.grad_norm, nan=loss.nan)
+    return Progress(
+        step=steps.step.value,
+        num_steps=steps.total.value if isinstance(steps.total, Value) else None,
+        at=at,
+        points=tuple(ordered),
+        source=COUNTED,
+        first_step=first + 1,
+        is_counted=not is_same,
+        **known,
+    )
+
+
+def _list_points(own: StepCounts, base: int, offset_s: float) -> Iterator[Point]:
+    """The last points, each with the mean time of the steps since the one before."""
+    recent = own.points[-NUM_RECENT:]
+    for before, (count, end) in zip((None, *recent), recent, strict=False):
+        step_s = None if before is None else (end - before[1]) / max(1, count - before[0])
+        yield Point(step=base + count, step_s=step_s, at=end + offset_s)
+
+
+def _bracket(own: StepCounts, done: int) -> tuple[tuple[int, float], tuple[int, float]]:
+    """The points before and after a step."""
+    after = next((at for at, point in enumerate(own.points) if point[0] >= done), 0)
+    return own.points[max(0, after - 1)], own.points[after]

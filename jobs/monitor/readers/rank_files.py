@@ -1,4 +1,4 @@
-"""Readers of the small files of an attempt: traces of ranks, beats of nodes, exits.
+"""Readers of the small files of an attempt: traces and steps of ranks, beats of nodes, exits.
 
 `JsonFolder` reads what changed in a folder of files that land whole. Such a file lands by a rename,
 which changes its folder's own time; a folder with the same time as at the last two polls holds
@@ -19,6 +19,7 @@ from typing import Any
 from varuna_core.records.exits import Outcome
 from varuna_core.records.files import as_number, expect_types, is_foreign_link
 from varuna_core.records.logs.slow_ranks import RECENT_STEPS, WARM_UP_STEPS
+from varuna_core.records.logs.step_counts import StepCounts, parse_counts
 from varuna_core.records.logs.trace import COMPUTE
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.jobs.monitor.log_lines.tails import Added, Tail
@@ -97,7 +98,7 @@ def _mark(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _read(name: str, folder: int) -> tuple[bytes, os.stat_result]:
+def _read(name: str, folder: int | None = None) -> tuple[bytes, os.stat_result]:
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
     fd = os.open(name, flags, dir_fd=folder)
     try:
@@ -217,6 +218,46 @@ class TraceFolder:
                 changed |= found
                 self.times.append(file.tail.mtime)
                 self.ranks.update(file.ranks)
+        return changed
+
+
+MOST_COUNTED = 64
+"""Files of steps that are read: of a larger job those of ranks that lie evenly among all."""
+
+
+class StepsFolder:
+    """Optimizer steps of the ranks of an attempt."""
+
+    def __init__(self, attempt: AttemptFolder) -> None:
+        self.counts: dict[int, StepCounts] = {}
+        self.times: list[float] = []
+        """When the files were written that had something new at the last look."""
+        self._attempt = attempt
+        self._paths: dict[int, Path] = {}
+        self._marks: dict[int, tuple[int, int, int]] = {}
+
+    def find(self) -> None:
+        """Look for files that came since."""
+        found = self._attempt.list_steps()
+        every = -(-len(found) // MOST_COUNTED)
+        self._paths = {rank: found[rank] for rank in sorted(found)[:: every or 1]}
+
+    def poll(self) -> set[int]:
+        """Read what is new; the ranks that wrote it."""
+        changed: set[int] = set()
+        self.times = []
+        for rank, path in self._paths.items():
+            try:
+                if self._marks.get(rank) == _mark(os.lstat(path)):
+                    continue
+                data, found = _read(str(path))
+            except OSError:
+                continue
+            counts = parse_counts(data)
+            if counts is not None and counts.count:
+                self._marks[rank], self.counts[rank] = _mark(found), counts
+                self.times.append(found.st_mtime)
+                changed.add(rank)
         return changed
 
 

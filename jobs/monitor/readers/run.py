@@ -131,7 +131,10 @@ class RunReader:
         self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()
         plan, store = self._plan, self._store
         progress = shown.progress
-        if progress is not None and progress.num_steps is None and self._asked.num_steps:
+        is_later = progress is not None and progress.is_counted and len(attempts) > 1
+        if progress is None or progress.num_steps is not None or is_later:
+            pass  # the conf's number is not one of this attempt's steps
+        elif self._asked.num_steps:
             progress = replace(progress, num_steps=self._asked.num_steps, is_asked=True)
         printed = self._attempt.settings if self._attempt is not None else ()
         echoes = compare(printed, self._asked.wanted)

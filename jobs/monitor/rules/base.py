@@ -68,8 +68,7 @@ def format_step(snapshot: Snapshot) -> str:
     progress = snapshot.progress
     if progress is None:
         return "no step"
-    total = f" of {progress.num_steps}" if progress.num_steps else ""
-    return f"step {progress.step}{total}"
+    return progress.name
 
 
 def name_job(snapshot: Snapshot) -> str:
@@ -256,7 +255,8 @@ def step_values(snapshot: Snapshot) -> dict[str, Any]:
     progress = snapshot.progress
     if progress is None:
         return {"step": NO_STEP, "num_steps": NO_TOTAL}
-    return {"step": progress.step, "num_steps": progress.num_steps or NO_TOTAL}
+    values = {"step": progress.step, "num_steps": progress.num_steps or NO_TOTAL}
+    return {**values, "is_counted": True} if progress.is_counted else values
 
 
 def line_values(line: Line) -> dict[str, Any]:

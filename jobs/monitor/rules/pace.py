@@ -141,6 +141,8 @@ def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
     """
     points, first = _points_of(snapshot)
     limit = stall_limit_s(points, first_step=first, floor_s=floor_s)
+    if snapshot.progress is not None and snapshot.progress.longest_s is not None:
+        limit = max(limit, LONGEST * snapshot.progress.longest_s)
     if knows_few_gaps(snapshot) and points and snapshot.went_at is not None:
         told_at = points[0].at if points[0].at is not None else find_step_at(snapshot)
         limit = max(limit, LONGEST * ((told_at or 0.0) - snapshot.went_at))

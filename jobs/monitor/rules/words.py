@@ -16,7 +16,7 @@ from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.remedy import COMMANDS, SPELLINGS, Action, Context, Remedy, render_all
 from varuna_core.records.files import format_free
 from varuna_core.records.formatting import format_duration
-from vjob.jobs.monitor.model.snapshot import Verdict
+from vjob.jobs.monitor.model.snapshot import Verdict, name_step
 from vjob.jobs.monitor.rules.base import format_names, format_rank, join
 
 CANCELS: Mapping[Context, str] = {Context.SBATCH: "scancel JOB", Context.PYTHON: "job.cancel()"}
@@ -87,8 +87,8 @@ def _is_known(value: Any) -> bool:
 def _step(values: Values) -> str:
     if not _is_known(values["step"]):
         return "no step"
-    total = f" of {values['num_steps']}" if _is_known(values["num_steps"]) else ""
-    return f"step {values['step']}{total}"
+    total = values["num_steps"] if _is_known(values["num_steps"]) else None
+    return name_step(values["step"], total, is_counted=values.get("is_counted", False))
 
 
 def _time(values: Values, key: str, text: str) -> str:

@@ -17,6 +17,7 @@ from varuna_core.records.logs.step_counts import (
     HEAD_BYTES,
     MOST_POINTS,
     NUM_LONGEST,
+    NUM_RECENT,
     StepCounts,
     Tally,
     claim_file,
@@ -95,7 +96,7 @@ def test_points_are_bounded_and_the_first_and_the_last_stay(count: int, seconds:
         found.add(number * seconds)
         found.note()
     counts = parse(pack(found))
-    assert len(counts.points) <= MOST_POINTS
+    assert len(counts.points) <= MOST_POINTS + NUM_RECENT + 1
     assert counts.points[0] == (1, WALL)
     assert counts.points[-1] == (count, WALL + (count - 1) * seconds)
     middle = (count - 1) * seconds / 2

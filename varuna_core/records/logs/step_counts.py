@@ -1,11 +1,11 @@
 """ranks/<rank>.steps: how many optimizer steps a rank has done, and when; small, and of one size.
 
     head, 84 bytes    count, time of the first and the last step; written every tenth of a second
-    body, 6 kB        written once a second and at the end
+    body, 8 kB        written once a second and at the end
       durations       number and seconds of steps by duration, four classes a doubling
       longest         the 32 longest ones, each with its step
-      points          (count, time) once a second; when there are 255, every other one is dropped,
-                      but never the oldest and the newest
+      points          (count, time) once a second: the last two minutes', and of those before
+                      evenly some with the first one; when they are 256, every other one is dropped
 
 Each part ends with its checksum: of a file that is cut, or read as it is written, what is whole
 counts. Nothing is written for a program without steps. The counter itself is trace/counter.py; it
@@ -18,10 +18,11 @@ import os
 import struct
 import time
 import zlib
+from collections import deque
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 from math import frexp
-from typing import List, Optional, Tuple
+from typing import Deque, List, Optional, Tuple
 
 MAGIC = b"VJS1"
 HEAD_S = 0.1
@@ -29,6 +30,7 @@ HEAD_S = 0.1
 POINT_S = 1.0
 """Between two points, and two writes of the body, at the beginning."""
 MOST_POINTS = 256
+NUM_RECENT = 128
 NUM_LONGEST = 32
 LEAST_BIT = -13
 """Durations below 2**-14 s are one class."""
@@ -50,7 +52,7 @@ _CLASSES = struct.Struct(f"<{NUM_CLASSES}I{NUM_CLASSES}d")
 _LONG = struct.Struct("<Qdd")
 _LONGEST = struct.Struct("<" + "Qdd" * NUM_LONGEST)
 _NUM = struct.Struct("<I")
-_POINTS = struct.Struct("<I" + "Qd" * MOST_POINTS)
+_POINTS = struct.Struct("<I" + "Qd" * (MOST_POINTS + NUM_RECENT))
 _POINT = struct.Struct("<Qd")
 BODY_BYTES = _CLASSES.size + _LONGEST.size + _POINTS.size + _CRC.size
 FILE_BYTES = HEAD_BYTES + BODY_BYTES
@@ -84,7 +86,7 @@ class StepCounts:
     is_captured: bool = False
     """Steps run in a CUDA graph: `count` is the least that were done."""
     points: Tuple[Tuple[int, float], ...] = ()
-    """(count, time): the first step, the last one, and evenly some between them."""
+    """(count, time): the first step, evenly some, and those of the last `NUM_RECENT` seconds."""
     durations: Tuple[Tuple[int, float], ...] = ()
     """(number, seconds of all together) of steps that took about as long, the shortest first."""
     longest: Tuple[LongStep, ...] = ()
@@ -143,7 +145,7 @@ class Tally:
 
     __slots__ = (
         "count", "first", "flags", "interval_s", "last", "longest", "nums", "opened", "points",
-        "seconds", "wall",
+        "recent", "seconds", "wall",
     )  # fmt: skip
 
     def __init__(self, opened: float, wall: float) -> None:
@@ -156,6 +158,7 @@ class Tally:
         self.longest: List[Tuple[float, int, float]] = []
         """Seconds, step and end, as a heap."""
         self.points: List[Tuple[int, float]] = []
+        self.recent: Deque[Tuple[int, float]] = deque(maxlen=NUM_RECENT)
         self.interval_s = POINT_S
 
     def add(self, now: float, num: int = 1) -> None:
@@ -179,14 +182,15 @@ class Tally:
 
     def note(self) -> None:
         """Keep the last step as a point, and half of the points when there are too many."""
-        if self.points and self.points[-1][0] == self.count:
+        if self.recent and self.last - self.recent[-1][1] < POINT_S:
             return
-        if len(self.points) == MOST_POINTS - 1:
-            del self.points[1::2]
-            self.interval_s *= 2
+        self.recent.append((self.count, self.last))
         if self.points and self.last - self.points[-1][1] < self.interval_s:
             return
         self.points.append((self.count, self.last))
+        if len(self.points) == MOST_POINTS:
+            del self.points[1::2]
+            self.interval_s *= 2
 
     def pack_body(self) -> bytes:
         """The body, of which the head names the count."""
@@ -194,10 +198,11 @@ class Tally:
         ordered = sorted(self.longest, key=lambda item: item[1])
         longest = [value for took, step, end in ordered for value in (step, at(end), took)]
         longest += [0, 0.0, 0.0] * (NUM_LONGEST - len(ordered))
-        points = [value for count, end in self.points for value in (count, at(end))]
-        points += [0, 0.0] * (MOST_POINTS - len(self.points))
+        kept = sorted({*self.points, *self.recent})
+        points = [value for count, end in kept for value in (count, at(end))]
+        points += [0, 0.0] * (MOST_POINTS + NUM_RECENT - len(kept))
         data = _CLASSES.pack(*self.nums, *self.seconds) + _LONGEST.pack(*longest)
-        data += _POINTS.pack(len(self.points), *points)
+        data += _POINTS.pack(len(kept), *points)
         return data + _CRC.pack(zlib.crc32(data))
 
     def pack_head(self, owner: Tuple[int, int, int, int, int], in_body: int) -> bytes:

@@ -1,0 +1,238 @@
+"""One judge of all that tells steps: traces, the counter of optimizer steps, lines of logs. Pure.
+
+    lines      step 110      step 120      step 130          110 and so on are the program's own
+    counter    10 done       20 done       30 done    34     steps of this attempt, by every rank
+                                                      └─► step 134, now: 100 + 34
+
+The number of a step is that of the lines where they count as the counter does; how many there were
+and when is by the counter. `fit` says how the two go together:
+
+    Unit.STEP       each step has a number of its own; the offset is that of a resumed program
+    Unit.PART       several numbers a step: micro-batches, samples
+    Unit.SEVERAL    several steps a number: epochs, intervals between two lines
+    Unit.OTHER      no such number: the figure is that of the lines, and says so
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from enum import Enum
+from typing import Mapping, Optional, Sequence, Tuple
+
+from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+from varuna_core.records.logs.step_counts import StepCounts
+
+LEAST_STEPS = 4
+"""So many steps between two lines tell what the lines count."""
+SAME = 10
+"""From this number on, one line that has the counter's number counts steps too."""
+MANY_STEPS = 16
+"""So many tell that they count something else."""
+UNEVEN = 0.15
+NEAR = 0.1
+"""A ratio so near to a whole number is that number."""
+TWICE = 0.34
+"""What the ratio is not sure by, at most: beyond it one cannot be told from two."""
+MOST_PARTS = 100_000
+SURE_STEPS = 1.0
+"""An offset that is sure to fewer steps is exact."""
+
+
+class Source(str, Enum):
+    """What a figure was taken from."""
+
+    TRACE = "trace"
+    COUNTER = "counter"
+    LINES = "lines"
+
+
+class Unit(str, Enum):
+    """What the lines of a log count."""
+
+    STEP = "step"
+    PART = "part of a step"
+    SEVERAL = "several steps"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Lines:
+    """What the lines of one log tell."""
+
+    step: int
+    total: Optional[int]
+    points: Tuple[Tuple[int, Optional[float]], ...]
+    """(step, time of writing), the oldest first."""
+    file: str = ""
+    slack_s: float = 0.0
+    """Each time is known up to so much."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What lines count, against the optimizer steps of the same rank or node."""
+
+    unit: Unit
+    ratio: float
+    """Numbers of the lines for one step."""
+    offset: Optional[int] = None
+    """The lines' number where the counter has 0; None where it is not known to a step."""
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """Steps of one rank in this attempt."""
+
+    rank: int
+    done: int
+    last_at: float
+    pace_s: Optional[float]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The verdict."""
+
+    step: Known[int]
+    """In the numbers of the program where lines tell them, else `done`."""
+    total: Known[int]
+    done: Known[int]
+    """Optimizer steps of this attempt, by the rank that did the most."""
+    at: Optional[float]
+    """When the last one ended."""
+    source: Optional[Source]
+    fit: Optional[Fit]
+    """None where only one of the two is there, or too little of them."""
+    other: Optional[int]
+    """Where the lines and the counter disagree: what the one says that was not taken."""
+    ranks: Tuple[RankSteps, ...]
+
+    @property
+    def slowest(self) -> Optional[RankSteps]:
+        return min(self.ranks, key=lambda one: (one.done, one.rank), default=None)
+
+
+def judge_steps(
+    lines: Optional[Lines], counts: Mapping[int, StepCounts], reference: Optional[int] = None
+) -> Steps:
+    """`reference` is a rank on the node of the lines, whose clock their times are of."""
+    counts = {rank: one for rank, one in counts.items() if one.count}
+    ranks = tuple(
+        RankSteps(rank, one.count, one.last_at, one.median_s)
+        for rank, one in sorted(counts.items())
+    )
+    if not counts:
+        return _take_lines(lines, ranks)
+    most = max(sorted(counts), key=lambda rank: counts[rank].count)
+    own = counts[most]
+    least = " at least" if own.is_captured else ""
+    seen = Evidence(
+        "optimizer hook", Sure.MEASURED, seen=own.count, since=own.first_at, until=own.last_at,
+        text=f"{own.count} steps of rank {most}{least}",
+    )  # fmt: skip
+    done: Known[int] = Value(own.count, (seen,))
+    if own.is_captured:
+        done = NotKnown("the optimizer runs in a CUDA graph, whose replays nobody counts", (seen,))
+    if lines is None:
+        total: Known[int] = NotKnown("no line tells how many there will be")
+        return Steps(done, total, done, own.last_at, Source.COUNTER, None, None, ranks)
+    fit = None
+    if not own.is_captured:
+        fit = fit_lines(lines, counts[most if reference not in counts else reference])
+    told = _take_lines(lines, ranks)
+    if fit is None:
+        if own.is_captured or lines.step >= own.count / 2 or own.count < SAME:
+            return _with(told, done=done)
+        total = NotKnown("it is not known yet what the lines count")
+        return Steps(done, total, done, own.last_at, Source.COUNTER, None, lines.step, ranks)
+    if fit.unit is Unit.OTHER:
+        return _with(told, done=done, fit=fit, other=own.count)
+    if fit.unit is Unit.STEP:
+        step = lines.step if fit.offset is None else max(lines.step, fit.offset + own.count)
+        if lines.total is not None and lines.step <= lines.total:
+            step = min(step, lines.total)
+        evidence = (*told.step.evidence, seen)
+        return Steps(
+            Value(step, evidence), told.total, done, own.last_at, Source.COUNTER, fit, None, ranks
+        )
+    return Steps(
+        done, _convert(lines, fit), done, own.last_at, Source.COUNTER, fit, lines.step, ranks
+    )
+
+
+def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:
+    """Find what lines count; None where too little of both is there."""
+    pairs = [(step, counts.count_at(at), at) for step, at in lines.points if at is not None]
+    pairs = [pair for pair in pairs if pair[1] > 0]
+    if not pairs:
+        return None
+    (first, first_done, _), (last, last_done, _) = pairs[0], pairs[-1]
+    span = last_done - first_done
+    pace = counts.median_s or 0.0
+    slack = lines.slack_s / pace if pace else 0.0
+    unsure = (1 + 2 * slack) / span if span else 1.0
+    if span < LEAST_STEPS or unsure > TWICE or last < first:
+        is_same = last >= SAME and abs(last - last_done) <= min(1 + slack, NEAR * last)
+        return Fit(Unit.STEP, 1.0, 0) if is_same else None
+    ratio = (last - first) / span
+    if abs(ratio - 1) <= max(NEAR, unsure):
+        return Fit(Unit.STEP, 1.0, _find_offset(pairs, slack))
+    if span < MANY_STEPS:
+        return None
+    if not _is_even(pairs):
+        return Fit(Unit.OTHER, ratio)
+    if ratio > 1:
+        parts = round(ratio)
+        if parts <= MOST_PARTS and abs(ratio / parts - 1) <= max(NEAR / parts, unsure):
+            return Fit(Unit.PART, float(parts))
+    elif ratio > 0:
+        several = round(1 / ratio)
+        if abs(ratio * several - 1) <= max(NEAR / several, unsure):
+            return Fit(Unit.SEVERAL, 1 / several)
+    return Fit(Unit.OTHER, ratio)
+
+
+def _find_offset(pairs: Sequence[Tuple[int, float, float]], slack: float) -> Optional[int]:
+    """A line is written soon after its step, so that the count at that time is a little higher."""
+    offset = statistics.median(step - done for step, done, _ in pairs[-9:])
+    if slack + 0.5 < SURE_STEPS:
+        return round(offset + 0.25)
+    return 0 if abs(offset) <= slack + 1 else None
+
+
+def _is_even(pairs: Sequence[Tuple[int, float, float]]) -> bool:
+    """False where the second half of the lines has another share of the steps."""
+    (first, begin, _), (step, done, _), (last, end, _) = pairs[0], pairs[len(pairs) // 2], pairs[-1]
+    share = (step - first) / (last - first) if last > first else 0.0
+    return abs((done - begin) / (end - begin) - share) <= UNEVEN
+
+
+def _convert(lines: Lines, fit: Fit) -> Known[int]:
+    """Steps in all, from a number of parts or of epochs that is known."""
+    name = "parts of a step" if fit.unit is Unit.PART else "several steps at once"
+    if lines.total is None:
+        return NotKnown("no line tells how many there will be")
+    steps = lines.total / fit.ratio
+    if abs(steps - round(steps)) > 1e-6 * steps:
+        return NotKnown(f"the lines count {name}, {lines.total} of which are no whole steps")
+    return Value(round(steps), (Evidence("step lines", Sure.INFERRED, lines.file),))
+
+
+def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
+    if lines is None:
+        unknown = NotKnown("no line, trace or optimizer told a step")
+        return Steps(unknown, unknown, unknown, None, None, None, None, ranks)
+    seen = Evidence("step lines", Sure.REPORTED, lines.file, seen=len(lines.points))
+    total: Known[int] = NotKnown("no line tells how many there will be")
+    if lines.total is not None:
+        total = Value(lines.total, (seen,))
+    at = lines.points[-1][1] if lines.points else None
+    unknown = NotKnown("its optimizer steps were not counted")
+    return Steps(Value(lines.step, (seen,)), total, unknown, at, Source.LINES, None, None, ranks)
+
+
+def _with(
+    steps: Steps, *, done: Known[int], fit: Optional[Fit] = None, other: Optional[int] = None
+) -> Steps:
+    return Steps(steps.step, steps.total, done, steps.at, steps.source, fit, other, steps.ranks)
