@@ -147,6 +147,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "1"),
     ),
     Benchmark(
+        name="count_steps",
+        module="runtime.count_steps",
+        title="Counting optimizer steps",
+        peer="the same calls without the hooks",
+        needs=("torch",),
+        quick=("--rounds", "2", "--steps", "20"),
+    ),
+    Benchmark(
         name="idle_groups",
         module="runtime.idle_groups",
         title="Idle groups of gloo",
