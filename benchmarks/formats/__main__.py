@@ -94,12 +94,12 @@ def list_lines(rows: Sequence[Row], num_negatives: int, false: dict[str, str]) -
 
 def list_misses(found: dict[str, Any], false: dict[str, str]) -> Iterator[str]:
     """All formats of which a figure is not right, and the false steps."""
-    yield "| format | step | total | loss | said |"
-    yield "|---|---|---|---|---|"
+    yield f"| format | {' | '.join(FIGURES)} | said |"
+    yield "|---" * (2 + len(FIGURES)) + "|"
     for name, cells in found["misses"].items():
         yield f"| {name} | {cells} |"
     for name, said in false.items():
-        yield f"| {name} (no training) | wrong | | | {said} |"
+        yield f"| {name} (no training) | wrong | | | | {said} |"
 
 
 def keep(label: str) -> None:

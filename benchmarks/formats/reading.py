@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.formats.log import START, Log
+from varuna_core.records.logs.progress import parse_line
 from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.logs.times import MARK_S, format_mark
 from vjob.jobs.monitor.log_lines.errors import Classifier
-from vjob.jobs.monitor.readers.node_files import NodeFiles, find_progress
+from vjob.jobs.monitor.readers.node_files import NodeFiles, find_loss, find_progress
 
 KINDS = ("out", "err")
 TAIL_BYTES = 4 * 1024 * 1024
@@ -26,45 +27,55 @@ class Reading:
     total: int | None = None
     loss: float | None = None
     val_loss: float | None = None
+    """Of the last line about an evaluation; only by lines."""
 
 
 def read_lines(log: Log) -> Reading:
     """By a StepReader for each stream; the stream whose lines are the most reliable counts."""
     found: list[tuple[int, int, bool, StepReader, float | None]] = []
     losses: list[float | None] = []
+    val_loss = None
     for kind in KINDS:
         reader = StepReader()
         step_loss = loss = None
         for line in log.lines:
             if line.kind != kind:
                 continue
-            at = START.timestamp() + line.at_s
-            told = reader.read(f"{line.rank}: {line.text}", at, MARK_S)
+            text = f"{line.rank}: {line.text}"
+            val_loss = _find_val_loss(text) or val_loss
+            told = reader.read(text, START.timestamp() + line.at_s, MARK_S)
             if told is None:
                 continue
             loss = told.line.loss if told.line.loss is not None else loss
             if told.line.step >= 0:
                 step_loss = told.line.loss
-        if reader.last is not None:
+        if reader.last is not None and reader.doubt is None:
             found.append((reader.strength, reader.last, step_loss is not None, reader, loss))
         losses.append(loss)
     others = [other for other in losses if other is not None]
     if not found:
-        return Reading(loss=next(iter(others), None))
+        return Reading(loss=next(iter(others), None), val_loss=val_loss)
     _, step, _, reader, loss = max(found, key=lambda item: item[:3])
     loss = loss if loss is not None else next(iter(others), None)
-    return Reading(step=step, total=reader.num_steps, loss=loss)
+    return Reading(step=step, total=reader.num_steps, loss=loss, val_loss=val_loss)
+
+
+def _find_val_loss(text: str) -> float | None:
+    found = parse_line(text)
+    evaluations = {} if found is None else found.evaluations
+    return next((one["loss"] for one in evaluations.values() if "loss" in one), None)
 
 
 def read_status(log: Log) -> Reading:
     """By the files of a node, as `vjob status` reads them at its first look."""
     with tempfile.TemporaryDirectory() as folder:
         files = write_files(log, Path(folder))
-        node = NodeFiles("node", files, Classifier(()), TAIL_BYTES, 50)
+        node = NodeFiles("node", files, Classifier(), TAIL_BYTES, 50)
         node.poll()
         progress = find_progress([node])
+    loss = find_loss([node])
     if progress is None:
-        return Reading()
+        return Reading(loss=None if loss is None else loss.loss)
     return Reading(step=progress.step, total=progress.num_steps, loss=progress.loss)
 
 

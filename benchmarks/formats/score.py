@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.formats.model import Format, Negative, Truth
 from benchmarks.formats.reading import Reading, read_lines, read_status
 
 RIGHT, UNKNOWN, WRONG = "right", "not known", "wrong"
-FIGURES = ("step", "total", "loss")
+FIGURES = ("step", "total", "loss", "val_loss")
 REL = 1e-3
 """Losses that are nearer than this are the same."""
 
@@ -53,7 +53,9 @@ def judge(reading: Reading, truth: Truth) -> dict[str, str]:
         total = RIGHT if None in totals else UNKNOWN
     else:
         total = RIGHT if reading.total in totals else WRONG
-    return {"step": step, "total": total, "loss": _judge_loss(reading.loss, truth.losses)}
+    loss = _judge_loss(reading.loss, truth.losses)
+    val_loss = _judge_loss(reading.val_loss, truth.val_losses)
+    return {"step": step, "total": total, "loss": loss, "val_loss": val_loss}
 
 
 def _judge_loss(said: float | None, true: Sequence[float]) -> str:
@@ -65,7 +67,8 @@ def _judge_loss(said: float | None, true: Sequence[float]) -> str:
 def score_format(item: Format, seed: int = 0) -> Row:
     log, truth = item.make(seed)
     lines, status = read_lines(log), read_status(log)
-    by_lines, by_status = judge(lines, truth), judge(status, truth)
+    by_lines = judge(lines, truth)
+    by_status = judge(replace(status, val_loss=lines.val_loss), truth)
     notes = [_describe(lines, truth, by_lines, "")]
     if by_status != by_lines:
         notes.append(_describe(status, truth, by_status, "status: "))
@@ -103,6 +106,7 @@ def _describe(reading: Reading, truth: Truth, verdicts: Mapping[str, str], who: 
         "step": [count.steps for count in truth.counts],
         "total": [count.totals for count in truth.counts],
         "loss": truth.losses[:2],
+        "val_loss": truth.val_losses,
     }
     parts = [
         f"{who}{figure} {getattr(reading, figure)}, true {_shorten(true[figure])}"

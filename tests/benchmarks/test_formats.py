@@ -16,7 +16,7 @@ from benchmarks.formats.catalog import (
 )
 from benchmarks.formats.model import Format, Truth
 from benchmarks.formats.reading import Reading
-from benchmarks.formats.score import RIGHT, UNKNOWN, WRONG, judge
+from benchmarks.formats.score import FIGURES, RIGHT, UNKNOWN, WRONG, judge
 
 FORMATS = tuple(list_formats().values())
 
@@ -63,8 +63,8 @@ def test_a_negative_has_lines(name: str) -> None:
 
 def test_a_figure_is_right_not_known_or_wrong() -> None:
     truth = Truth(steps=(40, 41), totals=(100,), losses=(2.5,), val_losses=(2.7,))
-    assert judge(Reading(step=41, total=100, loss=2.5), truth) == dict.fromkeys(
-        ("step", "total", "loss"), RIGHT
-    )
+    right = Reading(step=41, total=100, loss=2.5, val_loss=2.7)
+    assert judge(right, truth) == dict.fromkeys(FIGURES, RIGHT)
     assert set(judge(Reading(), truth).values()) == {UNKNOWN}
-    assert set(judge(Reading(step=7, total=90, loss=2.7), truth).values()) == {WRONG}
+    wrong = Reading(step=7, total=90, loss=2.7, val_loss=2.5)
+    assert set(judge(wrong, truth).values()) == {WRONG}
