@@ -51,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     failing.error_line,
     stalled.in_phase,
     stalled.stalled,
+    stalled.stands,
     failing.no_gpu_process,
     stalled.starting,
     speed.straggler,
@@ -96,8 +97,12 @@ def judge(
 def _list_verdicts(snapshot: Snapshot, floor_s: float) -> list[Verdict]:
     found = []
     for rule in RULES:
-        is_stall = rule is stalled.stalled
-        verdict = stalled.stalled(snapshot, floor_s) if is_stall else rule(snapshot)
+        if rule is stalled.stalled:
+            verdict = stalled.stalled(snapshot, floor_s)
+        elif rule is stalled.stands:
+            verdict = stalled.stands(snapshot, floor_s)
+        else:
+            verdict = rule(snapshot)
         if verdict is not None:
             found.append(verdict)
     return found

@@ -15,7 +15,7 @@ from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown, Sure
 from varuna_core.facts.remedy import Action, Remedy, Target
 from vjob.jobs.monitor.log_lines.errors import first_root
-from vjob.jobs.monitor.model.snapshot import Gpu, Health, Node, Rank, Snapshot, Verdict
+from vjob.jobs.monitor.model.snapshot import Gpu, Health, Node, Progress, Rank, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     cancel,
     conclude,
@@ -31,6 +31,7 @@ from vjob.jobs.monitor.rules.base import (
 )
 from vjob.jobs.monitor.rules.pace import (
     FLOOR_S,
+    MANY_STEPS,
     find_phase,
     find_silence_s,
     find_step_at,
@@ -203,7 +204,7 @@ def _odd_cpu(snapshot: Snapshot) -> Suspect | None:
 
 
 def _behind(snapshot: Snapshot) -> Suspect | None:
-    """Ranks whose trace ends before that of the others."""
+    """Ranks whose steps end before those of the others."""
     ranks = [rank for rank in list_alive(snapshot) if rank.step is not None]
     last = max((rank.step or 0 for rank in ranks), default=0)
     found = [
@@ -218,7 +219,9 @@ def _behind(snapshot: Snapshot) -> Suspect | None:
         "step": first.step,
         "others_step": last,
     }
-    finding = Finding("ranks behind", values=values, evidence=(Evidence("trace", Sure.MEASURED),))
+    finding = Finding(
+        "ranks behind", values=values, evidence=(Evidence("steps of each rank", Sure.MEASURED),)
+    )
     return Suspect(finding=finding, node=first.node, rank=first.rank)
 
 
@@ -377,6 +380,50 @@ def stalled(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
         node=suspect.node if suspect is not None else "",
         rank=suspect.rank if suspect is not None else None,
     )
+
+
+def stands(snapshot: Snapshot, floor_s: float = FLOOR_S) -> Verdict | None:
+    """Ranks that do no step while others go on, as they do where no collective holds them."""
+    ranks = [rank for rank in list_alive(snapshot) if rank.step_at is not None]
+    newest = max((rank.step_at or 0.0 for rank in ranks), default=0.0)
+    progress = snapshot.progress
+    found = [
+        rank
+        for rank in ranks
+        if newest - (rank.step_at or 0.0) > _standing_limit_s(snapshot, rank, floor_s)
+        if progress is None or progress.done is None or not _is_through(rank, progress)
+    ]
+    if not found or len(found) == len(ranks) or not is_live(snapshot):
+        return None
+    first = min(found, key=lambda rank: (rank.step or 0, rank.rank))
+    return conclude(
+        Health.STALLED,
+        "stands",
+        {
+            "ranks": [rank.rank for rank in found],
+            "nodes": list(dict.fromkeys(rank.node for rank in found if rank.node)),
+            "step": first.step,
+            "others_step": max(rank.step or 0 for rank in ranks),
+            "silence_s": snapshot.now - (first.step_at or 0.0),
+            "limit_s": _standing_limit_s(snapshot, first, floor_s),
+        },
+        evidence=(Evidence("steps of each rank", Sure.MEASURED, seen=len(ranks)),),
+        remedies=show(snapshot, Target.STACKS),
+        node=first.node,
+        rank=first.rank,
+    )
+
+
+def _standing_limit_s(snapshot: Snapshot, rank: Rank, floor_s: float) -> float:
+    if rank.process_state in ("T", "t", "Z", "X"):
+        return job_cause_limit_s(snapshot)
+    return max(job_limit_s(snapshot, floor_s), MANY_STEPS * (rank.step_s or 0.0))
+
+
+def _is_through(rank: Rank, progress: Progress) -> bool:
+    """It has done all its steps, and waits for the others."""
+    before = progress.step - (progress.done or 0)
+    return bool(progress.num_steps) and before + (rank.step or 0) >= (progress.num_steps or 0)
 
 
 def starting(snapshot: Snapshot) -> Verdict | None:

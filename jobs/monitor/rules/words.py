@@ -328,6 +328,15 @@ def _lost_node(values: Values) -> str:
     return f"node {values['node']} was lost: the scheduler calls it {values['word']}{quiet}"
 
 
+def _ranks_stand(values: Values) -> str:
+    silence, limit = format_duration(values["silence_s"]), format_duration(values["limit_s"])
+    stand = _plural(len(values["ranks"]), "stands", "stand")
+    return (
+        f"{_ranks(values)} {stand} at step {values['step']} for {silence} (limit {limit}) while "
+        f"others go on, at step {values['others_step']}"
+    )
+
+
 def _held_up(values: Values) -> str:
     silence, limit = format_duration(values["silence_s"]), format_duration(values["limit_s"])
     who = _suspect(values, "")
@@ -446,7 +455,7 @@ def _odd_rank(values: Values) -> str:
 
 def _behind(values: Values) -> str:
     return (
-        f"the trace of {_ranks(values)} ends at step {values['step']}, those of the others at "
+        f"{_ranks(values)} came to step {values['step']}, the others to step "
         f"{values['others_step']}"
     )
 
@@ -645,6 +654,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "loss scale": _loss_scale,
     "gradients explode": _gradients_explode,
     "held up": _held_up,
+    "stands": _ranks_stand,
     "saves skipped": _saves_skipped,
     "disk full": _disk_full,
     "gpu lost": _gpu_lost,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -157,6 +158,32 @@ def test_the_rank_whose_trace_is_behind_is_the_suspect() -> None:
     assert (verdict.health, verdict.rank, verdict.node) == (Health.STALLED, 5, "n001")
     quick = judge(change_rank(silent(healthy(), 300), 5, step=199))
     assert quick.rank is None  # it may just not be written out
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        pytest.param({"step": 25, "step_at": NOW - 300}, True, id="stands"),
+        pytest.param({"step": 25, "step_at": NOW - 60}, False, id="not yet"),
+        pytest.param({"step": 25, "step_at": NOW - 60, "process_state": "T"}, True, id="stopped"),
+        pytest.param({"step": 25, "step_at": NOW - 300, "step_s": 50.0}, False, id="slow"),
+        pytest.param({"step": 5000, "step_at": NOW - 300}, False, id="through"),
+        pytest.param({"step_at": NOW - 300, "exit": make_exit(5, "n001", 0)}, False, id="left"),
+    ],
+)
+def test_a_rank_that_stands_while_others_go_on_is_named(
+    changes: dict[str, Any], is_told: bool
+) -> None:
+    snapshot = healthy()
+    assert snapshot.progress is not None
+    counted = replace(snapshot.progress, done=snapshot.progress.step)
+    ranks = tuple(replace(rank, step=400, step_at=NOW, step_s=1.0) for rank in snapshot.ranks)
+    snapshot = change_rank(replace(snapshot, ranks=ranks, progress=counted), 5, **changes)
+    verdict = judge(snapshot)
+    assert (verdict.rank == 5 and verdict.health is Health.STALLED) is is_told
+    if is_told:
+        assert "rank 5 on n001 stands at step 25" in verdict.reason
+        assert verdict.reason.endswith("while others go on, at step 400")
 
 
 def test_all_gpus_at_their_most_spin_in_a_collective() -> None:
