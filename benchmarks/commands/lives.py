@@ -76,10 +76,13 @@ class Wanted:
     earlier: tuple[str, ...] | None = None
     """Causes of the ends of its earlier starts."""
     health: str = ""
-    label: str = ""
+    state: str = ""
+    """It holds only while Slurm has this state; others may have come since."""
+    is_rest: bool = False
+    """No moment is taken."""
 
 
-ANY = Wanted()
+ANY, REST = Wanted(), Wanted(is_rest=True)
 Moments = Iterator[Wanted]
 
 
@@ -116,21 +119,25 @@ class Life:
     def shown(self) -> list[dict[str, str]]:
         return [row for job in self.jobs for row in show(self.lab, job)]
 
-    def until(self, *states: str, timeout_s: float = WAIT_S) -> Moments:
-        """Moments until a job has one of these states; the last one with it."""
+    def until(self, *states: str, timeout_s: float = WAIT_S, blocks: bool = False) -> Moments:
+        """Let time pass until a job has one of these states, then a moment; `blocks` keeps all
+        others waiting for a state that passes."""
         deadline = time.monotonic() + timeout_s
         while not any(row["JobState"] in states for row in self.shown()):
             if time.monotonic() > deadline:
                 self.differences.append(f"not staged: never {' or '.join(states)}")
                 return
-            yield Wanted(label="skip")
-        yield ANY
+            if blocks:
+                time.sleep(0.2)
+            else:
+                yield REST
+        yield Wanted(state=states[0] if len(states) == 1 else "")
 
     def rest(self, seconds: float) -> Moments:
         """Let time pass while others have their moments."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            yield Wanted(label="skip")
+            yield REST
 
 
 def show(lab: Lab, job: str) -> list[dict[str, str]]:
@@ -174,9 +181,10 @@ def take_moment(life: Life, wanted: Wanted) -> None:
     found = [
         *compare_jobs(before, history, status),
         *compare_commands(status, listed, report),
-        *compare_wanted(wanted, status),
     ]
     states = ",".join(row["JobState"] for row in before) or "forgotten"
+    if wanted.state in ("", *states.split(",")):
+        found += compare_wanted(wanted, status)
     life.differences += [f"{states}: {text}" for text in found]
 
 
@@ -309,7 +317,7 @@ def compare_wanted(wanted: Wanted, status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def plain(life: Life) -> Moments:
-    life.submit(steps=12)
+    life.submit(steps=40)
     yield ANY
     yield from life.until("RUNNING")
     yield ANY
@@ -319,7 +327,7 @@ def plain(life: Life) -> Moments:
 
 
 def fails(life: Life) -> Moments:
-    life.submit(steps=8, code=7)
+    life.submit(steps=40, code=7)
     yield from life.until("RUNNING")
     yield from life.until("FAILED")
     yield Wanted(health="DEAD", says="exited 7")
@@ -327,7 +335,7 @@ def fails(life: Life) -> Moments:
 
 
 def restarts(life: Life) -> Moments:
-    life.submit(steps=10, code=7, restarts=1)
+    life.submit(steps=40, code=7, restarts=1)
     yield from life.until("RUNNING")
     for _ in range(3):
         yield ANY
@@ -336,7 +344,7 @@ def restarts(life: Life) -> Moments:
 
 
 def het(life: Life) -> Moments:
-    life.submit(hetero="hetjob", two=True, steps=14)
+    life.submit(hetero="hetjob", two=True, steps=40)
     yield ANY
     yield from life.until("RUNNING")
     yield ANY
@@ -353,7 +361,7 @@ def het_cancelled(life: Life) -> Moments:
 
 
 def split(life: Life) -> Moments:
-    life.submit(hetero="split", two=True, steps=14)
+    life.submit(hetero="split", two=True, steps=40)
     yield ANY
     yield from life.until("RUNNING")
     yield ANY
@@ -363,7 +371,7 @@ def split(life: Life) -> Moments:
 
 
 def held(life: Life) -> Moments:
-    life.submit(sbatch="hold: true", steps=8)
+    life.submit(sbatch="hold: true", steps=40)
     for _ in range(2):
         yield Wanted(waiting="held-by-user", says=f"scontrol release {life.jobs[0]}")
     life.slurm("scontrol", "release", "{job}")
@@ -384,7 +392,7 @@ def held_by_admin(life: Life) -> Moments:
 
 
 def begins_later(life: Life) -> Moments:
-    life.submit(sbatch="begin: now+1hour", steps=8)
+    life.submit(sbatch="begin: now+1hour", steps=40)
     for _ in range(2):
         yield Wanted(waiting="begin-time", says="expected to start")
     life.slurm("scontrol", "update", "jobid={job}", "starttime=now")
@@ -395,7 +403,7 @@ def begins_later(life: Life) -> Moments:
 
 def depends(life: Life) -> Moments:
     other = sleep_job(life.lab, "--time=5")
-    life.submit(sbatch=f"dependency: 'afterok:{other}'", steps=8)
+    life.submit(sbatch=f"dependency: 'afterok:{other}'", steps=40)
     for _ in range(2):
         yield Wanted(waiting="dependency", says=f"afterok:{other}")
     life.lab.run(["scancel", other])
@@ -408,8 +416,8 @@ def depends(life: Life) -> Moments:
 
 def chain(life: Life) -> Moments:
     first = Life(name=f"{life.name}-1", lab=life.lab, vjob=life.vjob)
-    first.submit(steps=10)
-    life.submit(steps=6, options=("--after", str(first.folder)))
+    first.submit(steps=40)
+    life.submit(steps=40, options=("--after", str(first.folder)))
     yield Wanted(waiting="dependency", says=f"{first.folder.name if first.folder else ''} to end")
     yield from first.until("RUNNING")
     yield from life.until("COMPLETED")
@@ -418,8 +426,8 @@ def chain(life: Life) -> Moments:
 
 def broken_chain(life: Life) -> Moments:
     first = Life(name=f"{life.name}-1", lab=life.lab, vjob=life.vjob)
-    first.submit(steps=10, code=3)
-    life.submit(steps=6, options=("--after", str(first.folder)))
+    first.submit(steps=40, code=3)
+    life.submit(steps=40, options=("--after", str(first.folder)))
     yield Wanted(waiting="dependency")
     yield from life.until("CANCELLED")
     yield Wanted(health="CANCELLED", says="did not end well")
@@ -430,8 +438,8 @@ def requeued(life: Life) -> Moments:
     yield from life.until("RUNNING")
     yield from life.rest(2)
     life.slurm("scontrol", "requeue", "{job}")
-    yield from life.until("PENDING")
-    yield Wanted(earlier=("requeued",), says="requeued once")
+    yield from life.until("PENDING", blocks=True)
+    yield Wanted(state="PENDING", earlier=("requeued",), says="requeued once")
     yield from life.until("RUNNING")
     yield Wanted(earlier=("requeued",))
     life.slurm("scancel", "{job}")
@@ -443,7 +451,7 @@ def requeue_held(life: Life) -> Moments:
     life.submit(requeue="true")
     yield from life.until("RUNNING")
     life.slurm("scontrol", "requeuehold", "{job}")
-    yield from life.until("PENDING", "REQUEUE_HOLD")
+    yield from life.until("PENDING", "REQUEUE_HOLD", blocks=True)
     yield from life.rest(3)
     yield Wanted(says=f"scontrol release {life.jobs[0]}", earlier=("requeued",))
     life.slurm("scontrol", "release", "{job}")
@@ -499,7 +507,7 @@ def drained(life: Life) -> Moments:
 
 def drained_before(life: Life) -> Moments:
     life.lab.run(["scontrol", "update", "nodename=b3", "state=drain", "reason=fan"])
-    life.submit(where="nodelist: b3", steps=6)
+    life.submit(where="nodelist: b3", steps=40)
     yield from life.rest(3)
     yield Wanted(waiting="nodes-down", says="sinfo -R")
     life.lab.run(["scontrol", "update", "nodename=b3", "state=resume"])
@@ -534,8 +542,8 @@ def preempted(life: Life) -> Moments:
     other = sleep_job(life.lab, "--partition=gpu1", "--nodelist=a2", "--exclusive", seconds=12)
     yield from life.rest(2)
     yield Wanted(says="for another job|preempt|requeued")
-    yield from life.until("PENDING")
-    yield Wanted(earlier=("preempted",), says="preempted by another job")
+    yield from life.until("PENDING", blocks=True)
+    yield Wanted(state="PENDING", earlier=("preempted",), says="preempted by another job")
     life.lab.run(["scancel", other])
     yield from life.until("RUNNING")
     yield Wanted(earlier=("preempted",))
@@ -594,7 +602,7 @@ def batch_killed(life: Life) -> Moments:
 
 
 def suspended(life: Life) -> Moments:
-    life.submit(steps=20)
+    life.submit(steps=60)
     yield from life.until("RUNNING")
     life.slurm("scontrol", "suspend", "{job}")
     yield from life.until("SUSPENDED")
@@ -606,7 +614,7 @@ def suspended(life: Life) -> Moments:
 
 def license_used(life: Life) -> Moments:
     other = sleep_job(life.lab, "--licenses=matlab@srv:1")
-    life.submit(sbatch="licenses: 'matlab@srv:1'", steps=6)
+    life.submit(sbatch="licenses: 'matlab@srv:1'", steps=40)
     yield from life.rest(2)
     yield Wanted(waiting="licenses", says="licence")
     life.lab.run(["scancel", other])
@@ -649,7 +657,7 @@ def in_maintenance(life: Life) -> Moments:
 
 
 def array(life: Life) -> Moments:
-    life.submit(steps=10, options=("--sweep", "env.X=1,2", "--at-most", "1"))
+    life.submit(steps=40, options=("--sweep", "env.X=1,2", "--at-most", "1"))
     yield ANY
     yield from life.until("RUNNING")
     yield ANY
@@ -660,11 +668,11 @@ def array(life: Life) -> Moments:
 def no_accounting(life: Life) -> Moments:
     """A site without slurmdbd: nothing tells why it was requeued."""
     with life.lab.without_accounting():
-        life.submit(requeue="true", steps=20)
+        life.submit(requeue="true", steps=60)
         yield from life.until("RUNNING")
         life.slurm("scontrol", "requeue", "{job}")
-        yield from life.until("PENDING")
-        yield Wanted(earlier=(), says="requeued once")
+        yield from life.until("PENDING", blocks=True)
+        yield Wanted(state="PENDING", earlier=(), says="requeued once")
         yield from life.until("RUNNING")
         yield from life.until("COMPLETED")
         yield Wanted(health="DONE")
@@ -672,7 +680,7 @@ def no_accounting(life: Life) -> Moments:
 
 def queue_closed(life: Life) -> Moments:
     life.lab.run(["scontrol", "update", "partitionname=gpu1", "state=down"])
-    life.submit(queue="gpu1", steps=6)
+    life.submit(queue="gpu1", steps=40)
     yield Wanted(waiting="queue-closed")
     life.lab.run(["scontrol", "update", "partitionname=gpu1", "state=up"])
     yield from life.until("COMPLETED")
@@ -689,7 +697,7 @@ def too_long(life: Life) -> Moments:
 
 def no_room(life: Life) -> Moments:
     other = sleep_job(life.lab, "--partition=gpu1", "--nodes=2", "--exclusive", seconds=60)
-    life.submit(queue="gpu1", steps=6)
+    life.submit(queue="gpu1", steps=40)
     yield from life.rest(3)
     for _ in range(2):
         yield Wanted(health="PENDING", says="no nodes are free|higher priority")
@@ -701,7 +709,7 @@ def controller_away(life: Life) -> Moments:
     """Its end is known to accounting, and read while the controller is away."""
     life.submit(steps=3)
     while not any(row["JobState"] == "COMPLETED" for row in life.shown()):
-        yield Wanted(label="skip")
+        yield REST
     life.lab.stop_controller()
     try:
         forget(life.vjob)
@@ -728,7 +736,7 @@ ALONE = (
     *("preempted for good", "preempted"),
 )
 """They change what others' nodes or queues are."""
-AT_ONCE = 9
+AT_ONCE, TWICE = 9, 2
 NOT_STAGED = (
     "a job cancelled by another user who may (an operator); here root cancelled",
     "a reboot of a node: the lab has no RebootProgram",
@@ -754,7 +762,7 @@ def live(lab: Lab, names: Sequence[str], folder: Path) -> dict[str, Life]:
             life = lives[name]
             try:
                 wanted = next(moments)
-                if wanted.label != "skip":
+                for _ in range(0 if wanted.is_rest else TWICE):
                     take_moment(life, wanted)
             except StopIteration:
                 del going[name]

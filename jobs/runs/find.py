@@ -37,6 +37,7 @@ from varuna_core.records.record import (
     is_cancel_asked,
     read_events,
     read_record,
+    read_requeues,
     read_run_end,
     write_record,
 )
@@ -423,10 +424,8 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob])
     known = {info.leader for info in infos}
     if not known.issuperset(job.id for job in record.jobs):
         return _record_forgotten(run, record)
-    earlier: dict[str, tuple[EndCause, ...]] = {}
-    if any(info.restarts for info in infos) and is_ours(run):
-        earlier = schedulers.get_scheduler(record.scheduler).ask_earlier(infos[0].leader)
-    kept = tuple(keep_end(info, earlier.get(info.id, ())[: info.restarts]) for info in infos)
+    earlier = list_earlier(run, record, infos) if is_ours(run) else {}
+    kept = tuple(keep_end(info, earlier.get(info.id, ())) for info in infos)
     record = replace(record, job_ends=kept)
     judged = judge_run(run, infos)
     plan = read_plan(run.plan)
@@ -441,6 +440,30 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob])
         ask_canceller=lambda: _ask_canceller(record),
     )
     return _end(run, record, worst.state.value, decide_end(run, judged, job), judged)
+
+
+def list_earlier(
+    run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]
+) -> dict[str, tuple[EndCause, ...]]:
+    """How the earlier starts of each job that was requeued ended, oldest first, as far as known.
+
+    A batch script that is preempted requeues its job itself, in time: accounting calls that
+    REQUEUED, and the run's events tell why.
+    """
+    found: dict[str, tuple[EndCause, ...]] = {}
+    for leader in dict.fromkeys(info.leader for info in infos if info.restarts):
+        own = read_requeues(run, leader)
+        asked = schedulers.get_scheduler(record.scheduler).ask_earlier(leader)
+        for info in infos:
+            if info.leader == leader:
+                causes = list(asked.get(info.id, ())[: info.restarts])
+                for start, cause in sorted(own.items()):
+                    if start < len(causes) and causes[start] is EndCause.REQUEUED:
+                        causes[start] = cause
+                    elif start == len(causes) < info.restarts:
+                        causes.append(cause)
+                found[info.id] = tuple(causes)
+    return found
 
 
 def keep_end(info: SchedulerJob, earlier: Sequence[EndCause] = ()) -> JobEnd:

@@ -14,12 +14,20 @@ from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
 from varuna_core.agent.processes import process
-from varuna_core.agent.restarts import Way, choose_way, may_return, number_attempt, parse_job
+from varuna_core.agent.restarts import (
+    Way,
+    choose_way,
+    may_return,
+    note_requeue,
+    number_attempt,
+    parse_job,
+)
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
 from varuna_core.agent.shell import enter_node
 from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop
+from varuna_core.records.runfolder import RunFolder
 
 SCONTROL_S = 60.0
 _DESCRIPTION = """\
@@ -159,6 +167,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--warned", default="", metavar="1", help="1 after the scheduler's warning")
     add.add_argument("--job-id", required=True, metavar="ID", help="SLURM_JOB_ID")
     add.add_argument("--restarts", required=True, type=int, metavar="N", help="as the script began")
+    add.add_argument("--run", default="", metavar="DIR", help="where the requeue is noted")
     add.set_defaults(run_command=_run_way)
 
     add = commands.add_parser(
@@ -281,6 +290,8 @@ def _run_way(args: argparse.Namespace) -> int:
         shown = process.run(command, timeout_s=SCONTROL_S)
         job = parse_job(shown.out if shown.code == 0 else "")
         way = choose_way(args.said, args.ended, job, args.restarts)
+        if way is Way.REQUEUE and args.run:
+            note_requeue(RunFolder(Path(args.run)), args.job_id, args.restarts, job)
     print(way.value, flush=True)
     return 0
 

@@ -26,6 +26,7 @@ from typing import Any, List, Mapping, Optional, Tuple
 
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
+from varuna_core.facts.cause import EndCause
 from varuna_core.records.checkpoints import find_full, lacks_room
 from varuna_core.records.exits import NODE_LOST, Outcome, read_exit
 from varuna_core.records.files import (
@@ -40,7 +41,13 @@ from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan
-from varuna_core.records.record import NO_ROOM, append_event, is_cancel_asked, read_restarts
+from varuna_core.records.record import (
+    NO_ROOM,
+    REQUEUED,
+    append_event,
+    is_cancel_asked,
+    read_restarts,
+)
 from varuna_core.records.requests import read_signal, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import VARIABLES, read_training
@@ -428,6 +435,13 @@ def parse_job(text: str) -> JobFacts:
 def may_return(said: str, *, warned: bool) -> bool:
     """False where the scheduler need not be asked: the job does not come again."""
     return said in (REQUEUE_WORD, str(STOPPED)) or (said == "0" and warned)
+
+
+def note_requeue(run: RunFolder, job_id: str, start: int, job: JobFacts) -> None:
+    """Write down why the job goes back: accounting calls all that a script does REQUEUED."""
+    cause = EndCause.PREEMPTED if job.is_preempted else EndCause.REQUEUED
+    with contextlib.suppress(OSError):  # a full disk keeps nobody from coming again
+        append_event(run.events(), REQUEUED, job_id=job_id, start=start, cause=cause.value)
 
 
 def choose_way(said: str, ended: str, job: JobFacts, restarts: int) -> Way:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from varuna_core.facts import legacy
-from varuna_core.facts.cause import End, parse_end
+from varuna_core.facts.cause import End, EndCause, parse_cause, parse_end
 from varuna_core.records.exits import Outcome, end_of_stop
 from varuna_core.records.files import append_line, expect_types, read_json, read_lines, write_json
 from varuna_core.records.requests import read_stop
@@ -30,7 +30,7 @@ INTENT = "intent"
 SUBMITTED = "submitted"
 REFUSED = "refused"
 ENDED = "ended"
-NO_ROOM = "no-room"
+NO_ROOM, REQUEUED = "no-room", "requeued"
 
 
 @dataclass(frozen=True)
@@ -245,6 +245,17 @@ def count_cancels(run: RunFolder) -> int:
     kinds = [event.get("kind") for event in read_events(run)]
     cancels = [kind for kind in kinds if kind in (CANCEL_ASKED, CANCEL_FAILED)]
     return cancels.count(CANCEL_ASKED) if cancels[-1:] == [CANCEL_ASKED] else 0
+
+
+def read_requeues(run: RunFolder, job_id: str) -> Dict[int, EndCause]:
+    """Causes of requeues that the batch script of a job asked for itself, by start from 0 on."""
+    found = {}
+    for event in read_lines(run.events()):
+        if isinstance(event, dict) and event.get("kind") == REQUEUED:
+            start = event.get("start")
+            if isinstance(start, int) and event.get("job_id") == job_id:
+                found[start] = parse_cause(event.get("cause"))
+    return found
 
 
 def read_restarts(run: RunFolder) -> List[Dict[str, Any]]:

@@ -20,7 +20,7 @@ from varuna_core.records.record import ENDED, RunRecord
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 from vjob.jobs.monitor.model.snapshot import JobRow, Scheduler
-from vjob.jobs.runs.find import RunView, view_run
+from vjob.jobs.runs.find import RunView, list_earlier, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
 from vjob.jobs.schedulers.reasons import find_reason, is_permanent
@@ -129,13 +129,9 @@ class SchedulerDesk:
 
     def _ask_earlier(self, view: RunView) -> dict[str, tuple[EndCause, ...]]:
         """How the earlier starts of the jobs ended: once a start, as soon as accounting has it."""
-        found = dict(self._earlier)
-        for info in view.infos:
-            if info.restarts > len(found.get(info.id, ())):
-                scheduler = schedulers.get_scheduler(view.record.scheduler)
-                for job, causes in scheduler.ask_earlier(info.leader).items():
-                    found[job] = causes[: info.restarts]
-        return found
+        if all(info.restarts <= len(self._earlier.get(info.id, ())) for info in view.infos):
+            return self._earlier
+        return list_earlier(view.run, view.record, view.infos)
 
     def _ask_nodes(self, view: RunView) -> tuple[NodeState, ...]:
         """The states of the run's nodes; what was known of them where it is not time to ask."""

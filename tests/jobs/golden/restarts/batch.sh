@@ -50,7 +50,7 @@ warned=
 come_again() { # what close said; the signal that ended us, if any; 1 after a warning
   local way
   way=$(agent way --said "$1" --ended "$2" --warned "$3" --job-id "$SLURM_JOB_ID" \
-    --restarts "${SLURM_RESTART_COUNT:-0}" | tail -n 1) || way=
+    --restarts "${SLURM_RESTART_COUNT:-0}" --run "$run" | tail -n 1) || way=
   case $way in
     requeue) scontrol requeue "$SLURM_JOB_ID" || exit 113 ;;
     leave) ;;

@@ -15,6 +15,7 @@ import pytest
 from tests.jobs.runs.test_outcome import make_record
 from tests.jobs.stub_programs import StubPrograms
 from tests.varuna_core.agent.local_run import make_plan
+from varuna_core.agent.restarts import JobFacts, note_requeue
 from varuna_core.records import record as records
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobEnd, JobRecord, write_record
@@ -289,6 +290,28 @@ def test_the_cause_of_a_requeue_is_asked_for_once(run: RunFolder, tools: StubPro
         (row,) = reader.read().scheduler.jobs
         assert row.earlier == ("preempted", "requeued") and row.waiting == "begin-time"
     assert len(tools.calls("sacct")) == 1
+
+
+def test_a_preemption_that_the_batch_script_made_a_requeue_is_one(
+    run: RunFolder, tools: StubPrograms
+) -> None:
+    """It saves, and requeues its job within the grace time: accounting says REQUEUED."""
+    age_record(run)
+    row = ROW.format(id=77, offset="N/A", word="PENDING", reason="BeginTime")
+    say(tools, row.replace("|77|", "|N/A|"))
+    tools.add("sacct", "print('77|REQUEUED\\n77|REQUEUED\\n77|PENDING')")
+    note_requeue(run, "77", 1, JobFacts(is_running=True, is_preempted=True, restarts=1))
+    note_requeue(run, "78", 0, JobFacts(is_running=True, is_preempted=True, restarts=1))
+    (found,) = open_reader(str(run.path), run.path).read().scheduler.jobs
+    assert found.earlier == ("requeued", "preempted")
+    tools.add("sacct", "sys.exit('Slurm accounting storage is disabled')")
+    broker._memory.clear()
+    note_requeue(run, "77", 0, JobFacts(is_running=True, is_preempted=True, restarts=0))
+    index = tools.folder.parent / "state/vjob/scheduler"
+    for file in index.glob("*.sacct.json"):
+        file.unlink()
+    (found,) = open_reader(str(run.path), run.path).read().scheduler.jobs
+    assert found.earlier == ("preempted", "preempted"), "a site without accounting"
 
 
 def test_no_rows_are_no_jobs() -> None:
