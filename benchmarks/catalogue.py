@@ -206,15 +206,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--ranks", "2"),
     ),
     Benchmark(
-        name="engine_overhead",
-        module="runtime.engine_overhead",
-        title="The engine's part of an action",
-        peer="the model's own work, alone",
-        needs=("torch",),
-        ranks=True,
-        quick=("--rounds", "5"),
-    ),
-    Benchmark(
         name="message",
         module="runtime.message",
         title="An action and its message",

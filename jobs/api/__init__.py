@@ -4,5 +4,5 @@
 cluster="vjob")`, `job.VjobJob` the job that both return. The command line submits here too. May
 import every room but the commands; submitit is imported by `executor`, `job` and `watcher`.
 
-confs        watcher <- job <- executor <- face <- gpu_check (`vjob doctor --gpu`)
+confs        watcher <- job <- executor <- face
 """

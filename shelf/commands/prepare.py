@@ -113,29 +113,19 @@ def schema(site: bool) -> None:
 
 
 @click.command()
-@click.argument("conf", required=False, type=click.Path(path_type=Path, exists=True))
-@click.option("--gpu", is_flag=True, help="Check GPUs alone, by a job on a node of CONF, or here.")
 @json_option
-def doctor(conf: Path | None, gpu: bool, as_json: bool) -> None:
+def doctor(as_json: bool) -> None:
     """Check this machine and its Slurm setup, and say what to fix.
 
     \b
     vjob doctor                      where you submit
     srun -N2 vjob doctor             on two nodes, where the containers are
-    vjob doctor --gpu conf.yaml      two ranks on GPUs of one node
 
-    With --gpu: driver, torch, NCCL, a message, a training step, readings.
+    A program with its GPUs and its container is tried by `vjob try`.
     """
     from vjob.shelf.doctor import doctor as doctors
 
-    if conf is not None and not gpu:
-        raise InputError(f"{conf}: a conf goes with --gpu; `vjob try` tries its program")
-    if gpu:
-        from vjob.shelf.doctor.gpu_check import check_gpus
-
-        findings = check_gpus(conf, lambda text: None if as_json else say(text, err=True))
-    else:
-        findings = doctors.examine()
+    findings = doctors.examine()
     if as_json:
         print_list(finding.as_json() for finding in findings)
     else:

@@ -1,6 +1,5 @@
 """`vjob doctor`: what of this machine, its Slurm and its containers would trouble a job.
 
-`doctor.examine` looks at everything, `containers.examine_containers` at the container runtimes;
-`image.examine_image` at the files of one image, and `image.judge_conf` at a conf in it.
+`doctor.examine` looks at everything, `containers.examine_containers` at the container runtimes.
 Imports the conf, the programs, the schedulers, the images, the containers and the agent's checks.
 """
