@@ -17,9 +17,7 @@ def xgboost(log: Log) -> Truth:
     return Truth(steps=(last, last + 1), losses=(loss,), val_losses=(val,))
 
 
-@program(
-    "catboost/catboost", "catboost/libs/loggers/logger.cpp", "learn, test, best, total, remaining"
-)
+@program("catboost/catboost", "catboost/libs/loggers/logger.h", "TConsoleLoggingBackend")
 def catboost(log: Log) -> Truth:
     """A round before a colon, from 0, every ten, with the time so far and the time left."""
     total, last = 1000, log.pick(310, 690, 10)
