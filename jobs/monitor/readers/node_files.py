@@ -165,6 +165,10 @@ APART_S = 1.0
 
 def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
     """Progress of the job, by the log whose step lines are the most reliable, then the farthest."""
+    for node in nodes:  # the bar and the losses may be in different files
+        if any(log.trains for log in node.logs.values()):
+            for log in node.logs.values():
+                log.trains = True
     found = _find_farthest(nodes)
     if found is None:
         for other in [one for one in _list_logs(nodes) if one.is_behind][:MOST_LEARNED]:
@@ -174,6 +178,8 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
         return None
     node, log = found
     log.catch_up()
+    if not log.points or log.doubt is not None:  # which its older lines show
+        return find_progress(nodes)
     points = list(log.points)
     told = find_loss([node])  # Hugging Face: the bar and the losses in different files
     if told is not None and points[-1].loss is None:

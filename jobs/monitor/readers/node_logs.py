@@ -128,6 +128,7 @@ class LogFile:
         self._times, self._pattern = times, pattern
         self._is_err = name.endswith(".err")
         self._steps = StepReader(pattern)
+        self._trains = False
         self._marks: LineTimes | None = None
         self._written: LineTimes | None = None
         """The times of the lines that one look reads."""
@@ -146,6 +147,15 @@ class LogFile:
     def doubt(self) -> Doubt | None:
         """The reason why the steps that its lines may count are not known."""
         return self._steps.doubt
+
+    @property
+    def trains(self) -> bool:
+        """True if a line had a word that a training prints, here or in a file beside it."""
+        return self._trains or self._steps.trains
+
+    @trains.setter
+    def trains(self, value: bool) -> None:
+        self._trains = self._steps.trains = value
 
     @property
     def is_behind(self) -> bool:
@@ -206,6 +216,7 @@ class LogFile:
         self.points.clear()
         self.first_step = None
         self._steps = StepReader(self._pattern)
+        self._steps.trains = self._trains
         self._read_head()
         for place, line in unread:
             text = _decode(line)

@@ -61,12 +61,6 @@ NEMO = (
         ("iter 120: loss 2.1, time 103.4ms, mfu 12.1%", 120, None, 0.1034, 2.1),
         ("step: 12 loss: 3.4", 12, None, None, 3.4),
         ("epoch 2 batch 7/90 loss=1.9", 7, 90, None, 1.9),
-        ("Epoch: [1][ 3/10]\tTime  0.060 ( 0.060)\tData 0.1 (0.1)\tLoss 2.2e+00 (2.3e+00)\t"
-         "Acc@1  12.50 ( 11.00)", 13, None, None, 2.2),
-        ("Epoch: [3]  [ 20/125]  eta: 0:10:02  lr: 0.1  loss: 6.9 (6.95)  time: 0.5  data: 0.01",
-         395, None, None, 6.9),
-        ("Train Epoch: 1 [1728/60000 (3%)]\tLoss: 0.035714", 61728, None, None, 0.035714),
-        ("Epoch 1 [30/60] Loss: 0.031", 90, None, None, 0.031),
         ("iteration 7 | loss: 2.5", 7, None, None, 2.5),
         ('{"step": 10, "loss": 2.3, "total_steps": 90, "step_time_s": 0.5}', 10, 90, 0.5, 2.3),
         ("step 7 {'loss': 2.5, 'lr': 0.1}", 7, None, None, 2.5),

@@ -18,7 +18,7 @@ PROGRAMS: dict[str, tuple[int, int, int, int | None, float | None]] = {
     "lightning-2.6.6.out": (BAR, 5, 120, None, 0.00844),
     "lightning-2.6.6-rich.out": (BAR, 120, 120, 120, 0.001),
     "keras-3.15.1.out": (BAR, 1, 64, 64, 1.1588e-07),
-    "tqdm-4.70.1.err": (BAR, 5, 30, 80, None),
+    "tqdm-4.70.1.err": (BAR, 5, 80, 80, None),
     "nanogpt-3adf61e.out": (LINE, 0, 60, None, 10.8192),
     "deepspeed-0.19.8.out": (LINE, 0, 30, None, None),
     "deepspeed-0.19.8-pipeline.out": (LINE, 10, 60, None, 2.4),

@@ -25,6 +25,8 @@ LEAST_READINGS = 3
 MOST_SHAPES = 32
 MOST_NUMBERS = 24
 """A line with more numbers is a table or a dump."""
+MOST_LIMITS = 4
+"""Numbers that stand behind one `/`: more are no totals."""
 MOST_RANKS = 4
 """Ranks whose lines are learned from: the first that print."""
 MOST_KEPT = 6
@@ -46,6 +48,9 @@ class Doubt(str, Enum):
 
     FEW = "a counter with fewer than three readings"
     RIVALS = "two counters are about as likely"
+    LOST = "the number that counted steps does not grow any more"
+    LENGTH = "steps are counted in each epoch, and nothing says how many it has"
+    UNNAMED = "a bar without a name was drawn again and again, and no line is about training"
     ONLY_LOSSES = "only lines with a loss"
     FIRST_EPOCH = "steps are counted in each epoch, and the first epoch was not read"
 
@@ -67,6 +72,8 @@ class Counted:
     unit: str
     """`step`, or `epoch` for lines that count epochs alone."""
     loss: Optional[float]
+    is_evaluation: bool
+    """The line names the step at which something was evaluated."""
     is_first: bool = False
     """The first reading of a counter that was just found."""
 
@@ -76,8 +83,8 @@ _Key = Tuple[Optional[int], str]
 _Kept = Tuple[str, Optional[float], float]
 """A line, and when it was written."""
 _STATE = (
-    "said", "said_epochs", "is_doubled", "is_baseless", "_ranks", "_num_lines", "_num_vain",
-    "_chosen",
+    "said", "said_epochs", "is_doubled", "is_baseless", "is_lost", "_ranks", "_num_lines",
+    "_num_vain", "_chosen",
 )  # fmt: skip
 _N, _T, _B = "\x01", "\x02", "\x03"
 """A number, a time and a bar in a shape."""
@@ -120,18 +127,33 @@ _DONE = re.compile(
     re.IGNORECASE,
 )
 _TRAIN = re.compile(r"train|step|iter|epoch|update|batch|fit\b", re.IGNORECASE)
+_EVALUATES = re.compile(
+    r"(?<![a-z])(?:eval|valid|test(?:ing)?\b|inference|predict|sanity)", re.IGNORECASE
+)
 _NOT = re.compile(
-    r"download|upload|token(?:is|iz)(?:e|ed|ing)\b|\beval|\bvalidat|\bvalid?\b *(?:ep|step|[:\[])|"
-    r"\btest(?:ing)?\b *[:\[]|\bloading|\bmap\b|\bfilter|\bshards?\b|\bwarm-?up\b|heartbeat|"
-    r"waiting|preparing|building|compil|NCCL|-> |B/s\b|examples/s|GET /|resum|sanity|generating|"
+    r"download|upload|token(?:is|iz)(?:e|ed|ing)\b|\bloading|\bmap\b|\bfilter|\bshards?\b|\bwarm-?up\b|heartbeat|"
+    r"waiting|preparing|building|compil|NCCL|-> |B/s\b|examples/s|GET /|resum|generating|"
     r"extract|busbw|unpack|fetching|checkpoint|saved|saving",
     re.IGNORECASE,
 )
-_EVALUATED = re.compile(r"(?:val\w{0,9}|eval\w{0,9}|test|dev)[_ /-]?loss", re.IGNORECASE)
+_METRICS = re.compile(
+    r"(?<![a-z])(?:val|valid|validation|eval|evaluation|test|dev)[_ /-]?\d?[_ /-]?(?:'s )?"
+    r"(?:\w{1,20}_)?"
+    r"(?:loss|acc\w{0,8}|ppl|perplexity|l[12]|r?mse|auc|error|\w{0,3}logloss|time|runtime)",
+    re.IGNORECASE,
+)
+"""Metrics of an evaluation, which may stand beside those of the training."""
 _LOSS = re.compile(r"(?:loss|nll|cost|\bce|objective|rmse|logloss|\bl[12])['\"]?\W{0,6}$", re.I)
 _NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
+_FILE = re.compile(r"[\w/.-]{1,60}\.py\b")
+"""The place in the program from which a logger writes is not what it writes about."""
+_FROM_ZERO = re.compile(r"Epoch: {0,2}\[$")
+"""torchvision and PyTorch's ImageNet example count their epochs from 0."""
+_LOSS_ROW = re.compile(
+    r"\W{0,9}(?:[\w/.-]{1,40} ){0,2}(?:[\w.-]{1,20}/){0,3}\w{0,20}loss(?:/[\w/]{1,20})?\W{0,9}",
+    re.I,
+)
 _JOINT = re.compile(r" ?(?:it|steps?)? ?(?:/|\bof\b) ?#?")
-_ABOUT_TRAINING = re.compile(r"\btrain|loss", re.IGNORECASE)
 _SAID = re.compile(
     r"(?:total|max|num(?:ber of)?)[ _]{0,2}(?:train(?:ing|_)?|optimi[sz]ation|update)?[ _]{0,2}"
     r"(?:steps|iters|iterations|updates)['\"]?[ :=]{1,4}(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})(?![\d.])",
@@ -169,6 +191,7 @@ class _Number:
     last: float
     highest: float
     is_whole: bool
+    count: int = 1
     ups: int = 0
     ones: int = 0
     """Growths by exactly one."""
@@ -179,6 +202,7 @@ class _Number:
     """Growths by about that much."""
 
     def grow(self, value: float) -> float:
+        self.count += 1
         change, self.last = value - self.last, value
         self.highest = max(self.highest, value)
         if change < 0:
@@ -198,8 +222,12 @@ class _Candidate:
 
     score: float
     at: int
+    total: Optional[int]
+    """The number that stands still behind `/` or `of`."""
     outer: Optional[int]
     """The number that counts epochs."""
+    count: int
+    """Readings."""
 
 
 class _Shape:
@@ -210,6 +238,9 @@ class _Shape:
         self.count = self.seen = 0
         """Lines so far, and the number of the last one in the log."""
         self.numbers: List[_Number] = []
+        self.bounded: Dict[int, Dict[int, _Number]] = {}
+        """Numbers before a `/`, by what stands behind it: the bars of an evaluation look as those
+        of the training do."""
         self.together: Dict[Tuple[int, int], int] = {}
         """Readings at which one number fell and another grew by one."""
         self.kept: List[_Kept] = []
@@ -234,6 +265,13 @@ class _Shape:
 
     def is_epoch(self, at: int) -> bool:
         return _EPOCH.search(self._parts[at]) is not None
+
+    def get(self, candidate: _Candidate) -> _Number:
+        bounded = self.bounded.get(candidate.at, {})
+        return bounded.get(candidate.total or 0, self.numbers[candidate.at])
+
+    def is_from_zero(self, at: int) -> bool:
+        return _FROM_ZERO.search(self._parts[at]) is not None
 
     def may_count(self, words: List[str]) -> bool:
         """False for a line that could count nothing however its numbers grew."""
@@ -260,13 +298,14 @@ class _Shape:
                 number.highest = max(number.highest, number.last)
             return False
         fell, grew = [], []
-        for at, (number, word, value) in enumerate(zip(self.numbers, words, values)):
-            if not number.is_whole:
+        for at, (word, value) in enumerate(zip(words, values)):
+            found = self._find_number(at, word, value, values)
+            if found is None or not found.is_whole:
                 continue
             if value is None or not _is_whole(word):
-                number.is_whole = False
+                found.is_whole = False
                 continue
-            change = number.grow(value)
+            change = found.grow(value)
             if change < 0:
                 fell.append(at)
             elif change == 1:
@@ -276,17 +315,43 @@ class _Shape:
                 self.together[low, high] = self.together.get((low, high), 0) + 1
         return bool(fell)
 
+    def _find_number(
+        self, at: int, word: str, value: Optional[float], values: List[Optional[float]]
+    ) -> Optional[_Number]:
+        """The number with which this one is compared; None for the first one."""
+        limit = values[at + 1] if at + 1 < len(values) and self._joints[at + 1] else None
+        if limit is None or value is None or not value <= limit < _LARGEST or limit % 1:
+            return self.numbers[at]
+        bounded = self.bounded.setdefault(at, {})
+        if len(bounded) > MOST_LIMITS:
+            return self.numbers[at]
+        if not bounded and limit == self.numbers[at + 1].first:
+            bounded[int(limit)] = self.numbers[at]
+        if int(limit) in bounded:
+            self.numbers[at] = bounded[int(limit)]
+            return self.numbers[at]
+        bounded[int(limit)] = self.numbers[at] = _Number(value, value, value, _is_whole(word))
+        return None
+
     def judge(self) -> None:
-        found = [one for at in range(self._size) for one in [self._judge(at)] if one is not None]
-        self.candidates = sorted(found, key=lambda one: -one.score)
+        found = [
+            self._judge(at, number, total)
+            for at in range(self._size)
+            for total, number in self._list_bounded(at)
+        ]
+        known = [one for one in found if one is not None]
+        self.candidates = sorted(known, key=lambda one: (-one.score, -one.count))
 
     def find_total(self, at: int) -> Optional[int]:
-        """The number that stands still behind `/` or `of`."""
-        if at + 1 >= self._size or not self._joints[at + 1]:
-            return None
-        limit = self.numbers[at + 1]
-        is_still = limit.is_whole and not limit.ups and not limit.falls
-        return int(limit.last) if is_still and 0 < self.numbers[at].highest <= limit.last else None
+        """The number behind `/` or `of` that is the same in all lines."""
+        totals = [total for total, _ in self._list_bounded(at)]
+        return totals[0] if len(totals) == 1 else None
+
+    def _list_bounded(self, at: int) -> List[Tuple[Optional[int], _Number]]:
+        bounded = self.bounded.get(at)
+        if not bounded or len(bounded) > MOST_LIMITS:
+            return [(None, self.numbers[at])]
+        return list(bounded.items())
 
     def find_epochs(self, but: int) -> Optional[int]:
         """The place of another number that is called an epoch."""
@@ -308,6 +373,10 @@ class _Shape:
             "seen": self.seen,
             "is_cut": self.is_cut,
             "numbers": [astuple(one) for one in self.numbers],
+            "bounded": [
+                [at, [[limit, astuple(one)] for limit, one in bounded.items()]]
+                for at, bounded in self.bounded.items()
+            ],
             "together": [[*pair, count] for pair, count in self.together.items()],
             "kept": self.kept,
             "candidates": [astuple(one) for one in self.candidates],
@@ -318,14 +387,20 @@ class _Shape:
         shape = cls(saved["rank"], saved["text"])
         shape.count, shape.seen, shape.is_cut = saved["count"], saved["seen"], saved["is_cut"]
         shape.numbers = [_Number(*one) for one in saved["numbers"]]
+        shape.bounded = {
+            at: {limit: _Number(*one) for limit, one in bounded} for at, bounded in saved["bounded"]
+        }
+        for at, bounded in shape.bounded.items():  # the last one is one of these
+            limit = int(shape.numbers[at + 1].last)
+            if limit in bounded and len(bounded) <= MOST_LIMITS:
+                shape.numbers[at] = bounded[limit]
         shape.together = {(low, high): count for low, high, count in saved["together"]}
         shape.kept = [(text, at, slack_s) for text, at, slack_s in saved["kept"]]
         shape.candidates = [_Candidate(*one) for one in saved["candidates"]]
         return shape
 
-    def _find_outer(self, at: int) -> Optional[int]:
+    def _find_outer(self, at: int, falls: int) -> Optional[int]:
         """The number that grows by one whenever this one falls."""
-        falls = self.numbers[at].falls
         for other, number in enumerate(self.numbers):
             if other == at or not number.is_whole or number.falls:
                 continue
@@ -333,13 +408,13 @@ class _Shape:
                 return other
         return None
 
-    def _judge(self, at: int) -> Optional[_Candidate]:
-        number, pairs = self.numbers[at], self.count - 1
+    def _judge(self, at: int, number: _Number, total: Optional[int]) -> Optional[_Candidate]:
+        pairs = number.count - 1
         if not number.is_whole or number.ups < 2 or number.first < 0 or number.highest > _LARGEST:
             return None
-        total, outer = self.find_total(at), None
+        outer = None
         if number.falls:
-            outer = self._find_outer(at)
+            outer = self._find_outer(at, number.falls)
             if outer is None and total is None and number.falls * 8 > pairs:
                 return None
         score = self._weights[at] + (2.0 if number.ups > 2 else 1.0) * number.even / number.ups
@@ -347,7 +422,7 @@ class _Shape:
         score += 0.3 if any(not one.is_whole for one in self.numbers) else 0.0
         score -= 1.0 if number.falls and outer is None else 0.0
         score -= (2.0 * (pairs - number.ups - number.falls) + 3.0 * number.falls) / pairs
-        return _Candidate(score, at, outer) if score >= ENOUGH else None
+        return _Candidate(score, at, total, outer, number.count) if score >= ENOUGH else None
 
 
 def _weigh_number(parts: List[str], at: int) -> float:
@@ -362,18 +437,22 @@ def _weigh_number(parts: List[str], at: int) -> float:
         weight += 0.8
     if _OTHER.search(before):
         weight -= 2.0
-    return weight - 2.0 if _UNIT.match(after) else weight
+    is_in_name = before.endswith("_") and (after[:1].isalpha() or after[:1] in " _.")
+    return weight - 2.0 if is_in_name or _UNIT.match(after) else weight
 
 
 def _weigh_line(text: str) -> float:
     """Weight of the words in a line."""
+    text = _FILE.sub("", text)
     is_done, is_trained = _DONE.search(text) is not None, _TRAIN.search(text) is not None
     weight = 1.2 * is_done + 0.5 * is_trained
-    others = _EVALUATED.sub("", text)
-    if _NOT.search(text) and not _ABOUT_TRAINING.search(others):
+    others = _METRICS.sub("", text)
+    is_named = re.search(r"\btrain", others, re.IGNORECASE) is not None
+    is_other = "loss" not in others and _NOT.search(text) is not None
+    if not is_named and (is_other or _EVALUATES.search(others)):
         weight -= 3.5
     if others != text:
-        weight -= 0.8
+        weight -= 0.8 if "loss" in others or is_named else 3.5
     return weight if is_done or is_trained else weight - 1.5
 
 
@@ -386,8 +465,9 @@ class Learner:
         self.said: Optional[int] = None
         """Number of steps that a line told before; 0 where several numbers were told."""
         self.said_epochs: Optional[int] = None
-        self.is_doubled = self.is_baseless = False
-        """Another counter is about as likely; the first epoch was not read."""
+        self.is_doubled = self.is_baseless = self.is_lost = False
+        """Another counter is about as likely; the first epoch was not read; the number that counted
+        does not grow any more."""
         self._is_partial = is_partial
         self._shapes: Dict[_Key, _Shape] = {}
         self._ranks: List[Optional[int]] = []
@@ -442,6 +522,16 @@ class Learner:
         for shape in self._shapes.values():
             shape.is_cut = True
 
+    def read_loss(self, text: str) -> Optional[float]:
+        """The loss of a line that has nothing else, such as a row below that of the counter."""
+        if self._chosen is None or not ("loss" in text or "Loss" in text):
+            return None
+        shape, words = mask(text)
+        before = shape.partition(_N)[0]
+        if len(words) != 1 or not _LOSS_ROW.fullmatch(before) or _NOT_TRAINED.search(before):
+            return None
+        return _parse(words[0])
+
     def note_total(self, text: str) -> None:
         """`max steps: 60`, before the first step."""
         if not ("ax" in text or "otal" in text or "um" in text):
@@ -461,6 +551,8 @@ class Learner:
             return Doubt.RIVALS
         if self.is_baseless:
             return Doubt.FIRST_EPOCH
+        if self.is_lost:
+            return Doubt.LOST
         if self._chosen is None and any(x.count < LEAST_READINGS for x in self._shapes.values()):
             return Doubt.FEW
         return None
@@ -510,20 +602,22 @@ class Learner:
             for shape in self._shapes.values()
             for one in shape.candidates
         ]
-        self.is_doubled = False
+        self.is_doubled = self.is_lost = False
         if not found:
+            self.is_lost = self._chosen is not None
             self._chosen = None
             return
-        _, _, best, first = max(found, key=lambda one: one[:2])
+        _, _, best, first = max(found, key=lambda one: (*one[:2], one[3].count))
         ours = self._shapes.get(self._chosen) if self._chosen is not None else None
+        chosen = best
         for is_of_steps, score, shape, other in found:
             if is_of_steps == best.is_epoch(first.at) or score <= first.score - MARGIN:
                 continue
             if not _are_same(best, first, shape, other):
                 self.is_doubled = True
             elif shape is ours and other is shape.candidates[0]:
-                best = ours  # the same as before, however much another one has of it
-        self._chosen = best.rank, best.text
+                chosen = ours  # the same as before, however much another one has of it
+        self._chosen = chosen.rank, chosen.text
 
     def _read_chosen(self, shape_text: str, words: List[str], line: _Kept) -> List[Counted]:
         """The reading of a line that begins as those of the counter do, up to its number."""
@@ -536,21 +630,24 @@ class Learner:
         value = _parse(words[chosen.at]) if chosen.at < len(words) else None
         if value is None or not 0 <= value <= _LARGEST or value != int(value):
             return []
-        total, epoch, num_epochs = shape.find_total(chosen.at), None, None
-        if total is not None and total < value:
-            total = None
+        total, epoch, num_epochs = chosen.total, None, None
+        if total is not None and (
+            len(words) <= chosen.at + 1 or _parse(words[chosen.at + 1]) != total
+        ):
+            return []  # an evaluation whose lines look the same
         place = chosen.outer if chosen.outer is not None else shape.find_epochs(chosen.at)
         if place is not None and (place < chosen.at or shape_text == shape.text):
             number = shape.numbers[place]
             named = _parse(words[place])
+            is_from_zero = number.first == 0 or shape.is_from_zero(place)
             if not number.ups or chosen.outer is not None:
-                if number.first > 1 and not self._is_partial:
+                if number.first > 1 and not is_from_zero and not self._is_partial:
                     self.is_baseless = True
                     return []
-                if chosen.outer is None or named is None:
+                if named is None or (chosen.outer is None and not shape.is_from_zero(place)):
                     total = None  # maybe of an epoch
                 else:
-                    epoch = int(named) - (1 if number.first == 1 else 0)
+                    epoch = int(named) - (not is_from_zero)
                     num_epochs = shape.find_total(place) or self.said_epochs
         elif total is None and self.said:
             self.said = self.said if value <= self.said else 0
@@ -559,19 +656,24 @@ class Learner:
         is_epoch = shape.is_epoch(chosen.at)
         if is_epoch and total == self.said:
             total = self.said_epochs
-        loss = shape.find_loss(words) if shape_text == shape.text else None
+        is_other = shape_text != shape.text
+        loss = None if is_other else shape.find_loss(words)
+        is_evaluation = is_other and _EVALUATES.search(shape_text) is not None
         unit = "epoch" if is_epoch else "step"
-        return [Counted(*line, int(value), total, epoch, num_epochs, unit, loss)]
+        return [Counted(*line, int(value), total, epoch, num_epochs, unit, loss, is_evaluation)]
 
 
 def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -> bool:
     """True if two numbers count the same: of other ranks, in other words, or side by side."""
-    if one.text == two.text and first.at == second.at:
-        return True
     if one.begin(first.at) == two.begin(second.at):
-        return True
-    mine, other = one.numbers[first.at], two.numbers[second.at]
-    return mine.by == other.by and abs(mine.last - other.last) <= mine.by
+        counts = sorted((first.count, second.count))
+        return first.total == second.total or 2 * counts[0] <= counts[1]
+    low, high = sorted((one.get(first), two.get(second)), key=lambda number: number.by)
+    if not low.by:
+        return False
+    apart = high.last - low.last
+    is_even = not high.by % low.by and apart % low.by in (0, 1, low.by - 1)  # from 0 or from 1
+    return is_even and abs(apart) <= high.by + (low.by > 1)
 
 
 def _is_whole(word: str) -> bool:

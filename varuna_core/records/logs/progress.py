@@ -12,8 +12,6 @@ only a step has:
     [titan] ... step: 10  loss:  7.2  grad_norm:  1.2  memory: ... torchtitan
     iter 10: loss 3.2000, time 130.22ms, mfu 5.00%                 nanoGPT
     Epoch 1 | iter 12 step 3 | loss train: 3.123, val: n/a | ...   litgpt
-    Epoch: [0][ 10/100]  Time  0.120 ( 0.130)  Loss 6.9 (6.9)      torchvision, PyTorch's ImageNet
-    Train Epoch: 1 [640/60000 (1%)]  Loss: 2.01                    PyTorch's MNIST: counts samples
     {"step": 10, "loss": 2.3, "step_time_s": 0.5}                  JSON lines
     step 10/100 loss 2.3                                           your own
 
@@ -80,10 +78,6 @@ _BAR = re.compile(
     r"^(.{0,80}?)[ :]*(\d{1,3})%\|[^|]{0,400}\| *(\d[\d,]{0,14})/(\d[\d,]{0,14}) "
     r"\[[\d:]+<[^,\]]{1,20}(?:, *(\d{1,30}(?:\.\d{0,30})?|\?) ?([^\s,\]]{1,20}))?([^\]]*)"
 )
-_BAR_WITHOUT_END = re.compile(
-    r"^(.{0,80}?)[ :]*\b(\d{1,15}) ?(?:it|steps?) \[[\d:]+, *"
-    r"(\d{1,30}(?:\.\d{0,30})?|\?) ?([^\s,\]]{1,20})([^\]]*)\]"
-)
 _UNITS = re.compile(r"it/s|s/it|(?:steps?|iters?|batch(?:es)?|ba)/s|s/(?:step|iter|batch)")
 _BAR_OF_STEPS = re.compile(
     r"(?<![a-z])(?:train(?:ing)?|fit(?:ting)?|epoch|steps?|iter(?:ation)?s?)(?![a-z])",
@@ -103,7 +97,7 @@ _RICH = re.compile(
     r"^\W{0,4}Epoch (\d{1,6})/(\d{1,6}) {1,8}[━╺╸ ]{1,200} "
     r"(\d{1,9})/(\d{1,9}) .{0,40}? (\d{1,30}(?:\.\d{0,30})?)(it/s)(.*)"
 )
-_IN_EPOCH = re.compile(
+_EPOCH = re.compile(
     r"^\W{0,4}(?:Train:? ?)?Epoch:? ?\[?(\d{1,6})(?:/(\d{1,6}))?\]? {0,4}"
     r"\[ *(\d{1,9})/ *(\d{1,9})(?: \( {0,2}\d{1,3}%\))?\](.*)"
 )
@@ -166,6 +160,11 @@ def split_tag(text: str) -> Tuple[Optional[int], str]:
 def clean(text: str) -> str:
     """Without colours and the signs that move a terminal's cursor."""
     return text if text.isprintable() else _COLOUR.sub("", text)
+
+
+def is_nested(text: str) -> bool:
+    """True for a bar below another one."""
+    return "[A" in text and _NESTED.search(text) is not None
 
 
 class PatternError(ValueError):
@@ -317,12 +316,12 @@ def _drop_torn(text: str) -> str:
 
 
 def _parse_free(text: str) -> Optional[Iteration]:
-    is_nested = "[A" in text and _NESTED.search(text) is not None
+    is_below = is_nested(text)
     text = _drop_torn(split_tag(clean(text))[1])
     if "%|" in text:
         bar = _BAR.search(text)
         if bar is not None:
-            return _parse_bar(bar, is_nested)
+            return _parse_bar(bar, is_below)
     value = _read_object(text) if "{" in text else None
     if value is not None:
         if _find_key(value, _KEYS["step"]) is None:
@@ -370,11 +369,11 @@ def _name_step(match: Match[str]) -> Dict[str, Any]:
     return facts
 
 
-def _parse_bar(match: Match[str], is_nested: bool) -> Optional[Iteration]:
+def _parse_bar(match: Match[str], is_below: bool) -> Optional[Iteration]:
     name, _, done, total, speed, unit, more = match.groups()
     if unit and not _UNITS.fullmatch(unit):
         return None
-    return _make_bar(name, _parse_whole(done), _parse_whole(total), speed, unit, more, is_nested)
+    return _make_bar(name, _parse_whole(done), _parse_whole(total), speed, unit, more, is_below)
 
 
 def _make_bar(
@@ -384,14 +383,14 @@ def _make_bar(
     speed: Optional[str],
     unit: Optional[str],
     more: str,
-    is_nested: bool,
+    is_below: bool,
 ) -> Optional[Iteration]:
     """None of a download, of shards that are read, of a data set that is mapped."""
     name = name.strip()
     if name and (not _BAR_OF_STEPS.search(name) or _BAR_OF_OTHERS.search(name)):
         return None
     values = parse_values(more)
-    if not name and is_nested and values.loss is None:
+    if not name and is_below and values.loss is None:
         return None
     epoch = _EPOCH.search(name) if name else None
     return replace(
@@ -407,26 +406,12 @@ def _make_bar(
 
 
 def _parse_other_bar(text: str) -> Optional[Iteration]:
-    """Of tqdm without an end, of Keras, of rich."""
-    match = _BAR_WITHOUT_END.search(text)
-    if match is not None:
-        name, done, speed, unit, more = match.groups()
-        if not name.strip() or not _UNITS.fullmatch(unit):
-            return None
-        return _make_bar(name, int(done), None, speed, unit, more, is_nested=False)
+    """Of Keras, of rich."""
     match = _RICH.search(text)
     if match is not None:
         epoch, epochs, done, total, speed, unit, more = match.groups()
         found = _make_bar(f"Epoch {epoch}", int(done), int(total), speed, unit, more, False)
         return None if found is None else replace(found, num_epochs=int(epochs) + 1)
-    match = _IN_EPOCH.search(text)
-    if match is not None:
-        epoch, epochs, done, total, more = match.groups()
-        values = parse_values(more)
-        found = _make_bar(f"Epoch {epoch}", int(done), int(total), None, None, more, False)
-        if found is None or values.loss is None:
-            return None
-        return replace(found, num_epochs=int(epochs) if epochs else None)
     match = _KERAS.search(text)
     if match is None:
         return None

@@ -26,6 +26,7 @@ from varuna_core.records.logs.learner import Counted, Doubt, Learner
 from varuna_core.records.logs.progress import (
     NO_STEP,
     clean,
+    is_nested,
     parse_epoch,
     parse_line,
     parse_own,
@@ -68,9 +69,10 @@ class Told:
     """Lines before, which count steps as this one proves."""
 
 
+_TRAINS = ("loss", "Loss", "poch", "rain")
 _STATE = (
-    "strength", "num_steps", "last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
-    "_is_new_epoch", "_anchor", "_has_losses",
+    "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
+    "_is_new_epoch", "_anchor", "_has_losses", "_is_lost", "_by", "_spent_ms", "trains",
 )  # fmt: skip
 
 
@@ -82,8 +84,7 @@ class StepReader:
         compared, so the first epoch need not be in what is read."""
         self.strength = -1
         self.num_steps: Optional[int] = None
-        self.last: Optional[int] = None
-        """The last step."""
+        self._last: Optional[int] = None
         self._pattern = pattern
         self._rank: Optional[int] = None
         self._turns: Dict[Optional[int], int] = {}
@@ -97,16 +98,39 @@ class StepReader:
         """Step, time of writing and what that is not sure by."""
         self._recent: Deque[float] = deque(maxlen=RECENT)
         self._has_losses = False
+        self.trains = False
+        """True once a line had a word that a training prints."""
+        self._is_partial, self._is_lost = is_partial, False
+        self._by = 0
+        """How much the last step grew."""
+        self._spent_ms = 0.0
+        """The longest time of a bar without a name."""
         self._learner = Learner(is_partial=is_partial)
 
     @property
     def doubt(self) -> Optional[Doubt]:
         """The reason why steps are not known, where lines are there that may be about some."""
+        if self._is_lost:
+            return Doubt.LENGTH
+        if self._is_unnamed:
+            return Doubt.UNNAMED
         if self._pattern is not None or self.strength in (UNNAMED, BAR, LINE):
             return None
         if self._learner.doubt is not None:
             return self._learner.doubt
         return Doubt.ONLY_LOSSES if self._has_losses and self.last is None else None
+
+    @property
+    def _is_unnamed(self) -> bool:
+        """True for bars of any kind, such as those of images that are generated."""
+        return self.strength == UNNAMED and self._base > 0 and not self.trains
+
+    @property
+    def last(self) -> Optional[int]:
+        """The last step; None where it is not known."""
+        is_learned = self.strength in (EPOCHS, LEARNED)
+        is_doubtful = self._is_unnamed or (is_learned and self._learner.doubt is not None)
+        return None if is_doubtful else self._last
 
     @property
     def place(self) -> Optional[Tuple[int, int]]:
@@ -127,6 +151,7 @@ class StepReader:
         if own is not None:
             found = parse_own(own, text)
             return None if found is None else self._take(found, LINE, rank, at, slack_s)
+        self.trains = self.trains or any(word in text for word in _TRAINS)
         found = parse_line(text)
         if found is None or found.is_evaluation:
             if found is not None:
@@ -148,8 +173,11 @@ class StepReader:
         readings: Sequence[Counted] = ()
         rank, plain = split_tag(clean(text))
         self._learner.note_total(plain)
-        if self.strength < BAR:
+        if self.strength < BAR and not is_nested(text):
             readings = self._learner.read(rank, plain, at, slack_s)
+        loss = None if readings else self._learner.read_loss(plain)
+        if loss is not None:
+            return Told(Iteration(NO_STEP, losses={"loss": loss}), at, False, None, self.strength)
         if not readings:
             if "poch" in text:
                 self._note_epoch(text)
@@ -164,14 +192,16 @@ class StepReader:
             one.text, step=one.step, num_steps=one.num_steps, epoch=one.epoch,
             num_epochs=one.num_epochs, unit=one.unit,
         )  # fmt: skip
-        if found.loss is None and one.loss is not None:
+        if one.is_evaluation:
+            found = replace(found, losses={}, time_ms=None)
+        elif found.loss is None and one.loss is not None:
             found = replace(found, losses={"loss": one.loss})
         if one.epoch is not None:  # not that of a line above
             self._epoch = self._num_epochs = None
         is_other = one.is_first and strength == self.strength
         if is_other:
             self._restart()
-            self.last = self.num_steps = None
+            self._last = self.num_steps = None
         told = self._take(found, strength, rank, one.at, one.slack_s)
         return replace(told, is_anew=True) if told is not None and is_other else told
 
@@ -189,10 +219,13 @@ class StepReader:
         if strength > self.strength:
             self._restart()
             self.strength, self._rank, self._turns, self.num_steps = strength, rank, {}, None
-            self.last = None
+            self._last = None
         elif not self._is_followed(rank, found.step):
             return None
         told = self._place(found, at, slack_s)
+        if self._is_lost:
+            self._last = None
+            return None
         return replace(told, is_anew=True) if told is not None and is_surer else told
 
     def save(self) -> Dict[str, Any]:
@@ -240,8 +273,10 @@ class StepReader:
     def _note_epoch(self, text: str) -> None:
         """`Epoch 2/3` above a bar."""
         found = parse_epoch(text)
-        if found is None or found[1] is None or not 0 < found[0] <= found[1]:
+        if found is None or found[1] is None or not 0 <= found[0] <= found[1]:
             return
+        if found[0] == 0 or (self._epoch is not None and self._num_epochs is None):
+            found = found[0], None  # there may be one more than is said
         self._is_new_epoch = self._epoch is not None and found[0] > self._epoch
         if self._epoch is not None and found[0] < self._epoch:  # another training
             self._restart()
@@ -249,6 +284,7 @@ class StepReader:
 
     def _restart(self) -> None:
         self._raw, self._base, self._anchor = None, 0, None
+        self._is_lost, self._by, self._spent_ms = False, 0, 0.0
         self._recent.clear()
 
     def _place(self, found: Iteration, at: Optional[float], slack_s: float) -> Optional[Told]:
@@ -258,12 +294,14 @@ class StepReader:
             return None
         is_anew = self._count_epochs(found)
         step = self._base + found.step
-        is_anew = is_anew or (self.last is not None and step < self.last)
+        is_anew = is_anew or (self._last is not None and step < self._last)
         if is_anew:
             self._anchor = None
             self._recent.clear()
+        if self._raw is not None and found.step > self._raw[0]:
+            self._by = found.step - self._raw[0]
         self._raw = found.step, found.num_steps
-        self.last = step
+        self._last = step
         self.num_steps = self._find_total(found) or self.num_steps
         if self._base and not found.num_epochs and self._num_epochs is None:
             self.num_steps = None  # nobody says how many epochs there are
@@ -278,10 +316,19 @@ class StepReader:
         return Told(line, at, is_anew, num_timed, self.strength)
 
     def _is_small_bar(self, found: Iteration) -> bool:
-        """The bar of an evaluation runs while that of the training stands still."""
+        """The bar of an evaluation runs while that of the training stands still, or before its next
+        epoch; of bars without a name the training's is the one that took longest."""
+        spent_ms = found.step * (found.time_ms or 0.0)
         if self._raw is None or not self._raw[1] or not found.num_steps:
-            return False
-        return found.num_steps < self._raw[1] and self._raw[0] < self._raw[1]
+            is_small = False
+        elif found.num_steps < self._raw[1] and self._raw[0] < self._raw[1]:
+            is_small = True
+        else:
+            is_other = self.strength == UNNAMED and found.num_steps != self._raw[1]
+            is_small = is_other and spent_ms <= self._spent_ms
+        if not is_small:
+            self._spent_ms = max(self._spent_ms, spent_ms)
+        return is_small
 
     def _count_epochs(self, found: Iteration) -> bool:
         """Keep the count of steps before this epoch; True where the steps begin anew."""
@@ -301,23 +348,38 @@ class StepReader:
                 self._base = (epoch - 1) * found.num_steps
             return False
         last, total = self._raw
+        if found.is_bar and self._base and total != found.num_steps:  # another loop
+            self._base = 0
+            return True
         if found.step > last or (found.step == last and not is_later):
             return False
         if is_later or (total and last >= total and total == found.num_steps):
-            self._base += total or last
+            num = epoch - before if epoch is not None and before is not None else 1
+            self._base += self._find_length(found.step, last, total) * max(1, num)
             return False
         self._base = 0
         return True
+
+    def _find_length(self, step: int, last: int, total: Optional[int]) -> int:
+        """Number of steps of the epoch that is over; its last one may not have been printed."""
+        if total is not None or self._is_partial:
+            return total or last
+        if self._by == 1 and step <= 1:
+            return last + 1 - step
+        self._is_lost = True
+        return last
 
     def _find_total(self, found: Iteration) -> Optional[int]:
         if not found.num_steps:
             return None
         num_epochs = found.num_epochs or self._num_epochs
-        is_of_epoch = self._is_of_epoch(found)
+        is_of_epoch = self._is_of_epoch(found) or (self.strength == LEARNED and self._base > 0)
         if is_of_epoch and num_epochs:
             return found.num_steps * num_epochs
-        if is_of_epoch and found.epoch is not None:
+        if is_of_epoch and (found.epoch is not None or self._base > 0):
             return None
+        if self.strength == LEARNED and self._epoch is not None:
+            return None  # maybe that of an epoch
         return self._base + found.num_steps
 
     def _is_of_epoch(self, found: Iteration) -> bool:
