@@ -336,7 +336,9 @@ def _read_errors(
     found = [own for node in errors.values() for own in node]
     if not any(reader.has_steps for reader in (*readers, *found)):
         for reader in readers:
-            reader.close(errors.get(reader.node, ()))
+            reader.close(errors.pop(reader.node, ()))
+        for first, *others in errors.values():  # nothing was printed but bars
+            first.close(others)
 
 
 def _measure_steps(steps: pd.DataFrame) -> pd.Series:

@@ -28,7 +28,7 @@ from varuna_core.records.logs.progress import (
     parse_time,
     split_tag,
 )
-from varuna_core.records.logs.steps import LINE, StepReader, Told
+from varuna_core.records.logs.steps import LEARNED, LINE, StepReader, Told
 from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader, find_left_out
 from varuna_core.records.logs.training_log import (
     CHECKPOINT,
@@ -375,7 +375,9 @@ class LogReader:
                 self.losses.append({"line": found, "at": told.at})
             else:  # its step is that of the bar above
                 self._hold(join_lines(self._bar, replace(found, step=self._bar.step)), None)
-        elif told.strength < LINE:
+        elif found.unit != "step":
+            pass  # an epoch is no step
+        elif told.strength < LINE and told.strength != LEARNED:
             self._bar = found
             self.bars.append({"line": found, "at": told.at, "timed": told.num_timed})
         else:
@@ -388,6 +390,9 @@ class LogReader:
         sources = [self, *others]
         source = next((reader for reader in sources if reader.bars.rows), None)
         if source is None or any(reader.has_steps for reader in sources):
+            return
+        source._steps.trains = any(reader._steps.trains for reader in sources)
+        if source._steps.doubt is not None:
             return
         rows = source.bars.rows
         by_step: dict[int, tuple[Iteration, float | None, int | None]] = {}

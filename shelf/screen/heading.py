@@ -178,14 +178,14 @@ def _render_progress(snapshot: Snapshot, marks: Marks, width: int) -> list[Headi
         return [HeadingLine(line=Text(none, style=theme.DIM), place=2)] if is_told else []
     step_s = find_step_s(progress)
     total = progress.num_steps
-    line = Text("step ", style=theme.PLAIN)
+    line = Text(f"{progress.unit} ", style=theme.PLAIN)
     line.append(f"{progress.step:,}" + (f"/{total:,}" if total else ""), theme.STRONG)
     if total:
         percent = 100 * progress.step / total
         if width >= BAR_FROM:
             line.append(f" {marks.bar(percent, BAR_WIDTH)}", theme.GOOD)
         line.append(f" {int(min(percent, 100))}%")
-    words = [] if step_s is None else [f"{format_seconds(step_s)} s/step"]
+    words = [] if step_s is None else [f"{format_seconds(step_s)} s/{progress.unit}"]
     loss = next((p.loss for p in reversed(progress.points) if p.loss is not None), None)
     if loss is not None:
         words.append(f"loss {format_loss(loss)}")

@@ -443,16 +443,8 @@ def check(recipe: Recipe, claims: Sequence[Claim]) -> None:
 
 
 KNOWN: Mapping[str, Mapping[str, str]] = {
-    "accelerate": {
-        "report's last_step": "the report does not take steps from a bar alone",
-        "report's num_steps": "the same",
-        "findings": "the same: steps not known",
-    },
     "lightning": {
         "total during": "not known: Rich writes its bar into a file only at the end",
-    },
-    "nanogpt": {
-        "report's losses": "the line of an evaluation counts as a training loss",
     },
 }
 """By recipe: the claims that do not hold yet, each with the reason."""

@@ -97,10 +97,12 @@ class Point:
     """When it was printed, where that is known."""
 
 
-def name_step(step: int, total: int | None = None, *, is_counted: bool = False) -> str:
+def name_step(
+    step: int, total: int | None = None, *, is_counted: bool = False, unit: str = "step"
+) -> str:
     """`step 30 of 50`, or `30 optimizer steps` where only their number is known."""
     counted = f"{step} optimizer step{'' if step == 1 else 's'}"
-    return (counted if is_counted else f"step {step}") + (f" of {total}" if total else "")
+    return (counted if is_counted else f"{unit} {step}") + (f" of {total}" if total else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,8 @@ class Progress:
     is_counted: bool = False
     """`step` is `done`: no line tells the program's own number, which is another one where it went
     on from a checkpoint."""
+    unit: str = "step"
+    """`epoch` where lines count epochs alone."""
     other: int | None = None
     """Where the lines and the counter of optimizer steps disagree: the number of the other."""
     longest_s: float | None = None
@@ -132,7 +136,7 @@ class Progress:
 
     @property
     def name(self) -> str:
-        return name_step(self.step, self.num_steps, is_counted=self.is_counted)
+        return name_step(self.step, self.num_steps, is_counted=self.is_counted, unit=self.unit)
 
     @property
     def loss(self) -> float | None:

@@ -191,6 +191,7 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
         points=tuple(points),
         source=log.name,
         first_step=log.first_step,
+        unit=log.unit,
     )
 
 

@@ -107,6 +107,8 @@ class LogFile:
         """The ranks that wrote each of these."""
         self.points: deque[Point] = deque(maxlen=NUM_POINTS)
         self.num_steps: int | None = None
+        self.unit = "step"
+        """`epoch` where its lines count epochs alone."""
         self.first_step: int | None = None
         self.point_at: float | None = None
         self.phase: Phase | None = None
@@ -295,7 +297,7 @@ class LogFile:
             point = _join(last, point)
             self.points.pop()
         self.points.append(replace(point, at=told.at or point.at or None))
-        self.num_steps = self._steps.num_steps
+        self.num_steps, self.unit = self._steps.num_steps, told.line.unit
         self.first_step = point.step if self.first_step is None else self.first_step
         if last is None or point.step != last.step:
             self.point_at = self.tail.mtime

@@ -132,7 +132,8 @@ class RunReader:
         plan, store = self._plan, self._store
         progress = shown.progress
         is_later = progress is not None and progress.is_counted and len(attempts) > 1
-        if progress is None or progress.num_steps is not None or is_later:
+        is_other = progress is not None and progress.unit != "step"
+        if progress is None or progress.num_steps is not None or is_later or is_other:
             pass  # the conf's number is not one of this attempt's steps
         elif self._asked.num_steps:
             progress = replace(progress, num_steps=self._asked.num_steps, is_asked=True)

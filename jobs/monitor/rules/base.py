@@ -255,7 +255,9 @@ def step_values(snapshot: Snapshot) -> dict[str, Any]:
     progress = snapshot.progress
     if progress is None:
         return {"step": NO_STEP, "num_steps": NO_TOTAL}
-    values = {"step": progress.step, "num_steps": progress.num_steps or NO_TOTAL}
+    values: dict[str, Any] = {"step": progress.step, "num_steps": progress.num_steps or NO_TOTAL}
+    if progress.unit != "step":
+        values["unit"] = progress.unit
     return {**values, "is_counted": True} if progress.is_counted else values
 
 

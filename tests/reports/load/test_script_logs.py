@@ -66,6 +66,35 @@ def test_standard_error_is_read_only_where_standard_output_tells_no_step(tmp_pat
     assert read(tmp_path)[0]["step"].tolist() == [7]
 
 
+def test_a_bar_is_enough_where_nothing_else_is_printed(tmp_path: Path) -> None:
+    """Accelerate with tqdm writes to standard error alone."""
+    logs = NodeLogs(tmp_path)
+    for step in range(5, 61, 5):
+        bar = BAR.format(percent=step, step=step).replace("]", ", loss=2.5]")
+        logs.write(1_700_000_000.0 + step, f"0: {bar}", is_err=True)
+    table = read(tmp_path)[0]
+    assert table["step"].tolist() == list(range(5, 61, 5))
+    assert set(table["num_steps"]) == {60} and set(table["loss"]) == {2.5}
+
+
+def test_learned_steps_begin_with_the_first_line(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    for at in range(12):
+        logs.write(1_700_000_000.0 + at, f"0: [ep {at // 6}] it {at % 6}/6 | loss {9 - at / 9:.3f}")
+        logs.write(1_700_000_000.0 + at, f"0: step {at}: train loss 0.9, val loss 4.29")
+    table, analysis, said = read(tmp_path)
+    assert table["step"].tolist() == list(range(12))
+    assert analysis.times["took_s"].median() == pytest.approx(1.0)
+    assert "The loss went from 9 to 7.778" in said
+
+
+def test_epochs_and_evaluations_are_no_steps(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    for at in range(9):
+        logs.write(1_700_000_000.0 + at, f"0: Epoch {at}/9 - loss {9 - at / 9:.3f}")
+    assert read(tmp_path)[0].empty
+
+
 def test_without_steps_no_useful_time_is_claimed(tmp_path: Path) -> None:
     logs = NodeLogs(tmp_path)
     logs.write(100.0, "0: still at it")

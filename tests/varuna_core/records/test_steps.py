@@ -113,6 +113,16 @@ def test_lines_tell_more_than_bars_and_bars_with_a_name_more_than_others() -> No
     ]
 
 
+def test_an_evaluation_may_be_the_last_sign_of_a_step() -> None:
+    """nanoGPT ends with one, and its other lines may be many steps apart."""
+    said = "train loss 0.95, val loss 4.29"
+    lines = [f"step 0: {said}", "iter 0: loss 3.1, time 9ms", "iter 5: loss 2.9, time 9ms"]
+    reader, found = StepReader(), read((None, line) for line in [*lines, f"step 8: {said}"])
+    assert [(told.line.step, told.line.loss) for told in found] == [(0, 3.1), (5, 2.9), (8, None)]
+    found = read([(None, "step 8: val loss 4.29"), (None, "step 5 loss 2.5")], reader)
+    assert [told.line.step for told in found] == [5]
+
+
 def test_a_pattern_of_the_users_own_is_read() -> None:
     own = compile_pattern(r"done (?P<step>\d+) of (?P<total>\d+): L=(?P<loss>\S+) (?P<ms>\S+)ms")
     found = read([(None, "0: done 7 of 9: L=1.5 20ms"), (None, "step 3 loss 2.5")], StepReader(own))

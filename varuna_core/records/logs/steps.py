@@ -154,14 +154,23 @@ class StepReader:
         self.trains = self.trains or any(word in text for word in _TRAINS)
         found = parse_line(text)
         if found is None or found.is_evaluation:
-            if found is not None:
-                self.pause()
-            return self._learn(text, at, slack_s)
+            if found is None or not self._is_reached(found):
+                return self._learn(text, at, slack_s)
+            told = self._take(found, LINE, rank, at, slack_s)
+            self.pause()
+            return told
         if found.step == NO_STEP:
             self._has_losses = True
             return Told(found, at, False, None, LINE)
         strength = LINE if not found.is_bar else BAR if found.is_named else UNNAMED
         return self._take(found, strength, rank, at, slack_s)
+
+    def _is_reached(self, found: Iteration) -> bool:
+        """True for an evaluation whose step the training has reached, as nanoGPT's: the last step
+        may have no other line."""
+        self.pause()
+        is_ahead = self._last is not None and found.step >= self._last
+        return self.strength == LINE and is_ahead and "train" in found.evaluations
 
     def skip(self) -> None:
         """Lines are left out here."""

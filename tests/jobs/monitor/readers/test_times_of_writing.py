@@ -7,11 +7,12 @@ from itertools import accumulate
 from pathlib import Path
 
 from tests.jobs.monitor.builders import NOW, healthy
+from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.times import MarkReader, TimesTail, format_mark
 from varuna_core.records.runfolder import OPENED
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Health, Progress
-from vjob.jobs.monitor.readers.node_files import NodeFiles, find_progress
+from vjob.jobs.monitor.readers.node_files import NodeFiles, find_doubt, find_progress
 from vjob.jobs.monitor.readers.node_logs import LogFile
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -108,3 +109,36 @@ def test_what_an_earlier_attempt_left_in_the_batch_log_is_no_known_line(tmp_path
         handle.write(f"{lost}\n")
     log.poll()
     assert len(log.known) == 1
+
+
+def test_the_head_of_a_long_log_tells_where_a_learned_counter_begins(tmp_path: Path) -> None:
+    """The end alone names an epoch, and not the first one."""
+    logs = NodeLogs(tmp_path)
+    logs.write(100.0, "0: max steps: 6000")
+    for at in range(5000):
+        logs.write(
+            100.0 + at, f"0: [ep {1 + at // 50}/120] it {at % 50}/50 | loss {9 - at / 999:.3f}"
+        )
+    found = logs.read()
+    assert (found.step, found.num_steps, found.first_step) == (4999, 6000, 0)
+    assert found.points[-1].step_s == 1.0 and found.loss is not None
+
+
+def test_an_epoch_is_named_as_one(tmp_path: Path) -> None:
+    logs = NodeLogs(tmp_path)
+    for at in range(1, 9):
+        logs.write(100.0 + at, f"0: Epoch {at}/30 - loss {9 - at / 9:.3f}")
+    assert logs.read().name == "epoch 8 of 30"
+
+
+def test_a_bar_without_a_name_needs_a_sign_of_training_once_it_begins_again(tmp_path: Path) -> None:
+    """Pictures that are generated have such bars too; the sign may be in the other file."""
+    logs = NodeLogs(tmp_path)
+    for at in range(1, 30):
+        bar = f"0: {at % 10}%|##| {at % 10 + 1}/10 [00:10<00:30,  2.00it/s]"
+        logs.write(100.0 + at, bar, is_err=True)
+    logs.files.poll()
+    assert find_progress([logs.files]) is None
+    assert find_doubt([logs.files]) is Doubt.UNNAMED
+    logs.write(140.0, "0: epoch 2: loss 2.5")
+    assert logs.read().step == 30
