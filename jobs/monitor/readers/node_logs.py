@@ -137,6 +137,8 @@ class LogFile:
         """Times of writing, as of this look."""
         self._unread: list[_Placed] = []
         """Lines with older points, of the first look: most logs' are never asked for."""
+        self._gaps: deque[int] = deque(maxlen=8)
+        """Places of lines before which others were left out."""
         self._since: list[_Placed] = []
         """Lines after those, kept until the older points are asked for."""
 
@@ -206,6 +208,8 @@ class LogFile:
         self._note_fatal(lines, sifted.known, start)
         if any(INFO_MARK in lines[at] for at in sifted.telling):
             self._read_info(data)
+        if added.num_skipped and not added.is_anew:
+            self._gaps.append(start)
         self._read_progress(_place(lines, sifted.telling, start), start, data, added.is_anew)
 
     def catch_up(self) -> None:
@@ -236,11 +240,15 @@ class LogFile:
         most = 2 * NUM_POINTS
         if len(found) > most:
             found = [*found[:NUM_OLDEST], *found[NUM_OLDEST - most :]]
+            self._gaps.append(found[NUM_OLDEST][0])
         if is_first and len(found) > NUM_FIRST:
             self._unread, found = found[:-NUM_FIRST], found[-NUM_FIRST:]
             self._since = []
         if self._unread:
-            self._since = [*self._since, *found][-most:]
+            self._since = [*self._since, *found]
+            if len(self._since) > most:
+                self._since = self._since[-most:]
+                self._gaps.append(self._since[0][0])
         for place, line in found:
             text = _decode(line)
             self._read_line(text, place)
@@ -264,6 +272,8 @@ class LogFile:
         self._steps.skip()
 
     def _read_line(self, text: str, place: int) -> None:
+        if place in self._gaps:
+            self._steps.skip()
         at, slack_s = self._find_time(text, place)
         told = self._steps.read(text, at, slack_s)
         if told is not None:
