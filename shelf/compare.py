@@ -96,7 +96,6 @@ def compare_jobs(
     *,
     as_json: bool,
     page: Path | None,
-    cdn: bool,
     width: int | None = None,
 ) -> None:
     """Print the jobs' figures as a table of this width, or as JSON, or write them as a page."""
@@ -106,7 +105,7 @@ def compare_jobs(
         if page is None:
             return
     if chosen.sweeps:
-        _compare_sweep(chosen, here, say, page=page, cdn=cdn, width=width)
+        _compare_sweep(chosen, here, say, page=page, width=width)
         return
     from vjob.reports.page import comparison
 
@@ -114,7 +113,7 @@ def compare_jobs(
     if page is None:
         say("\n".join(_render_tables(comparison.build_comparison(jobs), width)).rstrip())
     else:
-        text = comparison.render_comparison(jobs, made_at=format_now(), cdn=cdn)
+        text = comparison.render_comparison(jobs, made_at=format_now())
         write_atomic(here / page, text)
         say(f"wrote {page}")
 
@@ -145,7 +144,7 @@ def _render_tables(tables: Sequence[ReportTable], width: int | None) -> Iterator
 
 
 def _compare_sweep(
-    chosen: Chosen, here: Path, say: Say, *, page: Path | None, cdn: bool, width: int | None
+    chosen: Chosen, here: Path, say: Say, *, page: Path | None, width: int | None
 ) -> None:
     from vjob.reports.page import sweep_page
 
@@ -156,7 +155,7 @@ def _compare_sweep(
         say("\n".join(fit_lines([tuple(map(str.upper, table.columns)), *table.rows], width)))
     else:
         name = " and ".join(chosen.sweeps)
-        text = sweep_page.render_sweep(name, runs, keys, made_at=format_now(), cdn=cdn)
+        text = sweep_page.render_sweep(name, runs, keys, made_at=format_now())
         write_atomic(here / page, text)
         say(f"wrote {page}")
 

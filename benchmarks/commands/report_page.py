@@ -68,7 +68,7 @@ def write_page(folder: Path, page: Path) -> float:
     job = load_job(folder, more_events=MORE_EVENTS)
     analysis = analyse(job)
     findings = find_all(job, analysis)
-    text = render_page(job, analysis, findings, is_partial=False, made_at="today", cdn=False)
+    text = render_page(job, analysis, findings, is_partial=False, made_at="today")
     page.write_text(text)
     return time.perf_counter() - begin
 

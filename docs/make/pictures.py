@@ -268,7 +268,7 @@ def write_page(path: Path) -> Path:
 
     job, analysis = read_job(path, more_events=MORE_EVENTS)
     text = render_page(
-        job, analysis, find_all(job, analysis), is_partial=False, made_at=format_now(), cdn=False
+        job, analysis, find_all(job, analysis), is_partial=False, made_at=format_now()
     )
     target = path / "report.html"
     target.write_text(text)

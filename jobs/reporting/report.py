@@ -1,8 +1,4 @@
-"""`vjob report`: find a job's files and hand them to `reports`.
-
-The page's picture is made by a browser, not by kaleido: that draws plotly's figures alone, and
-drives a Chrome for it too; the timeline is a canvas of the page's own.
-"""
+"""`vjob report`: find a job's files and hand them to `reports`."""
 
 from __future__ import annotations
 
@@ -10,9 +6,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
-import shutil
-import tempfile
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +16,6 @@ from typing import TYPE_CHECKING
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs import process
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
@@ -36,11 +28,6 @@ if TYPE_CHECKING:
     from vjob.reports.load.tables import Job
 
 Say = Callable[[str], object]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-WIDTH_PX = 1280
-TALLEST_PX = 16_000
-"""Chromium's pictures end a little above."""
-BROWSER_TIMEOUT_S = 180.0
 MORE_EVENTS = 200_000
 """Of steps that nothing singles out, for the page's selector: some two megabytes."""
 
@@ -52,20 +39,15 @@ class ReportOutputs:
     text: bool = False
     as_json: bool = False
     export: str | None = None
-    """One of EXPORTS."""
+    """The name of one of the exporters."""
     output: Path | None = None
     """Where the export goes, or else the page."""
-    png: Path | None = None
-    cdn: bool = False
     is_opened: bool = False
 
     @property
     def has_page(self) -> bool:
-        asked = (self.output is not None and self.export is None) or self.cdn or self.is_opened
-        return asked or not (self.text or self.as_json or self.export or self.png)
-
-
-EXPORTS = ("parquet", "csv", "perfetto")
+        asked = (self.output is not None and self.export is None) or self.is_opened
+        return asked or not (self.text or self.as_json or self.export)
 
 
 def find_folder(job: str, here: Path) -> tuple[Path, RunFolder | None]:
@@ -102,24 +84,21 @@ def goes_on(view: RunView | None) -> bool:
 def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
     """Write everything that is wanted of one job."""
     folder, run = find_folder(job, here)
-    check_libraries(*(("plotly", "jinja2") if wanted.has_page or wanted.png else ()))
+    check_libraries(*(("plotly", "jinja2") if wanted.has_page else ()))
     from vjob.reports.analysis import findings
     from vjob.reports.export import text as texts
 
     view = look_at(run)  # before the files are read: what is written last is then in them
-    needs_more = wanted.has_page or wanted.png is not None
-    found, analysed = read_job(folder, view, more_events=MORE_EVENTS if needs_more else 0)
+    found, analysed = read_job(folder, view, more_events=MORE_EVENTS if wanted.has_page else 0)
     sentences = findings.find_all(found, analysed)
     partial = goes_on(view)
     try:
         if wanted.export is not None:
             _write_export(found, analysed, say, wanted)
-        if needs_more:
+        if wanted.has_page:
             from vjob.reports.page.run_page import render_page
 
-            page = render_page(
-                found, analysed, sentences, is_partial=partial, made_at=format_now(), cdn=wanted.cdn
-            )
+            page = render_page(found, analysed, sentences, is_partial=partial, made_at=format_now())
             _write_page(page, wanted, here, folder, say)
     except OSError as error:
         raise VjobError(f"{error.filename or folder}: {error.strerror}") from None
@@ -145,7 +124,6 @@ def render_report(folder: Path, run: RunFolder | None) -> str:
         find_all(job, analysis),
         is_partial=partial,
         made_at=format_now(),
-        cdn=False,
     )
 
 
@@ -209,20 +187,12 @@ def _write_export(job: Job, analysis: Analysis, say: Say, wanted: ReportOutputs)
 
 
 def _write_page(page: str, wanted: ReportOutputs, here: Path, folder: Path, say: Say) -> None:
-    with contextlib.ExitStack() as stack:
-        if wanted.has_page:
-            asked = wanted.output if wanted.export is None else None
-            target = here / (asked or _choose_page(folder))
-            write_atomic(target, page)
-            say(f"wrote {target}, {len(page) / 1e6:.1f} MB")
-        else:
-            target = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "report.html"
-            write_atomic(target, page)
-        if wanted.png is not None:
-            write_png(target, here / wanted.png)
-            say(f"wrote {wanted.png}")
-        if wanted.is_opened and not webbrowser.open(target.as_uri()):
-            say("no browser is here to open it: copy the file, it needs nothing else")
+    asked = wanted.output if wanted.export is None else None
+    target = here / (asked or _choose_page(folder))
+    write_atomic(target, page)
+    say(f"wrote {target}, {len(page) / 1e6:.1f} MB")
+    if wanted.is_opened and not webbrowser.open(target.as_uri()):
+        say("no browser is here to open it: copy the file, it needs nothing else")
 
 
 def _choose_page(folder: Path) -> Path:
@@ -240,40 +210,6 @@ def check_libraries(*more: str) -> None:
                 f"reports need {name}, which is not installed: "
                 "pip install '.[report]' in vjob's checkout"
             )
-
-
-def write_png(page: Path, target: Path) -> None:
-    """Take a picture of the whole page, 1280 pixels wide, with the browser that is there."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        raise VjobError(
-            f"a picture needs one of {', '.join(BROWSERS)} on PATH, and none is: install chromium, "
-            "or open the page elsewhere and print it"
-        )
-    with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
-        command = [
-            browser,
-            "--headless",
-            f"--user-data-dir={folder}",
-            "--hide-scrollbars",
-            "--disable-gpu",
-            # The page says when it is drawn; until then its time runs as fast as it can.
-            "--virtual-time-budget=60000",
-            *(["--no-sandbox"] if os.getuid() == 0 else []),
-        ]
-        asked = [*command, f"--window-size={WIDTH_PX},900", "--dump-dom", page.as_uri()]
-        found = re.search(
-            r'<html[^<>]*\bdata-height="(\d+)"', process.run(asked, timeout_s=BROWSER_TIMEOUT_S).out
-        )
-        if found is None:
-            raise VjobError(f"{browser} did not draw the page")
-        height = min(TALLEST_PX, int(found.group(1)))
-        shot = Path(folder) / "page.png"
-        size = [f"--window-size={WIDTH_PX},{height}", f"--screenshot={shot}"]
-        done = process.run([*command, *size, page.as_uri()], timeout_s=BROWSER_TIMEOUT_S)
-        if not shot.exists():
-            raise VjobError(f"{browser} wrote no picture: {done.err.strip()[-300:]}")
-        shutil.copyfile(shot, target)
 
 
 def load_tables(folder: Path) -> JobTables:

@@ -177,7 +177,7 @@ def build_json(jobs: Sequence[Compared]) -> dict[str, Any]:
     }
 
 
-def render_comparison(jobs: Sequence[Compared], *, made_at: str, cdn: bool) -> str:
+def render_comparison(jobs: Sequence[Compared], *, made_at: str) -> str:
     """The same as a page, with step times and losses over each other."""
     figure = _draw_series(jobs)
     parts = [show_table(table) for table in build_comparison(jobs)]
@@ -188,7 +188,7 @@ def render_comparison(jobs: Sequence[Compared], *, made_at: str, cdn: bool) -> s
         sections=[("Comparison", parts), *([("Curves", curves)] if curves else [])],
         figures={"series": figure} if figure is not None else {},
     )
-    return render(page, cdn=cdn)
+    return render(page)
 
 
 def _draw_series(jobs: Sequence[Compared]) -> Figure | None:

@@ -7,11 +7,11 @@ base64, and so does plotly, which takes a third of its size that way.
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -19,7 +19,7 @@ import jinja2
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
-from plotly.offline import get_plotlyjs, get_plotlyjs_version
+from plotly.offline import get_plotlyjs
 
 from varuna_core import __version__
 from vjob.reports.analysis.findings import Finding
@@ -101,17 +101,19 @@ class Page:
     """Packed, in the order of the timeline's."""
 
 
-def render(page: Page, *, cdn: bool) -> str:
+def render(page: Page) -> str:
     """The whole file."""
-    plotly = get_plotlyjs()
     return _render(
         page,
         model=pack_json({**_get_timeline(page), "figures": _name_figures(page)}),
-        plotly="" if cdn else pack_bytes(plotly.encode()),
-        plotly_url=f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js" if cdn else "",
-        plotly_hash=_hash(plotly),
+        plotly=_pack_plotly(),
         script=Markup(read_scripts(SCRIPTS)),
     )
+
+
+@cache
+def _pack_plotly() -> str:
+    return pack_bytes(get_plotlyjs().encode())
 
 
 def read_scripts(names: Sequence[str]) -> str:
@@ -163,11 +165,6 @@ def show_table(table: ReportTable, width: str = "whole", note: str = "") -> Page
     return PagePart(
         title=table.title.capitalize(), columns=columns, rows=tuple(rows), note=note, width=width
     )
-
-
-def _hash(text: str) -> str:
-    """For the browser, which then takes nothing else from the network."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _clean(value: Any) -> Any:

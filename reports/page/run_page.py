@@ -257,11 +257,10 @@ def render_page(
     *,
     is_partial: bool,
     made_at: str,
-    cdn: bool,
 ) -> str:
     """The whole file."""
     page = build_page(job, analysis, findings, is_partial=is_partial, made_at=made_at)
-    return render(page, cdn=cdn)
+    return render(page)
 
 
 def build_page(

@@ -141,7 +141,7 @@ def _is_nan(value: float | None) -> bool:
 
 
 def render_sweep(
-    name: str, runs: Sequence[SweptRun], keys: Mapping[str, str], *, made_at: str, cdn: bool
+    name: str, runs: Sequence[SweptRun], keys: Mapping[str, str], *, made_at: str
 ) -> str:
     """The table as a page, with the final figures over each key that has several values."""
     drawn = {key: draw_key(runs, key, keys) for key in keys}
@@ -159,7 +159,7 @@ def render_sweep(
         sections=[("Runs", [rows]), *([("Final figures", parts)] if parts else [])],
         figures=figures,
     )
-    return render(page, cdn=cdn)
+    return render(page)
 
 
 def draw_key(runs: Sequence[SweptRun], key: str, keys: Mapping[str, str]) -> Figure | None:

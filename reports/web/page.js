@@ -115,16 +115,10 @@ function drawLegend(step) {
 // Plotly's figures.
 
 async function loadPlotly() {
-  const packed = byId("plotly");
-  if (packed) {
-    const script = document.createElement("script");
-    script.textContent = await unpackText("plotly");
-    document.head.append(script);
-    packed.remove();
-  } else if (document.readyState !== "complete") {
-    await new Promise((resolve) => addEventListener("load", resolve));
-  }
-  if (typeof Plotly === "undefined") throw new Error("plotly did not load; the page without --cdn needs no network");
+  const script = document.createElement("script");
+  script.textContent = await unpackText("plotly");
+  document.head.append(script);
+  byId("plotly").remove();
 }
 
 async function drawFigure(id, figure) {

@@ -27,28 +27,19 @@ from vjob.shelf.commands.terminal import find_width, say
     help="Where the page goes, or the export; default: report.html in JOB's folder, or JOB's name.",
 )
 @click.option("--open", "is_opened", is_flag=True, help="Show the page in a browser.")
-@click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
 @click.option("--text", is_flag=True, help="Print the report in the terminal.")
 @click.option(
     "--export",
     type=click.Choice(EXPORTERS.list_names()),
     help="Write tables, or a timeline for ui.perfetto.dev.",
 )
-@click.option(
-    "--png",
-    type=OutputFile(),
-    metavar="FILE",
-    help="Write a picture of the page; needs Chromium or Chrome.",
-)
 @json_option
 def report(
     job: str,
     output: Path | None,
     is_opened: bool,
-    cdn: bool,
     text: bool,
     export: str | None,
-    png: Path | None,
     as_json: bool,
 ) -> None:
     """Show where JOB's time went, and what to change: one page that opens anywhere.
@@ -72,8 +63,6 @@ def report(
         text=text,
         export=export,
         output=output,
-        png=png,
-        cdn=cdn,
         is_opened=is_opened,
         as_json=as_json,
     )
@@ -97,9 +86,8 @@ def report(
     metavar="FILE",
     help="Write a page instead.",
 )
-@click.option("--cdn", is_flag=True, help="Link plotly instead of embedding it: 2 MB less.")
 @json_option
-def compare(jobs: tuple[str, ...], output: Path | None, cdn: bool, as_json: bool) -> None:
+def compare(jobs: tuple[str, ...], output: Path | None, as_json: bool) -> None:
     """Compare two or more jobs: times, idle parts, memory, losses, confs.
 
     The name of a sweep stands for its runs: their final figures against what was swept, the least
@@ -117,4 +105,4 @@ def compare(jobs: tuple[str, ...], output: Path | None, cdn: bool, as_json: bool
     def tell(text: str) -> None:
         click.echo(text, err=as_json and not text.startswith("{"))
 
-    compare_jobs(jobs, Path.cwd(), tell, as_json=as_json, page=output, cdn=cdn, width=width)
+    compare_jobs(jobs, Path.cwd(), tell, as_json=as_json, page=output, width=width)

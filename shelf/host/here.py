@@ -1,7 +1,7 @@
 """The laptop's side of `vjob --host`: which files go along, and what becomes of the answers.
 
 submit, try, plan, profile           with the conf's working tree
-report, compare                      their page comes back, and so does a picture
+report, compare                      their page comes back
 all others                           as they are, in this terminal
 """
 
@@ -49,10 +49,9 @@ def run_there(login: str, words: Sequence[str]) -> int:
         folder, name = send_tree(login, Path(conf).resolve())
         return _hand_over(login, folder, [name if word == conf else word for word in words])
     if words[0] in PAGED:
-        picture, others = take_picture(words)
-        page, is_opened, rest = take_page(others, is_usual=picture is None)
-        if page is not None or picture is not None:
-            code = _fetch(login, rest, page, picture)
+        page, is_opened, rest = take_page(words)
+        if page is not None:
+            code = _fetch(login, rest, page)
             shown = page if code == 0 and is_opened else None
             if shown is not None and not webbrowser.open(shown.absolute().as_uri()):
                 click.echo("vjob: no browser was found", err=True)
@@ -107,26 +106,11 @@ def _explain(login: str, code: int | None) -> str:
 # Pages.
 
 
-def take_picture(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The picture to write here, and the words without it; without its name it is refused there."""
-    picture, rest = None, []
-    left = iter(words)
-    for word in left:
-        name = next(left, "") if word == "--png" else word.partition("=")[2]
-        if name and word.partition("=")[0] == "--png":
-            picture = Path(name)
-        else:
-            rest.append(word)
-    return picture, rest
-
-
-def take_page(
-    words: Sequence[str], *, is_usual: bool = True
-) -> tuple[Path | None, bool, list[str]]:
+def take_page(words: Sequence[str]) -> tuple[Path | None, bool, list[str]]:
     """The page to write here, whether to open it, and the words without both.
 
-    A report is a page unless something else is asked for (not `is_usual`: a picture); a comparison
-    is one with -o. An export is written there.
+    A report is a page unless something else is asked for; a comparison is one with -o. An export
+    is written there.
     """
     if any(word.startswith("--export") for word in words):
         return None, False, list(words)
@@ -143,8 +127,8 @@ def take_page(
             is_opened = True
         else:
             rest.append(word)
-    others = [word for word in rest[1:] if word.startswith("--") and word != "--cdn"]
-    if page is None and rest[0] == "report" and (is_opened or (is_usual and not others)):
+    others = [word for word in rest[1:] if word.startswith("--")]
+    if page is None and rest[0] == "report" and (is_opened or not others):
         job = next((word for word in rest[1:] if not word.startswith("-")), "job")
         page = Path(f"report-{Path(job).name or 'job'}.html")
     return page, is_opened, rest
@@ -186,20 +170,17 @@ def send_files(
     stdin.close()
 
 
-def _fetch(login: str, words: Sequence[str], page: Path | None, picture: Path | None) -> int:
-    """Run a command there and write here what it makes."""
-    places = {path.name: path for path in (page, picture) if path is not None}
-    options = ["--page", page.name] if page is not None else []
-    options += ["--picture", picture.name] if picture is not None else []
-    with process.talk(_build_ssh(login, "-T", *options, "--", *words)) as ssh:
+def _fetch(login: str, words: Sequence[str], page: Path) -> int:
+    """Run a command there and write here the page that it makes."""
+    with process.talk(_build_ssh(login, "-T", "--page", page.name, "--", *words)) as ssh:
         assert ssh.stdout is not None
         answer = read_line(ssh.stdout)
         if answer is not None:
             with tarfile.open(fileobj=ssh.stdout, mode="r|") as tar:
                 for info in tar:
                     data = tar.extractfile(info)
-                    if data is not None and info.name in places:
-                        _write(places[info.name], data.read())
+                    if data is not None and info.name == page.name:
+                        _write(page, data.read())
             sys.stdout.write(answer["said"])
             return int(answer["code"])
     raise VjobError(_explain(login, ssh.returncode))

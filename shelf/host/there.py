@@ -3,7 +3,7 @@
 without words      a working tree is brought up to date: names and digests come, then the
                    files that differ, as a tar stream
 --in FOLDER WORDS  a command in that folder of the home folder, in the terminal of the laptop
---page, --picture  a command whose files go back, as a tar stream
+--page  a command whose page goes back, in a tar stream
 """
 
 from __future__ import annotations
@@ -39,31 +39,25 @@ MADE_S = 3600.0
 @click.command(hidden=True, context_settings={"ignore_unknown_options": True})
 @click.option("--in", "folder")
 @click.option("--page")
-@click.option("--picture")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def there(
-    folder: str | None, page: str | None, picture: str | None, words: tuple[str, ...]
-) -> None:
+def there(folder: str | None, page: str | None, words: tuple[str, ...]) -> None:
     """Answer a `vjob --host` of another machine."""
     if not words:
         receive_tree(sys.stdin.buffer, sys.stdout.buffer)
         return
     os.chdir(Path.home() / (folder or "."))
-    if page is not None or picture is not None:
-        send_made(words, page, picture, sys.stdout.buffer)
+    if page is not None:
+        send_made(words, page, sys.stdout.buffer)
         return
     command = process.build_own_command(*words)
     os.execv(command[0], command)
 
 
-def send_made(
-    words: tuple[str, ...], page: str | None, picture: str | None, answers: BinaryIO
-) -> None:
-    """Run a command, and send what it said and the files that it made."""
+def send_made(words: tuple[str, ...], page: str, answers: BinaryIO) -> None:
+    """Run a command, and send what it said and the page that it made."""
     with tempfile.TemporaryDirectory(prefix="vjob-host-") as made:
-        options = ["-o", f"{made}/{page}"] if page is not None else []
-        options += ["--png", f"{made}/{picture}"] if picture is not None else []
-        done = process.run(process.build_own_command(*words, *options), timeout_s=MADE_S)
+        command = process.build_own_command(*words, "-o", f"{made}/{page}")
+        done = process.run(command, timeout_s=MADE_S)
         sys.stderr.write(done.err.replace(f"{made}/", ""))
         write_line(answers, said=done.out.replace(f"{made}/", ""), code=done.code)
         with tarfile.open(fileobj=answers, mode="w|") as tar:

@@ -71,7 +71,7 @@ def test_a_bare_folder_has_no_conf_to_differ(jobs: Path) -> None:
 
 
 def test_the_page_has_both_jobs(jobs: Path) -> None:
-    done = run("fast", "slow", "bare", "-o", "compared.html", "--cdn")
+    done = run("fast", "slow", "bare", "-o", "compared.html")
     assert done.exit_code == 0, done.output
     page = Path("compared.html").read_text()
     assert "fast and slow and bare" in page and 'id="figure-series"' in page

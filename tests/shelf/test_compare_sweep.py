@@ -54,7 +54,7 @@ def test_a_sweep_is_compared_by_its_final_figures(vjob: Vjob) -> None:
     said = json.loads(vjob("compare", "rates", "--json").stdout)
     assert said["sweeps"] == ["rates"]
     assert [run["swept"]["env.RATE"] for run in said["runs"]] == ["0.01", "0.1", "10"]
-    assert "wrote rates.html" in vjob("compare", "rates", "-o", "rates.html", "--cdn").stdout
+    assert "wrote rates.html" in vjob("compare", "rates", "-o", "rates.html").stdout
     assert "Over env.RATE" in (vjob.folder / "rates.html").read_text()
     # A run of the conf as it stands, beside those of the sweep.
     other = vjob.submit(CONF)

@@ -251,7 +251,7 @@ def test_a_real_run_under_the_profiler_has_a_timeline_and_its_true_steps(tmp_pat
     lanes = build_lanes(job, analysis)
     assert [lane["rank"] for lane in lanes["0"]] == [0, 1] and len(build_steps(job, lanes)) == 3
     findings = find_all(job, analysis)
-    page = render_page(job, analysis, findings, is_partial=False, made_at="now", cdn=True)
+    page = render_page(job, analysis, findings, is_partial=False, made_at="now")
     assert "There are no events" not in page
     said = " ".join(finding.sentence for finding in findings)
     assert "No rank wrote a trace" not in said and "cannot be put together" not in said

@@ -51,7 +51,7 @@ def read(folder: Path) -> tuple[Job, Analysis]:
 def render(folder: Path, *, is_partial: bool = False) -> str:
     job, analysis = read(folder)
     findings = find_all(job, analysis)
-    return render_page(job, analysis, findings, is_partial=is_partial, made_at="now", cdn=True)
+    return render_page(job, analysis, findings, is_partial=is_partial, made_at="now")
 
 
 def draw_all(job: Job, analysis: Analysis) -> list[dict[str, Any]]:

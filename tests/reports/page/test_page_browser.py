@@ -66,7 +66,6 @@ def write_page(folder: Path, *, is_partial: bool = False) -> Path:
         find_all(job, analysis),
         is_partial=is_partial,
         made_at="2026-11-21 12:00 UTC",
-        cdn=False,
     )
     page.write_text(text)
     return page

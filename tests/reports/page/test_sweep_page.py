@@ -121,7 +121,7 @@ def test_values_are_numbers_only_where_all_are(
 
 def test_the_page_has_the_table_whole_and_a_figure_a_key() -> None:
     many = [make_run(f"s-{n}", str(n), "gpipe", float(n)) for n in range(1, 60)]
-    page = render_sweep("lr", many, KEYS, made_at="now", cdn=True)
+    page = render_sweep("lr", many, KEYS, made_at="now")
     assert all(f"<td>s-{n}</td>" in page.replace(" class", "") for n in (1, 30, 59)), page[:3000]
     assert 'id="figure-key-0"' in page and 'id="figure-key-1"' not in page
 

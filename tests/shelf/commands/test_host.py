@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.command import Vjob, wait_for
-from tests.jobs.stub_programs import StubPrograms
 from tests.varuna_core.launch.sshd import SSHD, Sshd
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.process import ENTRY
 from vjob.shelf.host import here, there
 from vjob.shelf.host.frames import write_line
-from vjob.shelf.host.here import name_tree, take_page, take_picture
+from vjob.shelf.host.here import name_tree, take_page
 from vjob.shelf.host.there import SENT
 from vjob.shelf.web.serve import describe_address, name_login
 
@@ -36,12 +35,6 @@ cluster:
   walltime_min: 5
   grace_s: 2
   nodes: [{group: m, count: 1, ranks: 1}]
-"""
-BROWSER = """
-print('<html data-height="900">')
-for word in sys.argv:
-    if word.startswith("--screenshot="):
-        open(word.partition("=")[2], "wb").write(b"\\x89PNG" + bytes(100))
 """
 TRAIN = """
 import sys, time
@@ -215,7 +208,7 @@ def test_without_a_vjob_there_it_is_said_what_to_do(laptop: Laptop) -> None:
         ("report log/far-1/", "report-far-1.html", "report log/far-1/"),
         ("report last --text", None, "report last --text"),
         ("report last --text -o x.html", "x.html", "report last --text"),
-        ("report last --output=x.html --cdn", "x.html", "report last --cdn"),
+        ("report last --output=x.html", "x.html", "report last"),
         ("report last --export csv -o x", None, "report last --export csv -o x"),
         ("compare 1 2", None, "compare 1 2"),
         ("compare 1 2 -oy.html", "y.html", "compare 1 2"),
@@ -223,40 +216,6 @@ def test_without_a_vjob_there_it_is_said_what_to_do(laptop: Laptop) -> None:
 )
 def test_a_page_is_written_here(words: str, page: str | None, rest: str) -> None:
     assert take_page(words.split()) == (None if page is None else Path(page), False, rest.split())
-
-
-@pytest.mark.parametrize(
-    ("words", "picture", "page", "rest"),
-    [
-        ("report last --png a.png", "a.png", None, "report last"),
-        ("report last --png=a.png -o b.html", "a.png", "b.html", "report last"),
-        ("report last --json --png a.png", "a.png", None, "report last --json"),
-        ("report last", None, "report-last.html", "report last"),
-        ("report last --png", None, None, "report last --png"),
-        ("report last --png=", None, None, "report last --png="),
-    ],
-)
-def test_a_picture_is_written_here(
-    words: str, picture: str | None, page: str | None, rest: str
-) -> None:
-    found, left = take_picture(words.split())
-    assert found == (None if picture is None else Path(picture))
-    shown, _, left = take_page(left, is_usual=found is None)
-    assert (shown, left) == (None if page is None else Path(page), rest.split())
-
-
-def test_a_picture_comes_back(laptop: Laptop) -> None:
-    """It was left on the login node, in a folder that nothing named."""
-    tools = StubPrograms(laptop.home)
-    tools.add("chromium", BROWSER)
-    command = laptop.vjob.env["VJOB_HOST_COMMAND"]
-    laptop.vjob.env["VJOB_HOST_COMMAND"] = f"PATH={tools.path} {command}"
-    (laptop.home / "logs").mkdir()
-    lines = [f"step {step}/9 loss {9 / step}\n" for step in range(1, 10)]
-    (laptop.home / "logs/n1.out").write_text("".join(lines))
-    assert "wrote page.png" in laptop("report", "logs", "--png", "page.png")
-    assert (laptop.folder / "page.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in (laptop.home / "logs").iterdir()) == ["n1.out"]
 
 
 def test_a_live_page_is_reached_by_the_name_that_the_user_gave(

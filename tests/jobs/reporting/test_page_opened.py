@@ -1,9 +1,7 @@
-"""`--png` and `--open`: with a browser, and where there is none."""
+"""`--open`: with a browser, and where there is none."""
 
 from __future__ import annotations
 
-import shutil
-import struct
 import webbrowser
 from pathlib import Path
 
@@ -22,28 +20,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     write_simulated(tmp_path / "job", build_schedule("1f1b", 2, 3), build_even_costs(2))
     return tmp_path / "job"
-
-
-@pytest.mark.browser
-def test_a_picture_shows_all_of_the_page(job: Path) -> None:
-    if shutil.which("chromium") is None:
-        pytest.skip("needs chromium (apt-get install chromium)")
-    done = CliRunner().invoke(cli, ["report", "job", "--png", "job.png"])
-    assert done.exit_code == 0, done.output
-    data = Path("job.png").read_bytes()
-    assert data.startswith(b"\x89PNG")
-    width, height = struct.unpack(">II", data[16:24])
-    assert width == 1280 and height > 1500
-    assert not (job / "report.html").exists()
-
-
-def test_without_a_browser_a_picture_says_what_to_install(
-    job: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    done = CliRunner().invoke(cli, ["report", "job", "--png", "job.png"])
-    assert done.exit_code == 1 and "install chromium" in done.output
-    assert not Path("job.png").exists()
 
 
 @pytest.mark.parametrize("is_there", [True, False])
