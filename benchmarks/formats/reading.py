@@ -63,7 +63,8 @@ def read_lines(log: Log) -> Reading:
 def _find_val_loss(text: str) -> float | None:
     found = parse_line(text)
     evaluations = {} if found is None else found.evaluations
-    return next((one["loss"] for one in evaluations.values() if "loss" in one), None)
+    others = (one for name, one in evaluations.items() if name != "train")
+    return next((one["loss"] for one in others if "loss" in one), None)
 
 
 def read_status(log: Log) -> Reading:

@@ -16,7 +16,15 @@ from benchmarks.formats.catalog import (
 )
 from benchmarks.formats.model import Format, Truth
 from benchmarks.formats.reading import Reading
-from benchmarks.formats.score import FIGURES, RIGHT, UNKNOWN, WRONG, judge
+from benchmarks.formats.score import (
+    FIGURES,
+    RIGHT,
+    UNKNOWN,
+    WRONG,
+    find_false_steps,
+    judge,
+    score_format,
+)
 
 FORMATS = tuple(list_formats().values())
 
@@ -68,3 +76,14 @@ def test_a_figure_is_right_not_known_or_wrong() -> None:
     assert set(judge(Reading(), truth).values()) == {UNKNOWN}
     wrong = Reading(step=7, total=90, loss=2.7, val_loss=2.5)
     assert set(judge(wrong, truth).values()) == {WRONG}
+
+
+@pytest.mark.parametrize("name", split_negatives()[0])
+def test_no_step_is_read_where_nothing_is_trained(name: str) -> None:
+    assert find_false_steps(list_negatives()[name]) == ""
+
+
+@pytest.mark.parametrize("name", split_formats()[0])
+def test_a_step_of_the_half_for_development_is_right_or_not_known(name: str) -> None:
+    row = score_format(list_formats()[name])
+    assert WRONG not in (row.by_lines["step"], row.by_status["step"]), row.note
