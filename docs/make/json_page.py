@@ -101,7 +101,7 @@ TABLES: Mapping[str, Table] = {
     "Remedy": Table(
         kind=Remedy,
         without=("detail", "when", "instead"),
-        after=(("text", "string", "The remedy in words; empty where the job has no such thing"),),
+        after=(("text", "string", "The remedy in words"),),
     ),
     "End": Table(kind=End),
     "Line": Table(kind=model.Line),

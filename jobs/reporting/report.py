@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
+from varuna_core.records.record import read_run_end
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.monitor.readers.run import RunReader
@@ -103,7 +104,8 @@ def write_report(job: str, here: Path, say: Say, wanted: ReportOutputs) -> None:
     except OSError as error:
         raise VjobError(f"{error.filename or folder}: {error.strerror}") from None
     if wanted.as_json:
-        value = texts.build_json(found, analysed, sentences, is_partial=partial)
+        end = None if view is None else read_run_end(view.run, view.record)
+        value = texts.build_json(found, analysed, sentences, is_partial=partial, end=end)
         say(json.dumps(value, indent=1, default=float))
     if wanted.text:
         say(texts.render_text(found, analysed, sentences, is_partial=partial).rstrip("\n"))

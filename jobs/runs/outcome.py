@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from varuna_core.agent.setup.known_lines import get_context, read_known_lines
+from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.catalogue.tables import match_rows
 from varuna_core.facts.cause import Actor, End, EndCause
 from varuna_core.facts.deciding import choose_end
@@ -68,7 +69,7 @@ def judge_run(run: RunFolder, infos: Sequence[SchedulerJob]) -> Judgement | None
     if killed and not exits:  # then no node was lost: nobody ever told the ranks to begin
         end = replace(end_of_job(killed[0]), code=judged.outcome.code, at=judged.end.at)
         return conclude(end, judged.outcome.missing_ranks)
-    return judged
+    return conclude(refine_end(judged.end), judged.outcome.missing_ranks)
 
 
 def read_node_names(attempt: AttemptFolder, plan: Plan) -> dict[int, str]:

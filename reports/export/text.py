@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any
 
+from varuna_core.facts.cause import End
+from varuna_core.facts.finding import dump_value
 from varuna_core.facts.known import Evidence, NotKnown, Sure, Value, Within, as_json
 from varuna_core.records.formatting import format_duration
 from vjob.reports.analysis.accounting import describe_class, format_least
@@ -40,15 +42,16 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
 
 
 def build_json(
-    job: Job, analysis: Analysis, findings: list[Finding], *, is_partial: bool
+    job: Job, analysis: Analysis, findings: list[Finding], *, is_partial: bool, end: End | None
 ) -> dict[str, Any]:
-    """The figures of the header, where the time of all ranks went, and the findings."""
+    """The figures of the header, the end, where the time of all ranks went, and the findings."""
     accounting = analysis.accounting
     seconds, shares, bounds = accounting.seconds, accounting.shares, accounting.bounds
     return {
         "format": 2,
         "job": job.sources.name,
         "is_partial": is_partial,
+        "end": None if end is None else dump_value(asdict(end)),
         "headline": show_headline(analysis.headline),
         "time": [
             {

@@ -18,6 +18,7 @@ from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.restarts import Again, await_first_group, continue_run
 from varuna_core.agent.setup.site import group_of
+from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.cause import Actor, End, EndCause
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.records.exits import (
@@ -108,6 +109,7 @@ def judge(scene: Scene) -> Judgement:
     reports = read_reports(attempt)
     names = {index: report.host for index, report in reports.items()}
     judged = judge_exits(plan, exits, stop, names, round(time.time(), 3))
+    judged = conclude(refine_end(judged.end), judged.outcome.missing_ranks)
     code = judged.outcome.code
     if judged.outcome.missing_ranks and (full := explain_full(scene.run.path)):
         return _replace(judged, EndCause.NO_ROOM, code or NODE_LOST, full, has_other=True)

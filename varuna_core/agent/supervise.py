@@ -46,7 +46,13 @@ from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.track.process import END_S, TrackerProcess
 from varuna_core.facts.cause import EndCause
-from varuna_core.records.exits import NodeExits, RankExit, rank_exit, read_exception
+from varuna_core.records.exits import (
+    BY_EXCEPTION,
+    NodeExits,
+    RankExit,
+    rank_exit,
+    read_exception,
+)
 from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
@@ -325,10 +331,18 @@ class Supervisor:
 
     def _write(self, rank: int, returncode: int, ended: float, *, stopped: bool) -> RankExit:
         error = self._pump.last_error(rank, DRAIN_S)
-        return self._record(rank, returncode, ended, error, stopped=stopped)
+        printed = self._pump.find_exception(rank) if returncode == BY_EXCEPTION else ""
+        return self._record(rank, returncode, ended, error, printed, stopped=stopped)
 
     def _record(
-        self, rank: int, returncode: int, ended: float, error: str, *, stopped: bool
+        self,
+        rank: int,
+        returncode: int,
+        ended: float,
+        error: str,
+        printed: str = "",
+        *,
+        stopped: bool,
     ) -> RankExit:
         started = self._started[rank]
         raised = read_exception(self._attempt.error_file(rank)) if returncode else None
@@ -340,7 +354,7 @@ class Supervisor:
             started=started,
             ended=ended,
             error=error,
-            exception=raised.text if raised is not None else "",
+            exception=raised.text if raised is not None else printed,
         )
         try:
             self._exits.write(value)

@@ -7,10 +7,25 @@ ended a job at its limit, and not that a rank had failed before.
 from __future__ import annotations
 
 from dataclasses import replace
+from enum import IntEnum
 from typing import Optional
 
-from varuna_core.facts.cause import BY_SCHEDULER, End, EndCause
+from varuna_core.facts.cause import BY_SCHEDULER, OF_NODE, End, EndCause
 from varuna_core.facts.known import Sure
+
+
+class Witness(IntEnum):
+    """Witnesses of an end, the one that counts first (docs/causes.md): a later one is heard where
+    none before it speaks."""
+
+    OUTSIDE = 1
+    RANK = 2
+    NODE = 3
+    JOB = 4
+    LINE = 5
+    SCRIPT = 6
+    RECORD = 7
+
 
 TOLD_SIGNALS = frozenset(("SIGTERM", "SIGINT", "SIGKILL"))
 """Signals of which ranks die as the scheduler ends their job."""
@@ -63,16 +78,18 @@ def choose_end(attempt: Optional[End], job: Optional[End]) -> End:
     return replace(
         job,
         code=attempt.code if job.code is None else job.code,
-        node=job.node or (attempt.node if _may_name_node(attempt) else ""),
+        node=job.node or (attempt.node if _may_name_node(attempt, job) else ""),
         at=job.at or attempt.at,
         started=True,
         evidence=job.evidence + attempt.evidence,
     )
 
 
-def _may_name_node(attempt: End) -> bool:
-    """True where the attempt's node may be the one that was lost.
+def _may_name_node(attempt: End, job: End) -> bool:
+    """True where a node was lost, and that of the attempt may be the one.
 
     Its agent left no exits, or a rank there died of SIGKILL, which a dying node sends first.
     """
+    if job.cause not in OF_NODE:
+        return False
     return attempt.cause is EndCause.AGENT_DIED or attempt.signal == "SIGKILL"

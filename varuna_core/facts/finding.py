@@ -32,7 +32,11 @@ def dump_finding(finding: Finding, context: Context, job: str = "") -> Dict[str,
         "cause": finding.cause.value if finding.cause is not None else None,
         "values": {key: dump_value(value) for key, value in finding.values.items()},
         "evidence": [dump_value(one) for one in finding.evidence],
-        "remedies": [_dump_remedy(one, context, job) for one in finding.remedies],
+        "remedies": [
+            dumped
+            for dumped in (_dump_remedy(one, context, job) for one in finding.remedies)
+            if dumped["text"]  # else that kind of job has no such thing
+        ],
     }
 
 

@@ -23,8 +23,9 @@ STOP = "stop.json"
 """Source of the words with which an attempt was asked to end."""
 LAST_LINE = "rank stderr"
 """Source of evidence that is the last line a rank wrote."""
-ERROR_FILE = "error file"
-"""Source of evidence that is the exception in a rank's TORCHELASTIC_ERROR_FILE."""
+RAISED = "exception"
+"""Source of evidence that is the exception which ended a rank: from its TORCHELASTIC_ERROR_FILE,
+else from its last traceback. An earlier vjob wrote `error file`."""
 
 
 def describe_end(end: End) -> str:
@@ -76,7 +77,7 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.CONTAINER: "the container could not be prepared",
     EndCause.START_FAILED: "the ranks could not be started",
     EndCause.NODE_SILENT: "a node gave no sign of life",
-    EndCause.AGENT_DIED: "a node was lost",
+    EndCause.AGENT_DIED: "the agent of a node ended without a word",
     EndCause.BATCH_KILLED: "the batch script was ended by a signal",
     EndCause.NODE_LEFT: "a node has left",
     EndCause.NO_ROOM: "there was no room on a disk",
@@ -134,7 +135,7 @@ def _rank(end: End) -> str:
     if end.rank is None:
         return _quote(end)
     how = f"was ended by {end.signal}" if end.signal else f"exited {end.code}"
-    said = _find(end, ERROR_FILE) or _find(end, LAST_LINE)
+    said = _find(end, RAISED) or _find(end, "error file") or _find(end, LAST_LINE)
     tail = f": {said.text}" if said is not None and said.text else ""
     return f"{name_rank(end.rank, end.node)} {how}{tail}"
 
@@ -165,7 +166,8 @@ def _agent_died(end: End) -> str:
         return _quote(end)
     missing = (lost.expected or 0) - lost.seen
     more = f" ({missing} ranks in all)" if missing > 1 else ""
-    return f"{end.node or 'a node'} was lost: rank {end.rank} left no exit code{more}"
+    where = f"on {end.node}" if end.node else "of a node"
+    return f"the agent {where} ended without a word: rank {end.rank} left no exit code{more}"
 
 
 def _allocation(end: End) -> str:

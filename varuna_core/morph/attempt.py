@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Dict, Optional, Sequence, Tuple
 
 from varuna_core.morph.layout import build_attempt
 from varuna_core.morph.messages import Start
-from varuna_core.records.exits import RankExit
+from varuna_core.records.exits import RankExit, is_fallout
 from varuna_core.records.files import is_listed, write_atomic
 from varuna_core.records.morphing import get_seat
 from varuna_core.records.plan import Plan, write_plan
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import TrainingFacts, read_training, render_training
 
-FALLOUT = re.compile(
-    r"\b(RankFailed|ChannelClosed|Dist(Network|Store|Backend)?Error|BrokenPipeError"
-    r"|ConnectionError|Connection(Reset|Refused|Aborted)Error)\b"
-    r"|[Cc]onnection (was )?(closed|reset|refused)|[Bb]roken pipe"
-)
-"""In the last line of a rank that lost another one: the engine's own words, torch's and gloo's."""
-
 
 def find_culprit(plan: Plan, exits: Dict[int, RankExit], missing: Sequence[int]) -> Optional[int]:
     """The node's index in the plan of the attempt; `missing` are ranks that left no exit."""
     failed = [item for item in exits.values() if item.code != 0 and not item.stopped]
-    own = [item.rank for item in failed if item.signal or not FALLOUT.search(item.last_words)]
+    own = [item.rank for item in failed if not is_fallout(item)]
     nodes = {plan.node_of_rank(rank).index for rank in own or missing}
     return nodes.pop() if len(nodes) == 1 else None
 

@@ -19,7 +19,7 @@ from typing import Any, Iterable, Mapping
 from varuna_core.facts import legacy
 from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
 from varuna_core.facts.known import Evidence, Sure
-from varuna_core.facts.sentences import ERROR_FILE, LAST_LINE, NOTES, STOP, describe_end
+from varuna_core.facts.sentences import LAST_LINE, NOTES, RAISED, STOP, describe_end
 from varuna_core.records.files import (
     expect_types,
     list_names,
@@ -39,6 +39,14 @@ NOT_READY = 112
 """Exit code of an attempt that preflight refused or whose nodes never met."""
 EXIT_RESERVE = 4096
 """Bytes kept for the exit of a rank; its last_error is bounded by the agent to fit."""
+BY_EXCEPTION = 1
+"""Exit code of a Python process that an exception ended."""
+FALLOUT = re.compile(
+    r"\b(RankFailed|ChannelClosed|Dist(Network|Store|Backend)?Error|BrokenPipeError"
+    r"|ConnectionError|Connection(Reset|Refused|Aborted)Error)\b"
+    r"|[Cc]onnection (was )?(closed|reset|refused)|[Bb]roken pipe"
+)
+"""In the last words of a rank that lost another one: the engine's own, torch's and gloo's."""
 _NAME = re.compile(r"(node-)?\d+\.json")
 
 
@@ -59,7 +67,8 @@ class RankExit:
     last_error: str
     """Last line that the rank wrote to stderr."""
     exception: str = ""
-    """Name and message of the exception that ended it, where it left them in its error file."""
+    """Name and message of the exception that ended it: from its error file, else from the last
+    traceback on its stderr, where it exited 1."""
 
     @property
     def last_words(self) -> str:
@@ -95,14 +104,17 @@ def rank_exit(
     exception: str = "",
 ) -> RankExit:
     """From `Popen.returncode`, which is negative for a signal."""
-    name = None
-    if returncode < 0:
-        try:
-            name = signal.Signals(-returncode).name
-        except ValueError:
-            name = f"signal {-returncode}"
+    name = (name_signal(-returncode) or f"signal {-returncode}") if returncode < 0 else None
     code = 128 - returncode if returncode < 0 else returncode
     return RankExit(rank, node, code, name, stopped, started, ended, error, exception)
+
+
+def name_signal(number: int) -> str:
+    """SIGKILL and the like; empty for a number of none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
 
 
 MOST_ERROR_BYTES = 1024 * 1024
@@ -267,7 +279,8 @@ def judge_exits(
 ) -> Judgement:
     """How an attempt ended, from what its ranks and nodes left behind.
 
-    A rank that failed by itself is the culprit, the earliest first; else whoever said stop
+    A rank that failed by itself is the culprit, the earliest first, and before those that only tell
+    of a peer that went away; else whoever said stop
     (`stop` is stop.json), unless that may be the mere echo of a lost node; else the node whose
     ranks left nothing. `node_names` maps node index to host name, as far as known.
     """
@@ -278,9 +291,11 @@ def judge_exits(
     # as long as some nodes left their exits and one did not.
     echo = said.get("kind") in ("signal", "group") and bool(missing) and bool(exits)
     if failed:
-        # The first stop names its rank: clocks of different hosts may not agree on who was first.
-        named = [item for item in failed if item.rank == said.get("rank")]
-        end = _end_of_rank(min(named or failed, key=lambda item: (item.ended, item.rank)))
+        # Who lost a peer may end before it, and the first stop names its rank: clocks of different
+        # hosts may not agree on who was first.
+        first = [item for item in failed if not is_fallout(item)] or failed
+        named = [item for item in first if item.rank == said.get("rank")]
+        end = end_of_rank(min(named or first, key=lambda item: (item.ended, item.rank)))
     elif said and not echo:
         end = end_of_stop(said)
     elif missing:
@@ -297,9 +312,15 @@ def judge_exits(
     return conclude(replace(end, at=ended, started=True if exits else None), missing)
 
 
-def _end_of_rank(first: RankExit) -> End:
+def is_fallout(item: RankExit) -> bool:
+    """True for a rank whose last words tell of another one's end."""
+    return not item.signal and FALLOUT.search(item.last_words) is not None
+
+
+def end_of_rank(first: RankExit) -> End:
+    """The end of an attempt by the exit of the rank that ended it."""
     cause = EndCause.RANK_EXCEPTION if first.exception else EndCause.RANK_EXIT
-    raised = Evidence(ERROR_FILE, Sure.REPORTED, text=first.exception)
+    raised = Evidence(RAISED, Sure.REPORTED, text=first.exception)
     return End(
         cause=EndCause.RANK_SIGNAL if first.signal else cause,
         actor=Actor.UNKNOWN if first.signal else Actor.RANK,

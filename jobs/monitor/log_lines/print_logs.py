@@ -9,12 +9,13 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from varuna_core.facts.catalogue.known_line import Proof
+from varuna_core.facts.catalogue.rank_output import PYTHON_EXCEPTION
 from varuna_core.records import record as records
 from varuna_core.records.exits import RankExit, read_exception, read_exits
 from varuna_core.records.logs.rank_output import RankOutput, find_output
@@ -31,6 +32,7 @@ from vjob.jobs.monitor.log_lines.errors import (
     list_exceptions,
     merge_same,
 )
+from vjob.jobs.monitor.log_lines.raised import RaisedLines, may_have_ended
 from vjob.jobs.monitor.log_lines.stream import (
     Collapser,
     EqualLines,
@@ -79,16 +81,18 @@ def find_first_error(
 
     `exits` of ranks of the attempt tell of exceptions that were not printed.
     """
-    lines = [line for log in logs for line in _scan(log)]
-    lines += list_exceptions(exits, lines)
+    left = {one.rank: one for one in exits}
+    lines = [_doubt(line, left) for log in logs for line in _scan(log)]
+    lines += list_exceptions(left.values(), lines)
     root = first_root(lines)
     remedy = find_remedy(root)
     if root is None:  # lines that a program printed of errors that it caught: shown, not explained
-        root = first_root([replace(line, stream="") for line in lines])
+        root = first_root([replace(line, stream="", doubt="") for line in lines])
     if root is None:
         return None
     place = [log for log in again if (log.path.name, log.label) == (root.file, root.node)]
-    others = merge_same(line for line in lines if is_proof(line, Proof.CAUSE))
+    plain = (replace(line, doubt="") for line in lines)
+    others = merge_same(line for line in plain if is_proof(line, Proof.CAUSE))
     return FirstError(
         line=root,
         remedy=remedy,
@@ -99,26 +103,39 @@ def find_first_error(
     )
 
 
-def _scan(log: Log) -> Iterator[Line]:
-    """Lines of known kinds."""
+def _doubt(line: Line, exits: Mapping[int, RankExit]) -> Line:
+    """The line, with a doubt where it did not end its rank."""
+    own = exits.get(line.rank) if line.rank is not None else None
+    is_fine = own is not None and (own.stopped or own.code == 0)
+    is_cause = not is_fine and may_have_ended(line, own, None)
+    return line if is_cause else replace(line, doubt="caught")
+
+
+def _scan(log: Log) -> list[Line]:
+    """Lines of known kinds, and of exceptions."""
     counts: dict[str, int] = {}
-    stream = _name_stream(log.path)
+    stream, raised = _name_stream(log.path), RaisedLines()
+    found: list[Line] = []
     for order, line in enumerate(log.read(final=True)):
-        kind = classify_line(line.text)
+        is_raised = raised.feed(line.rank, line.text, order)
+        kind = classify_line(line.text) or (PYTHON_EXCEPTION if is_raised else None)
         if kind is None:
             continue
         counts[kind] = counts.get(kind, 0) + 1
         if counts[kind] <= MOST_OF_A_KIND:
-            yield Line(
-                text=line.text,
-                node=line.label,
-                rank=line.rank,
-                file=log.path.name,
-                kind=kind,
-                at=line.at,
-                order=order,
-                stream=stream,
+            found.append(
+                Line(
+                    text=line.text,
+                    node=line.label,
+                    rank=line.rank,
+                    file=log.path.name,
+                    kind=kind,
+                    at=line.at,
+                    order=order,
+                    stream=stream,
+                )
             )
+    return [replace(line, raised=raised.name(line, line.order)) for line in found]
 
 
 def _name_stream(path: Path) -> str:

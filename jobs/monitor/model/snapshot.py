@@ -45,6 +45,9 @@ class JobRow:
     """Expected start of a pending job, as the scheduler writes it."""
     restarts: int = 0
     exit_code: str = ""
+    end_cause: str = ""
+    """Why it ended by the scheduler's word alone; empty while it is not over, and where a program
+    of the job failed by itself."""
     left_s: float | None = None
     """Seconds until its time limit, by the scheduler's last answer; None where that has none."""
     limit_s: float | None = None
@@ -187,6 +190,11 @@ class Line:
     """`stdout` or `stderr`, where the agent kept them apart."""
     last_at: float | None = None
     """When it was written for the last time, by the clock of its node's agent."""
+    raised: str = ""
+    """Of the line of an exception: `last` in the last traceback of its process, `earlier` in one
+    before, `aside` in one of another thread or a destructor, `printed` in none; else empty."""
+    is_before_steps: bool = False
+    """Lines about steps stand after it in its file."""
     doubt: str = ""
     """Why it cannot be what ended the job: a name of `rules.doubts.Doubt`."""
 

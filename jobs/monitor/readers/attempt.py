@@ -141,8 +141,9 @@ class AttemptReader:
                 self.files[node].add(files)
             else:
                 self.files[node] = NodeFiles(
-                    node, files, self._classifier, tail_bytes, self._num_lines, self._pattern
-                )
+                    node, files, self._classifier, tail_bytes, self._num_lines, self._pattern,
+                    is_ours=True,
+                )  # fmt: skip
 
     def _find_traces(self) -> None:
         if self._has_changed(str(self.attempt.path / "trace")):

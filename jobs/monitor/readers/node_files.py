@@ -46,12 +46,16 @@ class NodeFiles:
         num_lines: int,
         pattern: Pattern[str] | None = None,
         times: Times | None = None,
+        *,
+        is_ours: bool = False,
     ) -> None:
         """`files` are paths by kind: out, err, gpu, gpu.jsonl; those that are there.
 
         `pattern`: the user's own regular expression of lines about steps (conf key `progress`).
-        `times`: when lines were written; else by the file of marks beside each log.
+        `times`: when lines were written; else by the file of marks beside each log. `is_ours`: an
+        agent wrote them, which keeps the streams apart.
         """
+        self.is_ours = is_ours
         self.name = name
         self.logs: dict[str, LogFile] = {}
         self.gpus: dict[str, GpuSamples] = {}
@@ -75,11 +79,14 @@ class NodeFiles:
                     self._num_lines,
                     times=self._times,
                     pattern=self._pattern,
+                    is_err=kind == "err",
                 )
             elif kind.startswith("gpu") and kind not in self.gpus:
                 share = 2 if kind == "gpu.jsonl" else 10
                 some = min(FIRST_BYTES, self._tail_bytes // share)
                 self.gpus[kind] = GpuSamples(path, tail_bytes=some)
+        if "out" in self.logs:
+            self.logs["out"].is_apart = self.is_ours or "err" in self.logs
 
     def poll(self) -> bool:
         """Read what is new; True if anything is."""

@@ -14,6 +14,8 @@ from pathlib import Path
 from re import Pattern
 from typing import Protocol
 
+from varuna_core.facts.catalogue.patterns import MOST_CHARS
+from varuna_core.facts.catalogue.rank_output import PYTHON_EXCEPTION
 from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.progress import NO_STEP, parse_time, split_tag
 from varuna_core.records.logs.steps import StepReader, Told
@@ -24,7 +26,13 @@ from varuna_core.records.logs.training_log import (
     parse_job_info,
     parse_mark,
 )
-from vjob.jobs.monitor.log_lines.errors import DIGITS, INFO_MARK, Classifier, is_end
+from vjob.jobs.monitor.log_lines.errors import (
+    DIGITS,
+    INFO_MARK,
+    Classifier,
+    is_end,
+)
+from vjob.jobs.monitor.log_lines.raised import RaisedLines
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Added, Tail, show
 from vjob.jobs.monitor.model.snapshot import Line, Phase, Point
 
@@ -92,6 +100,7 @@ class LogFile:
         begin: bytes | None = None,
         times: Times | None = None,
         pattern: Pattern[str] | None = None,
+        is_err: bool = False,
     ) -> None:
         """With `begin` known lines before the last line that has it are of an older start.
 
@@ -99,10 +108,13 @@ class LogFile:
         about steps.
         """
         # Settings are printed, not complained of.
-        head_bytes = 0 if name.endswith(".err") else HEAD_BYTES
+        head_bytes = 0 if is_err else HEAD_BYTES
         self.tail = Tail(path, tail_bytes=tail_bytes, head_bytes=head_bytes)
         self.name = name
-        self.known: list[Line] = []
+        self._known: list[Line] = []
+        self._places: list[int] = []
+        """The last place of each of these lines."""
+        self._raised = RaisedLines()
         self.writers: list[set[int | None]] = []
         """The ranks that wrote each of these."""
         self.points: deque[Point] = deque(maxlen=NUM_POINTS)
@@ -119,16 +131,18 @@ class LogFile:
         """The last that told no step of its own; its step is NO_STEP."""
         self.step_order = -1
         """Offset of the last line about a step."""
-        self.fatal: Line | None = None
-        """The last line after which its process cannot go on."""
+        self._fatal: Line | None = None
+        self._fatal_place = 0
         self.changed = 0
         """Grows with each look that saw something."""
+        self.is_apart = is_err
+        """It holds one stream of its node, and not both."""
         self._node, self._classifier = node, classifier
         self._begin = begin
         self._shown: deque[bytes] = deque(maxlen=max(1, num_lines))
         self._keys: dict[tuple[str, bytes], int] = {}
         self._times, self._pattern = times, pattern
-        self._is_err = name.endswith(".err")
+        self._is_err = is_err
         self._steps = StepReader(pattern)
         self._trains = False
         self._marks: LineTimes | None = None
@@ -195,7 +209,8 @@ class LogFile:
         lines = data.split(b"\n")
         lines.pop()
         if self._begin is not None and self._begin in data:
-            self.known, self.writers, self._keys = [], [], {}
+            self._known, self._places, self.writers, self._keys = [], [], [], {}
+            self._raised = RaisedLines()
             after = data.rfind(self._begin)
             start += data.rfind(b"\n", 0, after) + 1
             data = data[data.rfind(b"\n", 0, after) + 1 :]
@@ -203,9 +218,10 @@ class LogFile:
         self._shown.extend(take_last(lines, self._shown.maxlen or 1))
         sifted = self._classifier.sift(data, lines)
         self._written = None
-        for at, kind in sifted.known:
+        known = self._add_raised(lines, sifted.known, start, data)
+        for at, kind in known:
             self._add_known(lines, at, kind, start)
-        self._note_fatal(lines, sifted.known, start)
+        self._note_fatal(lines, known, start)
         if any(INFO_MARK in lines[at] for at in sifted.telling):
             self._read_info(data)
         if added.num_skipped and not added.is_anew:
@@ -342,14 +358,50 @@ class LogFile:
         seen = self._keys.get(key)
         order = start + sum(map(len, lines[:at])) + at
         if seen is not None:
-            last_at = self._find_written(order) or self.known[seen].last_at
-            num_same = self.known[seen].num_same + 1
-            self.known[seen] = replace(self.known[seen], num_same=num_same, last_at=last_at)
+            last_at = self._find_written(order) or self._known[seen].last_at
+            num_same = self._known[seen].num_same + 1
+            self._known[seen] = replace(self._known[seen], num_same=num_same, last_at=last_at)
+            self._places[seen] = order
             self.writers[seen].add(split_tag(show(lines[at][:20]))[0])
-        elif len(self.known) < NUM_KNOWN:
-            self._keys[key] = len(self.known)
-            self.known.append(self._line(show(lines[at]), order, kind))
-            self.writers.append({self.known[-1].rank})
+        elif len(self._known) < NUM_KNOWN:
+            self._keys[key] = len(self._known)
+            self._known.append(self._line(show(lines[at]), order, kind))
+            self._places.append(order)
+            self.writers.append({self._known[-1].rank})
+
+    @property
+    def known(self) -> list[Line]:
+        """Lines of a known kind, the first of each kind and text, as far as they are kept."""
+        return list(map(self._complete, self._known, self._places))
+
+    @property
+    def fatal(self) -> Line | None:
+        """The last line after which its process cannot go on."""
+        return None if self._fatal is None else self._complete(self._fatal, self._fatal_place)
+
+    def _complete(self, line: Line, place: int) -> Line:
+        """The line with what only the whole file tells of it."""
+        return replace(
+            line,
+            raised=self._raised.name(line, place),
+            stream=self._name_stream(),
+            is_before_steps=place < self.step_order,
+        )
+
+    def _add_raised(
+        self, lines: list[bytes], known: list[tuple[int, str]], start: int, data: bytes
+    ) -> list[tuple[int, str]]:
+        """The known lines, with those of exceptions of any name that have a traceback."""
+        if self._raised.may_skip(data):
+            return known
+        kinds = dict(known)
+        place = start
+        for at, line in enumerate(lines):
+            rank, text = split_tag(show(line[:MOST_CHARS]))
+            if self._raised.feed(rank, text, place):
+                kinds.setdefault(at, PYTHON_EXCEPTION)
+            place += len(line) + 1
+        return sorted(kinds.items())
 
     def _find_written(self, order: int) -> float | None:
         """When the line at this place was written; None where no agent kept the times."""
@@ -363,7 +415,13 @@ class LogFile:
         at, kind = next(((x, name) for x, name in reversed(known) if is_end(name)), (0, ""))
         if kind:
             order = start + sum(map(len, lines[:at])) + at
-            self.fatal = self._line(show(lines[at]), order, kind)
+            self._fatal, self._fatal_place = self._line(show(lines[at]), order, kind), order
+
+    def _name_stream(self) -> str:
+        """Empty where the file may hold both streams."""
+        if not self.is_apart:
+            return ""
+        return "stderr" if self._is_err else "stdout"
 
     def _line(self, text: str, order: int, kind: str) -> Line:
         rank, plain = split_tag(text)
@@ -381,7 +439,6 @@ class LogFile:
             at=at,
             order=order,
             written_by=mtime,
-            stream="" if written is None else ("stderr" if self._is_err else "stdout"),
             last_at=written,
         )
 

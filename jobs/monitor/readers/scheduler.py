@@ -212,6 +212,7 @@ def make_row(info: SchedulerJob) -> JobRow:
         start=_format_date(info.start) if waits and info.start is not None else "",
         restarts=info.restarts,
         exit_code=info.exit_text,
+        end_cause="" if info.end_cause is None else info.end_cause.value,
         left_s=None if isinstance(info.left, NotKnown) else info.left.value,
         limit_s=info.limit.value if isinstance(info.limit, Value) else None,
         started=None if info.state in NOT_STARTED else info.start,

@@ -14,8 +14,10 @@ from enum import Enum
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
 from varuna_core.records.exits import RankExit
 from vjob.jobs.monitor.log_lines.errors import find_row
+from vjob.jobs.monitor.log_lines.raised import may_have_ended
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot
 from vjob.jobs.monitor.rules.base import find_failed
+from vjob.jobs.schedulers.job import JobState
 
 CLOCKS_S = 5.0
 """How far the clocks of two nodes may differ."""
@@ -26,6 +28,9 @@ class Doubt(str, Enum):
 
     OTHER_RANK = "other-rank"
     """Its rank did not fail, or failed after the one that failed first."""
+    CAUGHT = "caught"
+    """An exception that did not end its process: it exited with another code, another exception
+    came later, or another thread had it."""
     OLD = "old"
     """It was written too long before the end."""
     WENT_ON = "went-on"
@@ -43,7 +48,7 @@ def weigh_lines(snapshot: Snapshot) -> Snapshot:
 
 def _weigh(line: Line, snapshot: Snapshot) -> Line:
     row = find_row(line.kind)
-    if row is None or row.scope is not Scope.RANK or row.proof not in (Proof.CAUSE, Proof.FALLOUT):
+    if row is None or row.proof not in (Proof.CAUSE, Proof.FALLOUT):
         return line
     exits = {rank.rank: rank.exit for rank in snapshot.ranks if rank.exit is not None}
     doubt = _find_doubt(line, row, exits, snapshot)
@@ -54,14 +59,20 @@ def _find_doubt(
     line: Line, row: KnownLine, exits: Mapping[int, RankExit], snapshot: Snapshot
 ) -> Doubt | None:
     own = exits.get(line.rank) if line.rank is not None else None
+    if row.scope is not Scope.RANK:  # of the kernel or the scheduler, whoever's log has it
+        is_old = own is not None and line.last_at is not None
+        is_old = is_old and own.ended - line.last_at > row.within_s  # type: ignore[union-attr, operator]
+        return Doubt.OLD if is_old else None
     first = find_failed(snapshot)
     if own is not None and row.first_failed_only and not _failed_first(own, first):
         return Doubt.OTHER_RANK
+    if not may_have_ended(line, own, _find_code(snapshot)):
+        return Doubt.CAUGHT
     if line.last_at is None:
-        return None
+        return Doubt.WENT_ON if line.is_before_steps and own is None else None
     if own is not None and own.ended - line.last_at > row.within_s:
         return Doubt.OLD
-    return Doubt.WENT_ON if _went_on(line.last_at, snapshot) else None
+    return Doubt.WENT_ON if _went_on(line.last_at, own, snapshot) else None
 
 
 def _failed_first(own: RankExit, first: RankExit | None) -> bool:
@@ -73,10 +84,27 @@ def _failed_first(own: RankExit, first: RankExit | None) -> bool:
     return own.ended <= first.ended + (0.0 if own.node == first.node else CLOCKS_S)
 
 
-def _went_on(at: float, snapshot: Snapshot) -> bool:
-    """True where a step was done after that time that can only have begun after it."""
+def _find_code(snapshot: Snapshot) -> int | None:
+    """The exit code of a job whose ranks left none; None where nothing tells."""
+    jobs = snapshot.scheduler.jobs
+    if len(jobs) != 1 or snapshot.ranks:
+        return None
+    if jobs[0].state == JobState.COMPLETED.value:
+        return 0
+    code = jobs[0].exit_code.partition(":")[0]
+    return int(code) if jobs[0].state == JobState.FAILED.value and code.isdigit() else None
+
+
+def _went_on(at: float, own: RankExit | None, snapshot: Snapshot) -> bool:
+    """True where a step was done after that time that can only have begun after it; steps after the
+    end of the rank are those of others."""
     points = snapshot.progress.points if snapshot.progress is not None else ()
-    last = points[-1] if points else None
-    if last is None or last.at is None:
-        return False
-    return last.at > at + 1.0 + 2.0 * (last.step_s or 0.0)
+    until = float("inf") if own is None else own.ended + CLOCKS_S
+    return any(
+        point.at is not None and at + 1.0 + 2.0 * (point.step_s or 0.0) < point.at <= until
+        for point in points[-MOST_POINTS:]
+    )
+
+
+MOST_POINTS = 50
+"""Steps that are looked at, from the last one."""

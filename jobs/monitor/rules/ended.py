@@ -1,35 +1,43 @@
 """Rules for a job that is over: DONE, or DEAD with its cause; and for one that nobody runs. Pure.
 
-`infer_cause` goes by what proves most: the rank whose exit the outcome names; a root error line of
-that rank, or of another one where its own lines are mere fallout; a node that was lost; the
-scheduler's word; the record.
+`infer_cause` hears the witnesses in the order of `varuna_core.facts.deciding.Witness`. The end that
+the record has stands, but for what lines of logs add to it: whose memory was used up, which rank
+the others lost.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from varuna_core.facts.catalogue.ends import HANG_REMEDIES, REMEDIES, list_remedies
+from varuna_core.facts.catalogue.ends import HANG_REMEDIES, REMEDIES, list_remedies, refine_end
 from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.catalogue.rank_output import REFUSED_BY_VJOB
-from varuna_core.facts.cause import BY_SCHEDULER, OF_NODE, Actor, End, EndCause
-from varuna_core.facts.deciding import choose_end
+from varuna_core.facts.cause import (
+    BY_SCHEDULER,
+    OF_NODE,
+    OF_RANK,
+    Actor,
+    End,
+    EndCause,
+    parse_cause,
+)
+from varuna_core.facts.deciding import Witness, choose_end
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, NotKnown
 from varuna_core.facts.remedy import Remedy, Target
 from varuna_core.facts.sentences import SCHEDULER, describe_end
-from varuna_core.records.exits import NODE_LOST, parse_judged
+from varuna_core.records.exits import NODE_LOST, end_of_rank, name_signal, parse_judged
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
-from vjob.jobs.monitor.log_lines.errors import first_root, is_proof
+from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof
+from vjob.jobs.monitor.log_lines.raised import SHELL
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     OVER_WORDS,
     conclude,
-    context_of_job,
     find_failed,
     find_life,
     format_line,
@@ -39,6 +47,7 @@ from vjob.jobs.monitor.rules.base import (
     is_over,
     join,
     line_values,
+    make_evidence,
     node_of_rank,
     remedies_of_line,
     rows_in,
@@ -55,8 +64,8 @@ from vjob.jobs.monitor.rules.pace import (
 )
 from vjob.jobs.monitor.rules.stalled import SILENT_S
 from vjob.jobs.monitor.rules.waiting import build_info
+from vjob.jobs.runs.outcome import ACTORS
 from vjob.jobs.schedulers.job import END_CAUSES, parse_name
-from vjob.jobs.schedulers.reasons import explain_launch
 
 _NODE = re.compile(r"Node failure on ([\w.-]+)")
 OWN_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE")
@@ -75,6 +84,10 @@ NOT_OF_RANKS = BY_SCHEDULER | {
     EndCause.DEPENDENCY_FAILED,
     EndCause.SUPERVISOR_DIED,
     EndCause.SUPERVISOR_NOT_STARTED,
+    EndCause.OOM_JOB,
+    EndCause.NO_OUTPUT,
+    EndCause.LAUNCH_FAILED,
+    EndCause.BATCH_KILLED,
 }
 """Causes that lie outside of the ranks: no line that one of them wrote adds a cause."""
 HUNG = "no step in the last {}, so it hung"
@@ -100,21 +113,13 @@ class Cause:
 
 
 def infer_cause(snapshot: Snapshot) -> Cause:
-    """The cause of a bad end, by what proves most."""
-    by_word = _by_word(snapshot) if ended_by_scheduler(snapshot) else None
-    return by_word or (
-        _by_culprit(snapshot)
-        or _by_lost_node(snapshot)
-        or _by_word(snapshot)
-        or _by_root(snapshot)
-        or _by_start(snapshot)
-        or _by_record(snapshot)
-    )
-
-
-def ended_by_scheduler(snapshot: Snapshot) -> bool:
-    """True where the job was ended from outside, and no rank had failed before."""
-    return decide_end(snapshot).cause in NOT_OF_RANKS
+    """The cause of a bad end, by the first witness that speaks."""
+    decided = decide_end(snapshot)
+    for witness in Witness:
+        found = HEARD[witness](snapshot, decided)
+        if found is not None:
+            return found
+    raise AssertionError("the record always speaks")
 
 
 def decide_end(snapshot: Snapshot) -> End:
@@ -130,15 +135,22 @@ def decide_end(snapshot: Snapshot) -> End:
 def find_job_end(snapshot: Snapshot) -> End | None:
     """The end of the job in the scheduler's own word; None where that says nothing of it."""
     words = [*(row.state for row in snapshot.scheduler.jobs), snapshot.record_verdict]
-    causes = [END_CAUSES.get(parse_name(word)) for word in words]
-    cause = next((x for x in END_CAUSES.values() if x in causes), None)
+    causes = {END_CAUSES.get(parse_name(word)) for word in words}
+    told = [parse_cause(row.end_cause) for row in snapshot.scheduler.jobs if row.end_cause]
+    cause = next((x for x in [*told, *END_CAUSES.values()] if x in {*told, *causes}), None)
     if cause is None or cause is EndCause.COMPLETED:
         return None
-    actor = Actor.UNKNOWN if cause is EndCause.CANCELLED else Actor.SCHEDULER
+    actor = ACTORS.get(cause, Actor.SCHEDULER)
+    actor = Actor.UNKNOWN if cause is EndCause.CANCELLED else actor
     return End(cause, actor, evidence=(Evidence(SCHEDULER, text=cause.value),))
 
 
-def _by_culprit(snapshot: Snapshot) -> Cause | None:
+def _by_outside(snapshot: Snapshot, decided: End) -> Cause | None:
+    """Somebody ended the job, or the whole job failed: no rank's doing."""
+    return _by_word(snapshot, decided) if decided.cause in NOT_OF_RANKS else None
+
+
+def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
     """A rank that failed by itself."""
     culprit = _find_culprit(snapshot)
     if culprit is None:
@@ -150,25 +162,45 @@ def _by_culprit(snapshot: Snapshot) -> Cause | None:
     is_echo = name in ("SIGTERM", "SIGINT") or (name in (None, "SIGKILL") and not is_telling)
     if is_echo and (_has_word(snapshot, BY_SCHEDULER) or _lost_a_node(snapshot)):
         return None
+    end = _find_end_of(snapshot, decided, rank)
     if name in OWN_SIGNALS:
-        return _by_signal(snapshot, rank, node, name, root if is_telling else None)
+        return _by_signal(snapshot, end, root if is_telling else None)
     if not is_telling:
-        other = first_root(snapshot.errors)
-        if other is not None and is_proof(other, Proof.CAUSE) and other.rank not in (None, rank):
-            return Cause(
-                end=End(EndCause.RANK_EXCEPTION, Actor.RANK, rank=other.rank, node=other.node),
-                reason=f"{format_root(other)}; rank {rank} ended before it",
-                line=other,
-                node=other.node,
-                rank=other.rank,
-            )
-        root = root or (other if other is not None and other.node in ("", node) else None)
+        other = _find_peer(snapshot, rank)
+        if other is not None:
+            return other
+        seen = first_root(snapshot.errors)
+        root = root or (seen if seen is not None and seen.node in ("", node) else None)
     if root is not None and format_line(root)[:40] not in reason and reason[:40] not in root.text:
         reason = f"{reason} ({format_line(root)})"
-    raised = any(item.rank == rank and item.exit and item.exit.exception for item in snapshot.ranks)
-    cause = EndCause.RANK_EXCEPTION if raised else EndCause.RANK_EXIT
-    end = End(EndCause.RANK_SIGNAL if name else cause, signal=name or "", rank=rank, node=node)
-    return Cause(end=end, reason=reason, line=root, node=node, rank=rank)
+    remedies = () if root is not None else list_remedies(end)
+    return Cause(end=end, reason=reason, line=root, node=node, rank=rank, remedies=remedies)
+
+
+def _find_peer(snapshot: Snapshot, rank: int) -> Cause | None:
+    """Another rank's error, where this one's own exit tells of none: its peers lost it."""
+    other = first_root([line for line in snapshot.errors if line.rank not in (None, rank)])
+    if other is None or not is_proof(other, Proof.CAUSE):
+        return None
+    return Cause(
+        end=End(EndCause.RANK_EXCEPTION, Actor.RANK, rank=other.rank, node=other.node),
+        reason=f"{format_root(other)}; rank {rank} ended before it",
+        line=other,
+        node=other.node,
+        rank=other.rank,
+    )
+
+
+def _find_end_of(snapshot: Snapshot, decided: End, rank: int) -> End:
+    """The end of a rank that failed by itself: the record's, else that of its exit."""
+    if decided.rank == rank and decided.cause in OF_RANK:
+        return decided
+    own = next((item.exit for item in snapshot.ranks if item.rank == rank and item.exit), None)
+    if own is not None:
+        return refine_end(end_of_rank(own))
+    outcome = snapshot.outcome
+    assert outcome is not None, "the culprit is that of an outcome or of an exit"
+    return parse_judged(outcome, None, snapshot.stop)
 
 
 def _find_culprit(snapshot: Snapshot) -> tuple[int, str, str | None, str] | None:
@@ -203,10 +235,8 @@ def _has_word(snapshot: Snapshot, causes: Collection[EndCause]) -> bool:
     return said is not None and said.cause in causes
 
 
-def _by_signal(
-    snapshot: Snapshot, rank: int, node: str, name: str | None, root: Line | None
-) -> Cause:
-    end = End(EndCause.RANK_SIGNAL, signal=name or "", rank=rank, node=node)
+def _by_signal(snapshot: Snapshot, end: End, root: Line | None) -> Cause:
+    rank, node, name = end.rank, end.node, end.signal
     reason = f"{format_rank(rank, node)} was ended by {name}"
     if name != "SIGKILL":
         said = f": {format_line(root)}" if root is not None else ": native code crashed"
@@ -216,7 +246,8 @@ def _by_signal(
     memory = find_memory_proof(snapshot, node)
     if memory:
         end = replace(end, cause=EndCause.OOM_HOST)
-        killed = next((x for x in snapshot.errors if x.kind == "host out of memory"), None)
+        killed = _find_oom(snapshot, node)
+        end = replace(end, evidence=(*map(make_evidence, filter(None, (killed,))), *end.evidence))
         return Cause(
             end=end,
             reason=f"{reason}: {memory}",
@@ -237,9 +268,9 @@ def _by_signal(
 
 def find_memory_proof(snapshot: Snapshot, node: str) -> str:
     """Evidence that the node's memory was used up; empty where there is none."""
-    for line in snapshot.errors:
-        if line.kind == "host out of memory" and line.node in ("", node):
-            return f"the node's memory was used up ({format_line(line)})"
+    line = _find_oom(snapshot, node)
+    if line is not None:
+        return f"the node's memory was used up ({format_line(line)})"
     if rows_in(snapshot, ("OUT_OF_MEMORY",)):
         return "the scheduler says that memory was used up"
     for item in snapshot.nodes:
@@ -249,7 +280,13 @@ def find_memory_proof(snapshot: Snapshot, node: str) -> str:
     return ""
 
 
-def _by_lost_node(snapshot: Snapshot) -> Cause | None:
+def _find_oom(snapshot: Snapshot, node: str) -> Line | None:
+    """The kernel's or the scheduler's own line about the memory of that node, or of the job."""
+    lines = (line for line in snapshot.errors if line.kind == "host out of memory")
+    return next((x for x in lines if x.node in ("", node) and not x.doubt), None)
+
+
+def _by_lost_node(snapshot: Snapshot, decided: End) -> Cause | None:
     lost = dict(snapshot.scheduler.lost_nodes)
     outcome, stop = snapshot.outcome, snapshot.stop or {}
     by_rank = outcome is not None and outcome.code == NODE_LOST and bool(outcome.culprit_node)
@@ -268,9 +305,10 @@ def _by_lost_node(snapshot: Snapshot) -> Cause | None:
     if outcome is not None and by_rank and outcome.reason:
         what = outcome.reason  # it names the node and says that it was lost
     rank = outcome.culprit_rank if outcome is not None and by_rank else None
-    decided = decide_end(snapshot)
-    cause = decided.cause if decided.cause in OF_NODE else EndCause.NODE_FAIL
-    end = replace(decided, cause=cause, node=node, rank=rank)
+    if decided.cause in OF_NODE:
+        end = replace(decided, node=decided.node or node)
+    else:
+        end = End(EndCause.NODE_FAIL, Actor.NODE, node=node, rank=rank, code=decided.code)
     return Cause(
         end=end,
         reason=f"{what}{word}",
@@ -289,9 +327,8 @@ def _find_silent_node(snapshot: Snapshot) -> str:
     return beats[0][1]
 
 
-def _by_word(snapshot: Snapshot) -> Cause | None:
+def _by_word(snapshot: Snapshot, decided: End) -> Cause | None:
     """Cause by the scheduler's last word."""
-    decided = decide_end(snapshot)
     end = decided if decided.cause in NOT_OF_RANKS else find_job_end(snapshot)
     if end is None:
         return None
@@ -328,7 +365,7 @@ def _find_hang_s(snapshot: Snapshot) -> float | None:
     return silence
 
 
-def _by_root(snapshot: Snapshot) -> Cause | None:
+def _by_root(snapshot: Snapshot, decided: End) -> Cause | None:
     root = first_root(snapshot.errors)
     if root is None:
         return None
@@ -338,20 +375,33 @@ def _by_root(snapshot: Snapshot) -> Cause | None:
     is_told = said and (root.kind == REFUSED_BY_VJOB or not is_proof(root, Proof.CAUSE))
     reason = said if is_told else join([format_root(root), said], "; ")
     reason = reason or format_root(root)
-    end = decide_end(snapshot)
+    end = (
+        decided if is_told or decided.cause is not EndCause.UNKNOWN else end_of_line(snapshot, root)
+    )
     remedies = list_remedies(end) if root.kind == REFUSED_BY_VJOB else ()
     return Cause(
         end=end, reason=reason, line=root, node=root.node, rank=root.rank, remedies=remedies
     )
 
 
-def _by_start(snapshot: Snapshot) -> Cause | None:
-    """The batch script itself never ran, or died before any rank."""
-    for row in snapshot.scheduler.jobs:
-        why = explain_launch(build_info(row), context_of_job(snapshot))
-        if why:
-            return Cause(end=End(EndCause.LAUNCH_FAILED, Actor.SCHEDULER), reason=why)
-    if snapshot.attempt is not None or not snapshot.scheduler_lines:
+def end_of_line(snapshot: Snapshot, line: Line) -> End:
+    """The end that a line tells of, where no rank left an exit."""
+    row = find_row(line.kind)
+    seen = (make_evidence(line),)
+    if snapshot.record_state and snapshot.attempt is None:
+        return End(EndCause.START_FAILED, evidence=seen)
+    cause = row.cause if row is not None and row.cause is not None else EndCause.UNKNOWN
+    if cause is EndCause.UNKNOWN and line.raised:
+        cause = EndCause.RANK_EXCEPTION
+    elif cause is EndCause.UNKNOWN:
+        cause = EndCause.RANK_EXIT
+    actor = Actor.RANK if cause in OF_RANK - {EndCause.RANK_SIGNAL} else Actor.UNKNOWN
+    return End(cause, actor, rank=line.rank, node=line.node, evidence=seen)
+
+
+def _by_start(snapshot: Snapshot, decided: End) -> Cause | None:
+    """The batch script died before any rank."""
+    if snapshot.attempt is not None or not snapshot.record_state or not snapshot.scheduler_lines:
         return None
     said = snapshot.scheduler_lines[-1].strip()
     end = End(EndCause.START_FAILED)
@@ -363,19 +413,47 @@ def _by_start(snapshot: Snapshot) -> Cause | None:
     )
 
 
-def _by_record(snapshot: Snapshot) -> Cause:
+def _by_record(snapshot: Snapshot, decided: End) -> Cause:
     code = next((row.exit_code for row in snapshot.scheduler.jobs if row.exit_code), "")
     words = {row.word or row.state for row in snapshot.scheduler.jobs if row.state in OVER_WORDS}
     said = snapshot.message or (snapshot.outcome.reason if snapshot.outcome is not None else "")
     last = format_names(sorted(words)) or snapshot.record_verdict or "ended"
     exit_code = f" with exit code {code}" if code and code != "0:0" else ""
-    end = decide_end(snapshot)
+    end = _find_exit(snapshot) if decided.cause is EndCause.UNKNOWN else None
+    end = end or decided
     return Cause(
         end=end,
         reason=said or f"{last}{exit_code}{_format_at(snapshot)}; nothing tells why",
         node=(snapshot.outcome.culprit_node or "") if snapshot.outcome is not None else "",
         remedies=list_remedies(end),
     )
+
+
+def _find_exit(snapshot: Snapshot) -> End | None:
+    """The exit of the batch script of a job that vjob did not submit: its program's own."""
+    if snapshot.record_state or len(snapshot.scheduler.jobs) != 1:
+        return None
+    info = build_info(snapshot.scheduler.jobs[0])
+    if not info.code:
+        return None
+    name = name_signal(info.code - SHELL)
+    cause = EndCause.RANK_SIGNAL if name else EndCause.RANK_EXIT
+    actor = Actor.UNKNOWN if name else Actor.RANK
+    seen = Evidence(SCHEDULER, text=f"{info.native_word} {info.exit_text}")
+    return End(cause, actor, code=info.code, signal=name, evidence=(seen,))
+
+
+Hear = Callable[[Snapshot, End], Cause | None]
+HEARD: Mapping[Witness, Hear] = {
+    Witness.OUTSIDE: _by_outside,
+    Witness.RANK: _by_culprit,
+    Witness.NODE: _by_lost_node,
+    Witness.JOB: _by_word,
+    Witness.LINE: _by_root,
+    Witness.SCRIPT: _by_start,
+    Witness.RECORD: _by_record,
+}
+"""What each witness says, or None where it is not there."""
 
 
 def _format_at(snapshot: Snapshot) -> str:
@@ -411,8 +489,16 @@ def done(snapshot: Snapshot) -> Verdict | None:
         {**steps, "how": how or NotKnown("no record and no outcome tells how")},
         details=(Finding("stopped early"),) if is_short(snapshot) else (),
         remedies=show(snapshot, Target.REPORT),
-        end=snapshot.end or snapshot.attempt_end,
+        end=snapshot.end or snapshot.attempt_end or _find_good_end(snapshot),
     )
+
+
+def _find_good_end(snapshot: Snapshot) -> End | None:
+    """The end of a job that its scheduler says to have ended well; None for a folder of logs."""
+    if not snapshot.scheduler.jobs:
+        return None
+    words = ", ".join(sorted({row.word or row.state for row in snapshot.scheduler.jobs}))
+    return End(EndCause.COMPLETED, Actor.RANK, evidence=(Evidence(SCHEDULER, text=words),))
 
 
 def dead(snapshot: Snapshot) -> Verdict | None:
@@ -421,7 +507,7 @@ def dead(snapshot: Snapshot) -> Verdict | None:
     elif snapshot.fatal is not None and _said_done(snapshot):
         root = snapshot.fatal
         reason = f"{format_root(root)}; it came after {format_step(snapshot)}"
-        end = End(EndCause.RANK_EXCEPTION, Actor.RANK, rank=root.rank, node=root.node)
+        end = end_of_line(snapshot, root)
         cause = Cause(end=end, reason=reason, line=root, node=root.node, rank=root.rank)
     else:
         return None
@@ -476,6 +562,7 @@ def abandoned(snapshot: Snapshot) -> Verdict | None:
         remedies=(*remedies, *show(snapshot, Target.ERRORS)),
         node=root.node if root is not None else "",
         rank=root.rank if root is not None else None,
+        end=end_of_line(snapshot, root) if root is not None else None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine
 from varuna_core.facts.catalogue.remedies import do
+from varuna_core.facts.cause import parse_cause
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import NotKnown
 from varuna_core.facts.remedy import Action, Remedy, Target
@@ -231,4 +232,5 @@ def build_info(row: JobRow) -> SchedulerJob:
         reason_text=row.reason,
         code=int(code) if code.isdigit() else None,
         signal=int(number) if number.isdigit() else None,
+        end_cause=parse_cause(row.end_cause) if row.end_cause else None,
     )

@@ -94,7 +94,7 @@ def test_a_node_that_left_nothing_was_lost() -> None:
 def test_one_rank_that_left_nothing_means_its_node() -> None:
     outcome = judge(*map(make_exit, (0, 1, 3)))
     assert (outcome.code, outcome.culprit_node) == (NODE_LOST, "n61")
-    assert outcome.reason == "n61 was lost: rank 2 left no exit code"
+    assert outcome.reason == "the agent on n61 ended without a word: rank 2 left no exit code"
 
 
 def test_the_signal_that_follows_a_lost_node_does_not_hide_it() -> None:
@@ -148,7 +148,7 @@ def test_the_end_of_an_attempt_that_nobody_judged_is_its_stop(attempt: AttemptFo
     write_stop(attempt, "signal", 143, "SIGTERM from the scheduler")
     assert read_reason(attempt) == "SIGTERM from the scheduler"
     write_judgement(attempt, judge_exits(PLAN, {}, None, NAMES, 3.0))
-    assert "n60 was lost" in str(read_reason(attempt))
+    assert "the agent on n60 ended" in str(read_reason(attempt))
 
 
 def test_a_full_disk_does_not_hide_an_exit(

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import threading
 import time
 from pathlib import Path
 
+from varuna_core.agent.processes.last_words import LastWords
 from varuna_core.records.files import PRIVATE_FILE, write_atomic
 from varuna_core.records.logs.times import CUT_NOTE, MARK_S, Cut, format_mark, move_marks
 from varuna_core.records.runfolder import AttemptFolder
@@ -174,8 +174,6 @@ def _cut_long(line: bytes) -> list[bytes]:
     return [line[start : start + LONGEST] for start in range(0, len(line), LONGEST)]
 
 
-LAST_ERROR_CHARS = 500
-_WORD = re.compile(rb"\w")
 _READ = 256 * 1024
 _TICK_S = 0.25
 
@@ -187,10 +185,6 @@ class _Stream:
         self.rank = rank
         self.kind = kind
         self.splitter = LineSplitter()
-        self.last = b""
-        """Last line with something in it."""
-        self.raised = b""
-        """Last line of stderr that names an exception with its text."""
         self.ended = threading.Event()
 
 
@@ -211,9 +205,11 @@ class Pump(threading.Thread):
         self._marked = float("-inf")
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, list[_Stream]] = {}
+        self._words: dict[int, LastWords] = {}
         self._closing = False
 
     def add(self, rank: int, stdout: int, stderr: int) -> None:
+        self._words[rank] = LastWords()
         for kind, pipe in (("out", stdout), ("err", stderr)):
             os.set_blocking(pipe, False)
             stream = _Stream(rank, kind)
@@ -239,15 +235,16 @@ class Pump(threading.Thread):
         for stream in self._streams[rank]:
             # A process that the rank left in another session may hold the pipe for ever.
             stream.ended.wait(max(deadline - time.monotonic(), 0))
-        errors = next(item for item in self._streams[rank] if item.kind == "err")
-        # torchrun ends what it says of a rank that failed with a line of ====.
-        last = errors.last if _WORD.search(errors.last) else errors.raised or errors.last
-        text = last.decode("utf-8", "replace").strip()[:LAST_ERROR_CHARS]
+        text = self._words[rank].error
         lossy = [sink for sink in self._merged.values() if sink.dropped]
         if lossy:
             dropped, trouble = sum(sink.dropped for sink in lossy), lossy[0].trouble
             text += f" (vjob could not write {dropped} bytes of its logs: {trouble})"
         return text.strip()
+
+    def find_exception(self, rank: int) -> str:
+        """The exception of the rank's last traceback; call it after `last_error`."""
+        return self._words[rank].exception
 
     def close(self, timeout_s: float) -> None:
         self._closing = True
@@ -276,15 +273,11 @@ class Pump(threading.Thread):
     def _write_lines(self, stream: _Stream, lines: list[bytes]) -> None:
         if not lines:
             return
-        if stream.kind == "err":
-            for line in lines:
-                if b"Error: " in line or b"Exception: " in line:
-                    stream.raised = line
-        for line in reversed(lines):
-            if line.strip():
-                stream.last = line
-                break
         now = time.monotonic()
+        if stream.kind == "err":
+            self._words[stream.rank].note_err(lines, now)
+        else:
+            self._words[stream.rank].note_out(now)
         if now - self._marked >= MARK_S:
             self._marked = now
             out, err = self._merged["out"].size, self._merged["err"].size

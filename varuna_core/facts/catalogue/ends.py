@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Mapping, Optional, Tuple
 
+from varuna_core.facts.catalogue.known_line import Scope
 from varuna_core.facts.catalogue.remedies import (
     EXCLUDE,
     MAKE_ROOM,
@@ -18,9 +19,10 @@ from varuna_core.facts.catalogue.remedies import (
     do,
     look_at,
 )
+from varuna_core.facts.catalogue.tables import BUILT_IN
 from varuna_core.facts.cause import OF_NODE, End, EndCause
 from varuna_core.facts.remedy import Action, Context, Remedy, Target, explain
-from varuna_core.facts.sentences import describe_end
+from varuna_core.facts.sentences import RAISED, describe_end
 
 RESUBMIT = Remedy(Action.RESUBMIT)
 LOGS = Remedy(Action.INSPECT, Target.LOGS)
@@ -57,6 +59,8 @@ REMEDIES: Mapping[EndCause, Tuple[Remedy, ...]] = {
 }
 """The remedies of a cause. A cause without a row has none of its own: its witness names it."""
 
+CRASHES = frozenset(("SIGSEGV", "SIGABRT", "SIGBUS", "SIGILL", "SIGFPE"))
+"""Signals by which a process ends itself, after its own fault."""
 HANG_REMEDIES: Tuple[Remedy, ...] = (
     Remedy(
         Action.INSPECT,
@@ -85,6 +89,8 @@ def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[R
     found = REMEDIES.get(end.cause, ())
     if end.cause is EndCause.RANK_SIGNAL and end.signal == "SIGKILL":
         return (look_at("dmesg -T | grep -i oom", f"on {end.node or 'its node'}"),)
+    if end.cause is EndCause.RANK_SIGNAL and end.signal and end.signal not in CRASHES:
+        return ()  # somebody sent it: a stack would show where, and not who
     if end.cause in OF_NODE and end.node:
         return tuple(
             replace(one, value=end.node) if one.action is Action.EXCLUDE else one for one in found
@@ -95,6 +101,16 @@ def list_remedies(end: End, *, checkpoint_step: Optional[int] = None) -> Tuple[R
             replace(one, detail=detail) if one.action is Action.RESUBMIT else one for one in found
         )
     return found
+
+
+def refine_end(end: End) -> End:
+    """The end with the cause that its exception tells, where it tells more than that it is one."""
+    said = next((one.text for one in end.evidence if one.source == RAISED), "")
+    if end.cause is not EndCause.RANK_EXCEPTION or not said:
+        return end
+    row = BUILT_IN.match(Scope.RANK, said)
+    is_more = row is not None and row.cause is EndCause.NOT_A_NUMBER
+    return replace(end, cause=EndCause.NOT_A_NUMBER) if is_more else end
 
 
 def explain_end(end: End, context: Context) -> str:

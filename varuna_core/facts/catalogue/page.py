@@ -7,6 +7,7 @@ from typing import List
 
 from varuna_core.facts.catalogue.ends import list_remedies
 from varuna_core.facts.cause import End, EndCause
+from varuna_core.facts.deciding import Witness
 from varuna_core.facts.remedy import Context, render_all
 from varuna_core.facts.sentences import describe_end
 
@@ -19,11 +20,36 @@ evidence. The sentence is what vjob says where nothing more is known; a rank's l
 name or the words of a check make it longer. The remedies are those of the cause itself, in the
 words of each kind of job; what a line of a log advises comes before them.
 
-`make docs` writes this page.
+`make docs` writes this page; `python -m benchmarks.ends` compares it with staged ends.
 
+## Witnesses
+The first witness of this order that speaks tells the cause. It has to be of the job, the node or
+the rank that ended, and of that time: no witness is an exception that a program caught and printed,
+the line of a rank that did not fail first, a line of source, or one of an earlier attempt.
+
+| | witness | where |
+|---|---|---|
+{witnesses}
+The kernel's line about the memory of its node explains a SIGKILL. An exception ended its rank if it
+is in the rank's error file, or if the rank exited 1 and it is the last traceback of the main thread
+on standard error, with no output on standard output long after.
+
+## Causes
 | cause | sentence | remedies |
 |---|---|---|
 """
+WITNESSES = {
+    Witness.OUTSIDE: "the scheduler, vjob or a user, who ended the job, or the job as a whole "
+    "(memory, output file, batch script) | no rank and no node had failed by itself before",
+    Witness.RANK: "the exit file of the rank that failed first: signal, exception, exit code | a "
+    "rank that tells of a peer which went away comes after that peer",
+    Witness.NODE: "a node or its agent | the scheduler calls it down, others missed it, or its "
+    "ranks left no exits",
+    Witness.JOB: "the scheduler's last word | no rank and no node tells more",
+    Witness.LINE: "a line of a log | no rank left an exit, as in a folder of logs",
+    Witness.SCRIPT: "the batch script's last line | no rank was started",
+    Witness.RECORD: "the exit code | else the cause is not known",
+}
 NAMES = {
     Context.CONF: "conf",
     Context.SBATCH: "sbatch",
@@ -36,7 +62,10 @@ NAMES = {
 
 def render_page() -> str:
     """The whole page."""
-    return HEAD + "".join(f"{_render_row(cause)}\n" for cause in EndCause)
+    rows = "".join(f"| {witness.value} | {WITNESSES[witness]} |\n" for witness in Witness)
+    return HEAD.replace("{witnesses}", rows) + "".join(
+        f"{_render_row(cause)}\n" for cause in EndCause
+    )
 
 
 def _render_row(cause: EndCause) -> str:

@@ -59,7 +59,7 @@ NEVER = (
     ),
     ignore(
         "source line",
-        r"^\s*(raise|except|assert) ",
+        r"^(\S+:\d+:)?\s*(raise|except|assert) ",
     ),
 )
 
@@ -304,6 +304,13 @@ PROGRAM = (
         "a limit of the node on files or processes is reached",
         look_at("ulimit -a", "in a job there"),
     ),
+    cause(
+        "data worker",
+        r"DataLoader worker .*(exited unexpectedly|is killed by signal)",
+        "a data worker died, most often because memory ran out",
+        FEWER_WORKERS,
+        replace(MORE_MEMORY, instead=True),
+    ),
 )
 
 NETWORK = (
@@ -458,6 +465,7 @@ ENDS = (
     fallout(
         "interrupted",
         r"^KeyboardInterrupt\b",
+        cause=EndCause.RANK_SIGNAL,
     ),
 )
 
@@ -561,13 +569,6 @@ PYTHON = (
         SHOW_KERNEL,
         EXCLUDE_IF_ALONE,
         fatal=True,
-    ),
-    cause(
-        "data worker",
-        r"DataLoader worker .*(exited unexpectedly|is killed by signal)",
-        "a data worker died, most often because memory ran out",
-        FEWER_WORKERS,
-        replace(MORE_MEMORY, instead=True),
     ),
     cause(
         "missing key",

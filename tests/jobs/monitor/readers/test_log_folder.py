@@ -105,15 +105,27 @@ def test_the_command_prints_the_seeds_folder(tmp_path: Path) -> None:
     assert found["nodes"][7]["gpus"][3]["utilization"] == 3
 
 
+FRAMES = '3: Traceback (most recent call last):\n3:   File "t.py", line 3, in <module>\n'
 FATAL = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
 
 
-@pytest.mark.parametrize("name", ["n067.out", "n067.err", "n061.err"])
+@pytest.mark.parametrize("text", [FRAMES + "3: " + FATAL, "3: " + FATAL])
+def test_an_error_that_a_program_printed_ends_nothing(tmp_path: Path, text: str) -> None:
+    folder = write_seed(tmp_path / "logs")
+    for name in ("n067.out", "n061.err"):
+        if "Traceback" in text and name.endswith(".err"):
+            continue  # that is the end of a process
+        with (folder / name).open("a") as handle:
+            handle.write(text)
+    assert judge(read(folder)).health is Health.DONE
+
+
+@pytest.mark.parametrize("name", ["n067.err", "n061.err"])
 def test_a_fatal_line_after_the_last_step_is_no_good_end(tmp_path: Path, name: str) -> None:
     folder = write_seed(tmp_path / "logs")
     assert judge(read(folder)).health is Health.DONE
     with (folder / name).open("a") as handle:
-        handle.write(f"3: {FATAL}")
+        handle.write(f"{FRAMES}3: {FATAL}")
     verdict = judge(read(folder))
     assert (verdict.health, verdict.exit_code) == (Health.DEAD, 10)
     assert "illegal memory access" in verdict.reason and "step 50 of 50" in verdict.reason

@@ -199,7 +199,7 @@ def test_a_rank_that_failed_before_a_cancel_is_what_ended_it() -> None:
 
 
 def test_a_lost_node_is_a_cause() -> None:
-    why = "n003 was lost: rank 12 left no exit code"
+    why = "the agent on n003 ended without a word: rank 12 left no exit code"
     verdict = judge(over(healthy(), "NODE_FAIL", outcome=make_outcome(113, why, 12, "n003")))
     assert (verdict.health, verdict.node, verdict.rank) == (Health.DEAD, "n003", 12)
     assert "cluster.exclude" in verdict.advice
@@ -209,9 +209,9 @@ def test_a_lost_node_is_a_cause() -> None:
 
 def test_a_batch_script_that_never_ran_says_why() -> None:
     snapshot = over(healthy(progress=None, nodes=(), ranks=(), attempt=None), "FAILED")
-    jobs = (JobRow(id="4711", state="FAILED", exit_code="0:53"),)
+    jobs = (JobRow(id="4711", state="FAILED", exit_code="0:53", end_cause="no-output"),)
     lost = replace(snapshot, scheduler=Scheduler(name="slurm", jobs=jobs))
-    assert "the output of the batch script could not be made" in judge(lost).reason
+    assert "could not open the output file" in judge(lost).reason
     said = replace(snapshot, scheduler_lines=("module: command not found",))
     assert "command not found" in judge(said).reason
 

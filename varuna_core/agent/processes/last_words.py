@@ -1,0 +1,56 @@
+"""`LastWords`: what a rank wrote last on stderr, and the exception that may have ended it."""
+
+from __future__ import annotations
+
+import re
+
+from varuna_core.records.logs.traceback import TracebackReader
+
+LAST_ERROR_CHARS = 500
+WENT_ON_S = 5.0
+"""A rank that writes to stdout so long after an error did not end by it."""
+_WORD = re.compile(rb"\w")
+
+
+class LastWords:
+    """The lines of one rank, as they come."""
+
+    def __init__(self) -> None:
+        self._last = self._named = b""
+        """The last line of stderr with something in it, and the last that names an exception."""
+        self._tracebacks = TracebackReader()
+        self._out_at = self._err_at = self._raised_at = float("-inf")
+
+    def note_out(self, now: float) -> None:
+        """Something was written to stdout."""
+        self._out_at = now
+
+    def note_err(self, lines: list[bytes], now: float) -> None:
+        """These lines were written to stderr."""
+        for line in lines:
+            if not line.strip():
+                continue
+            self._last, self._err_at = line, now
+            if b"Error: " in line or b"Exception: " in line:
+                self._named = line
+            text = line[:LAST_ERROR_CHARS].decode("utf-8", "replace")
+            found = self._tracebacks.feed(text, 0)
+            if found is not None and not found.is_aside:
+                self._raised_at = now
+
+    @property
+    def error(self) -> str:
+        """The last line on stderr; empty where the rank went on after it."""
+        if self._out_at > self._err_at + WENT_ON_S:
+            return ""
+        # torchrun ends what it says of a rank that failed with a line of ====.
+        last = self._last if _WORD.search(self._last) else self._named or self._last
+        return last.decode("utf-8", "replace").strip()[:LAST_ERROR_CHARS]
+
+    @property
+    def exception(self) -> str:
+        """The exception of the last traceback; empty where the rank went on after it."""
+        found = self._tracebacks.get_end()
+        if found is None or self._out_at > self._raised_at + WENT_ON_S:
+            return ""
+        return found.text[:LAST_ERROR_CHARS]

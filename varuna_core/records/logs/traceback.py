@@ -1,0 +1,114 @@
+"""`TracebackReader`: exceptions that a Python process reports with a traceback, from its lines.
+
+Python writes a traceback of the exception that ends it, and so does a program that catches one and
+goes on. The last one of the main thread may be the end, if the exit code is 1 as well; one of
+another thread, of a destructor or of a child process is none, nor is one before the last.
+
+    Traceback (most recent call last):           ─┐
+      File "t.py", line 3, in load                │ a chain: one exception, raised from another
+    KeyError: 'path'                              │
+                                                  │
+    During handling of the above exception, ...   │
+                                                  │
+    Traceback (most recent call last):            │
+      File "t.py", line 9, in <module>            │
+    ValueError: no data                          ─┘ its last line is what ended the process
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Optional
+
+MARK = "Traceback (most recent call last)"
+_PREFIX = re.compile(r"\[rank\d+\]: ?")
+"""Before each line of a traceback, where torch's hook writes it."""
+_FRAME = re.compile(r'  File ".*", line \d+')
+_NAME = re.compile(r"[A-Za-z_][\w.]*(:|$)")
+"""How the line of an exception begins: its class."""
+_LINKS = ("During handling of the above exception", "The above exception was the direct cause")
+_ASIDE = re.compile(
+    r"Exception (ignored|in)\b|Error in |Process \S+:$|Task exception was never|--- Logging error"
+    r"|Original Traceback|Unhandled exception in|\bin thread\b"
+)
+"""In the line before a traceback that ended no main thread."""
+SUMMARIES = re.compile(r"(\w+\.)*(ChildFailedError|CalledProcessError|ProcessExitedException)\b")
+"""Exceptions by which a launcher reports that a process below it failed: that one's own counts."""
+
+
+@dataclass(frozen=True)
+class Raised:
+    """One exception with a traceback."""
+
+    text: str
+    """Its class and the first line of its message."""
+    place: int
+    """The place of that line, as the caller counts."""
+    first: int
+    """The place of the first line of its chain."""
+    is_aside: bool = False
+    """It was reported beside the main thread: by another thread, a destructor, a child."""
+
+
+class TracebackReader:
+    """The lines of one process, in order, without tags of ranks."""
+
+    def __init__(self) -> None:
+        self.last: Optional[Raised] = None
+        """The last exception of the main thread that is no launcher's summary."""
+        self._summary: Optional[Raised] = None
+        self._is_open = self._has_mark = self._is_linked = self._is_aside = False
+        self._before = ""
+        self._first = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True where a line without a mark of a traceback changes nothing."""
+        return not self._is_open and not self._is_linked
+
+    def get_end(self) -> Optional[Raised]:
+        """The exception that ended the process, if one did."""
+        return self.last or self._summary
+
+    def feed(self, line: str, place: int) -> Optional[Raised]:
+        """Read one line; returns the exception whose line it is."""
+        line = _PREFIX.sub("", line, count=1).rstrip()
+        if not line:
+            return None
+        before, self._before = self._before, line
+        if MARK in line:
+            self._begin(place, is_aside=bool(_ASIDE.search(before)), has_mark=True)
+        elif self._is_open:
+            if not line[0].isspace():
+                return self._close(line, place)
+        elif _FRAME.match(line):
+            self._begin(place, is_aside=bool(_ASIDE.search(before)), has_mark=False)
+        elif line.startswith(_LINKS):
+            self._is_linked = True
+        elif self._is_linked:
+            self._is_linked = False
+        return None
+
+    def _begin(self, place: int, *, is_aside: bool, has_mark: bool) -> None:
+        if self._is_open and not has_mark:
+            return
+        if not self._is_linked:
+            self._first, self._is_aside = place, is_aside
+        self._is_open, self._has_mark, self._is_linked = True, has_mark, False
+
+    def _close(self, line: str, place: int) -> Optional[Raised]:
+        self._is_open = False
+        if not _NAME.match(line):
+            return None
+        found = Raised(line, place, self._first, self._is_aside)
+        if SUMMARIES.match(line):
+            self._summary = found
+        elif not self._is_aside:
+            self.last = found
+        return found
+
+
+def looks_raised(text: str) -> bool:
+    """True for a line that reads as that of an exception, with a traceback or without."""
+    return re.match(r"(\w+\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit|Warning)\b", text) is not None
