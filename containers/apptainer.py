@@ -15,7 +15,7 @@ from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Runtime, Un
 from vjob.containers.store import Store
 
 LIBRARIES = "/.singularity.d/libs"
-"""Where `--nv` shows the driver's libraries; the agent's setup/entry.py has programs look there."""
+"""The driver's libraries with `--nv`; the agent's setup/container.py has programs look there."""
 
 
 class Apptainer(Runtime):

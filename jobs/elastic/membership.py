@@ -2,7 +2,7 @@
 lets nodes go at the next checkpoint.
 
     conf, plan ─► reserve seats ─► batch.<group>.sh ─► scheduler ─► joins/<number>.job.json
-                  (records/joins.py)                                 its nodes follow the manager
+                  (records/morphing.py)                                 its nodes follow the manager
 """
 
 from __future__ import annotations

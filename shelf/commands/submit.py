@@ -1,4 +1,4 @@
-"""Commands that start from a conf: `vjob submit`, `profile` and `export`."""
+"""Commands that start from a conf: `vjob submit` and `profile`."""
 
 from __future__ import annotations
 

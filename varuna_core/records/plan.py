@@ -140,7 +140,7 @@ class MorphPlan:
     save_s: float
     """What ranks get to save in when they are called to."""
     joined: int = 0
-    """How many nodes at the end of `groups` were asked for later (records/joins.py)."""
+    """How many nodes at the end of `groups` were asked for later (records/morphing.py)."""
     warm: bool = False
     """Whether ranks of the next attempt wait on each node while this one trains."""
     finish_s: float = 120.0

@@ -63,7 +63,7 @@ COMMUNICATION = ("send", "all-reduce", "communication")
 OTHERS = ("optimizer", "checkpoint", "data", "evaluate", "memcpy", "idle")
 """`idle` has no events: it is what a profile knows of a GPU."""
 OTHER = "other"
-"""Spans of a script by names of its own (varuna_core/trace.py); `what` has the name."""
+"""Spans of a script by names of its own (varuna_core/trace); `what` has the name."""
 DETAIL = "detail"
 """The same, within a span that has its time already: it joins no sum."""
 CONTINUED = "goes on"
