@@ -107,7 +107,7 @@ class Life:
         text = CONF.format(name=self.name, hetero=hetero, nodes=nodes, **facts)
         conf = self.vjob.write(text, f"{self.name}.yaml")
         said = json.loads(self.vjob("submit", conf, "--json", *options).stdout)
-        said = said["runs"][-1] if "runs" in said else said  # of a sweep
+        said = said[-1] if isinstance(said, list) else said  # of a sweep
         self.folder = Path(said["folder"])
         record = json.loads((self.folder / "record.json").read_text())
         self.jobs = tuple(job["id"] for job in record["jobs"])
@@ -123,7 +123,13 @@ class Life:
         """Let time pass until a job has one of these states, then a moment; `blocks` keeps all
         others waiting for a state that passes."""
         deadline = time.monotonic() + timeout_s
-        while not any(row["JobState"] in states for row in self.shown()):
+        while True:
+            rows = self.shown()
+            if any(row["JobState"] in states for row in rows):
+                break
+            is_over = bool(rows) and all(row["JobState"] in OVER.split() for row in rows)
+            if is_over and not set(states) & set(OVER.split()):
+                return  # it has passed already
             if time.monotonic() > deadline:
                 self.differences.append(f"not staged: never {' or '.join(states)}")
                 return
@@ -520,7 +526,7 @@ def set_down(life: Life) -> Moments:
     life.lab.run(["scontrol", "update", "nodename=b4", "state=down", "reason=burnt"])
     yield from life.until("NODE_FAIL", "FAILED")
     yield Wanted(health="DEAD")
-    life.lab.run(["scontrol", "update", "nodename=b4", "state=resume"])
+    life.slurm("scontrol", "update", "nodename=b4", "state=resume")
 
 
 def power_cut(life: Life) -> Moments:
@@ -731,7 +737,7 @@ LIVES: Mapping[str, Callable[[Life], Moments]] = {
 }
 """In the order of this file."""
 ALONE = (
-    "no accounting",
+    *("no accounting", "set down"),
     *("controller away", "too long", "queue closed", "no room", "power cut"),
     *("preempted for good", "preempted"),
 )

@@ -70,7 +70,7 @@ def build_job(
 ) -> SchedulerJob:
     """A job from the texts of one row."""
     text, state = parse_reason(reason), parse_state(word)
-    code = re.match(r"\w*", text)
+    code, took = re.match(r"\w*", text), parse_date(preempted)
     numbers = re.fullmatch(r"(\d+):(\d+)", exit_code)
     is_told = numbers is not None and state in OVER  # 0:0 while it goes on
     status, number = (int(numbers[1]), int(numbers[2])) if numbers and is_told else (None, None)
@@ -89,16 +89,21 @@ def build_job(
         left=left,
         time_limit=limit,
         ends=parse_date(end),
-        preempted=parse_date(preempted),
+        preempted=took,
         dependency="" if dependency == "(null)" else dependency,
-        end_cause=_judge_end(state, word, text, number),
+        end_cause=_judge_end(state, word, text, number, is_preempted=took is not None),
     )
 
 
-def _judge_end(state: JobState, word: str, reason: str, number: int | None) -> EndCause | None:
-    """The cause of an end, by Slurm's words alone."""
+def _judge_end(
+    state: JobState, word: str, reason: str, number: int | None, *, is_preempted: bool
+) -> EndCause | None:
+    """The cause of an end, by Slurm's words alone. It calls a preempted job FAILED whose batch
+    script ended within its grace."""
     if state not in OVER:
         return None
+    if state is JobState.FAILED and is_preempted:
+        return EndCause.PREEMPTED
     if state is JobState.FAILED and number:  # Slurm calls that a launch failure too
         return EndCause.NO_OUTPUT if number == NO_OUTPUT else EndCause.BATCH_KILLED
     if _NO_OUTPUT.match(reason):

@@ -21,7 +21,7 @@ from vjob.jobs.schedulers.slurm.commands import parse_date
 
 LOST = re.compile(r"down|fail|error|unknown|reboot|powered|powering_down|.*\*$", re.IGNORECASE)
 """A node's state, in sinfo's words, in which no job can run; `*` is a node that does not answer."""
-_GONE = {"DOWN", "ERROR", "UNKNOWN", "NOT_RESPONDING", "REBOOT_ISSUED", "POWERED_DOWN"}
+_GONE = {"DOWN", "ERROR", "NOT_RESPONDING", "REBOOT_ISSUED", "POWERED_DOWN"}
 _LEAVING = {"DRAIN", "FAIL", "REBOOT_REQUESTED", "POWER_DOWN", "POWERING_DOWN"}
 """States of scontrol in which what runs may end, and nothing new begins."""
 _GIVEN = re.compile(r" \[([^\[\]@ ]*)@([^\[\] ]*)\]")

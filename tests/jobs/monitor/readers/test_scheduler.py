@@ -18,13 +18,15 @@ from tests.varuna_core.agent.local_run import make_plan
 from varuna_core.agent.restarts import JobFacts, note_requeue
 from varuna_core.records import record as records
 from varuna_core.records.plan import write_plan
-from varuna_core.records.record import JobEnd, JobRecord, write_record
+from varuna_core.records.record import JobEnd, JobRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.model.text import render, render_json
+from vjob.jobs.monitor.readers import run as readers
 from vjob.jobs.monitor.readers import scheduler as scheduling
 from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
+from vjob.jobs.runs import find
 from vjob.jobs.runs.find import RunView
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
@@ -312,6 +314,25 @@ def test_a_preemption_that_the_batch_script_made_a_requeue_is_one(
         file.unlink()
     (found,) = open_reader(str(run.path), run.path).read().scheduler.jobs
     assert found.earlier == ("preempted", "preempted"), "a site without accounting"
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_colleagues_job_that_the_site_hides_is_not_forgotten(
+    run: RunFolder, tools: StubPrograms, monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    """With PrivateData=jobs, a run of a colleague that went on was over after ten minutes."""
+    for module in (find, readers):
+        monkeypatch.setattr(module, "is_ours", lambda run: is_ours)
+    record = read_record(run)
+    assert record is not None
+    write_record(run, replace(record, submitted=time.time() - 3600))
+    age_record(run)
+    tools.add("squeue", "")
+    tools.add("scontrol", "sys.exit('slurm_load_jobs error: Invalid job id specified')")
+    tools.add("sacct", "print('77|RUNNING|n0|None|0:0|x|Unknown|00:10:00|')")
+    found = open_reader(str(run.path), run.path).read()
+    assert found.record_state == ("ended" if is_ours else "submitted")
+    assert ("does not show the job" in found.message) is not is_ours
 
 
 def test_no_rows_are_no_jobs() -> None:

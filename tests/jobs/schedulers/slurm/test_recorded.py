@@ -51,6 +51,7 @@ NODES = """\
 NodeName=b3 Arch=x86_64 OS=Linux 6.18 #1 SMP @0  State=MIXED+DRAIN ThreadsPerCore=1 \
 BootTime=2026-11-28T03:42:58 Reason=ECC GPU2 [root@2026-11-28T10:50:51]
 NodeName=b4 Arch=x86_64 OS=Linux 6.18 State=IDLE+PLANNED ThreadsPerCore=1 BootTime=x
+NodeName=c1 Arch=x86_64 State=UNKNOWN Comment=just after a start of the controller
 NodeName=b1 Arch=x86_64 State=DOWN+NOT_RESPONDING ThreadsPerCore=1 \
 Reason=Not responding [slurm@2026-11-28T10:51:27]
 NodeName=b2 Arch=x86_64 State=MIXED* ThreadsPerCore=1
@@ -76,6 +77,24 @@ def test_a_limit_that_was_changed_and_a_preemption_are_read() -> None:
         preempted.ends,
         Value,
     )
+
+
+@pytest.mark.parametrize(
+    ("state", "taken", "cause"),
+    [
+        ("FAILED", "2026-11-28T10:51:27", EndCause.PREEMPTED),
+        ("PREEMPTED", "2026-11-28T10:51:27", EndCause.PREEMPTED),
+        ("FAILED", "None", None),
+        ("COMPLETED", "2026-11-28T10:51:27", EndCause.COMPLETED),
+    ],
+)
+def test_a_job_that_failed_in_its_grace_was_preempted(
+    state: str, taken: str, cause: EndCause | None
+) -> None:
+    """It was `SIGTERM from outside`."""
+    shown = SHOWN.replace("RUNNING", state).replace("2026-11-28T10:51:27", taken)
+    (info,) = parse_show_job_output(shown)
+    assert info.end_cause is cause
 
 
 def test_accounting_has_the_end_and_the_limit() -> None:
