@@ -571,9 +571,7 @@ def ask_slurm(lab: Lab, jobs: Sequence[str]) -> list[SchedulerJob]:
         shown = lab.run(["scontrol", "-o", "show", "job", job], check=False).stdout
         infos = parse_show_job_output(shown)
         if not infos:
-            answer = lab.run(["sacct", "-n", "-P", "-X", "-j", job, "-o",
-                            "JobID,State,NodeList,Reason,ExitCode,Start,Comment"])  # fmt: skip
-            infos = parse_sacct_output(answer.stdout)
+            infos = parse_sacct_output(lab.run(build_sacct_command([job])).stdout)
         found += infos
     return found
 

@@ -63,7 +63,7 @@ def test_cells_go_beside_each_other_where_they_may() -> None:
 
 def test_each_one_who_says_something_else_is_named() -> None:
     cell = Cell(layout="plain", fault="scancel", phase="end")
-    jobs = parse_sacct_output("7|CANCELLED by 0|b1|None|0:15|now|x\n")
+    jobs = parse_sacct_output("7|CANCELLED by 0|b1|None|0:15|now|now|05:00|x\n")
     verdict = {"health": "CANCELLED", "reason": "cancelled by root", "exit_code": 16}
     status = {"state": "CANCELLED", "verdict": verdict}
     listed = {"state": "CANCELLED", "message": "cancelled by root"}
