@@ -164,6 +164,13 @@ def test_the_tag_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
         ),
         ("step 60: val_loss 4.2 val_acc: 0.3", {"val": {"loss": 4.2, "acc": 0.3}}),
         ("iter 8 | validation perplexity 17.5", {"val": {"perplexity": 17.5}}),
+        (
+            "validation: eval_loss 2.5, test_acc=0.25",
+            {"eval": {"loss": 2.5}, "test": {"acc": 0.25}},
+        ),
+        ("{'eval_loss': '4.472', 'eval_runtime': '0.02', 'epoch': '1'}", {"eval": {"loss": 4.472}}),
+        ('{"step": 8, "val_loss": 2.5, "val/acc": 0.5}', {"val": {"loss": 2.5, "acc": 0.5}}),
+        (" validation loss at iteration 8 | lm loss value: 2.5E+00 |", {"val": {"lm loss": 2.5}}),
     ],
 )
 def test_an_evaluation_is_no_step(line: str, evaluations: dict[str, dict[str, float]]) -> None:
@@ -174,9 +181,13 @@ def test_an_evaluation_is_no_step(line: str, evaluations: dict[str, dict[str, fl
 
 
 def test_metrics_of_an_evaluation_stand_beside_the_loss() -> None:
-    found = parse_line("step 60 loss 2.5 val_loss 4.29 lr 0.1 (train acc 0.5)")
-    assert found is not None and found.losses == {"loss": 2.5}
-    assert found.evaluations == {"val": {"loss": 4.29}, "train": {"acc": 0.5}}
+    said = [
+        "step 60 loss 2.5 val_loss 4.29 (train acc 0.5)",
+        '{"step": 60, "loss": 2.5, "val/loss": 4.29}',
+    ]
+    for found in map(parse_line, said):
+        assert found is not None and found.losses == {"loss": 2.5}
+        assert found.evaluations == {"val": {"loss": 4.29}} and not found.is_evaluation
 
 
 def test_a_bar_tells_its_epoch_and_how_many_there_are_where_it_says_so() -> None:

@@ -93,6 +93,20 @@ def test_steps_of_each_epoch_are_counted_through() -> None:
     assert list_steps(whole) == [0, 1, 2, 3, 4, 5]
 
 
+def test_where_an_epoch_has_steps_that_were_not_printed_only_epochs_are_known() -> None:
+    lines = [f"epoch {epoch} step {at} loss 2.5" for epoch in (1, 2, 3) for at in (100, 200)]
+    reader = StepReader()
+    found = read(((None, line) for line in lines), reader)
+    assert [(told.line.unit, told.line.step) for told in found] == [
+        ("step", 100), ("step", 200), *[("epoch", 2)] * 2, *[("epoch", 3)] * 2
+    ]  # fmt: skip
+    assert [told.is_anew for told in found] == [False, False, True, False, False, False]
+    assert (reader.last, reader.num_steps, reader.doubt) == (3, None, None)
+    assert list_steps([f"epoch {n} step {at} loss 2.5" for n in (1, 2) for at in (0, 1, 2)]) == [
+        0, 1, 2, 3, 4, 5
+    ]  # fmt: skip
+
+
 def test_bars_of_each_epoch_are_counted_through() -> None:
     bars = [f"train: 1%|x| {at}/100 [00:05<01:30,  2.00it/s]" for at in (50, 100, 50, 100)]
     assert list_steps(bars) == [50, 100, 150, 200]

@@ -28,7 +28,6 @@ from varuna_core.records.logs.training_log import (
     Iteration,
     parse_mark,
     parse_memory,
-    parse_validation,
 )
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -121,12 +120,12 @@ class LogPoints:
         if told is not None:
             for one in (*told.earlier, told):
                 yield Found(STEPS, one.line.step, one.at, {}, one)
+        evaluated = self.steps.evaluated
+        if evaluated is not None and not evaluated.is_bar:  # which shows the last ones for long
+            step = self.steps.last if evaluated.step == NO_STEP else evaluated.step
+            yield Found(VALIDATION, step or 0, at, _name_metrics(evaluated))
+        if told is not None:
             return
-        validation = parse_validation(text) if "alidation" in text else None
-        if validation is not None:
-            step, losses = validation
-            named = {f"validation/{name}": value for name, value in losses.items()}
-            yield Found(VALIDATION, step, at, named)
         memory = parse_memory(text) if "memory (MB)" in text else None
         if memory is not None:
             rank = memory.rank if memory.rank is not None else split_tag(text)[0] or 0
@@ -137,6 +136,16 @@ class LogPoints:
                 if value is not None
             }
             yield Found(f"{MEMORY} {rank}", memory.step, at, values)
+
+
+def _name_metrics(line: Iteration) -> Dict[str, float]:
+    """`validation/loss`, `test/acc`."""
+    return {
+        f"{'validation' if split == 'val' else split}/{name}": value
+        for split, metrics in line.evaluations.items()
+        for name, value in metrics.items()
+        if split != "train"
+    }
 
 
 Item = Tuple[float, str, Any]

@@ -32,7 +32,10 @@ MOST_RANKS = 4
 MOST_KEPT = 6
 """First lines of a shape that are kept until it is known to count steps."""
 LONGEST = 400
-HINTS = ("iter", "Iter", "tep", "poch", "it/s", "s/it", "loss", "Loss", "rain", "atch", "pdate")
+HINTS = (
+    "iter", "Iter", "tep", "poch", "it/s", "s/it", "loss", "Loss", "rain", "atch", "pdate",
+    "learn:",
+)  # fmt: skip
 """One of these is in each line that is learned from."""
 HEAD, MOST_HEADS = 32, 256
 """Characters, without numbers, by which lines are told apart before more is made of them."""
@@ -126,7 +129,7 @@ _DONE = re.compile(
     r"it/s|s/it|ms/step|step[_ ]?time|iter[_ ]?time|time/|\bkl\b|\bl[12]:",
     re.IGNORECASE,
 )
-_TRAIN = re.compile(r"train|step|iter|epoch|update|batch|fit\b", re.IGNORECASE)
+_TRAIN = re.compile(r"train|learn:|step|iter|epoch|update|batch|fit\b", re.IGNORECASE)
 _EVALUATES = re.compile(
     r"(?<![a-z])(?:eval|valid|test(?:ing)?\b|inference|predict|sanity)", re.IGNORECASE
 )
@@ -447,7 +450,7 @@ def _weigh_line(text: str) -> float:
     is_done, is_trained = _DONE.search(text) is not None, _TRAIN.search(text) is not None
     weight = 1.2 * is_done + 0.5 * is_trained
     others = _METRICS.sub("", text)
-    is_named = re.search(r"\btrain", others, re.IGNORECASE) is not None
+    is_named = re.search(r"\btrain|\blearn:", others, re.IGNORECASE) is not None
     is_other = "loss" not in others and _NOT.search(text) is not None
     if not is_named and (is_other or _EVALUATES.search(others)):
         weight -= 3.5

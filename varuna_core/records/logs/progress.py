@@ -26,23 +26,20 @@ import math
 import re
 from dataclasses import fields, replace
 from datetime import datetime
-from typing import Any, Dict, Match, Optional, Pattern, Sequence, Tuple
+from typing import Any, Dict, Mapping, Match, Optional, Pattern, Sequence, Tuple
 
-from varuna_core.records.logs.training_log import LABELS, UNITS_MS, Iteration, parse_iteration
+from varuna_core.records.logs.training_log import (
+    LABELS,
+    UNITS_MS,
+    Iteration,
+    parse_iteration,
+    parse_validation,
+)
 
 MARKS = (
-    b"iter",
-    b"tep",
-    b"Iter",
-    b"it/s",
-    b"s/it",
-    b"loss",
-    b"Loss",
-    b"poch",
-    b"rain",
-    b"atch",
-    b"pdate",
-)
+    b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"loss", b"Loss", b"poch", b"rain", b"atch",
+    b"pdate", b"learn:",
+)  # fmt: skip
 """One of these is in each line that `parse_progress` understands."""
 NO_STEP = -1
 """The step of a line that names none, as Hugging Face's."""
@@ -256,6 +253,9 @@ def parse_line(text: str) -> Optional[Iteration]:
     """The same with its step and number of steps as they stand: maybe those of its epoch. Lines
     of an evaluation that name a step are told too."""
     try:
+        validation = parse_validation(text) if "alidation loss at" in text else None
+        if validation is not None:
+            return Iteration(validation[0], evaluations={"val": validation[1]})
         line = parse_iteration(text)
         return _parse_free(text[:LONGEST]) if line is None else _complete(line, text)
     except (ValueError, OverflowError, RecursionError):
@@ -333,11 +333,11 @@ def _parse_free(text: str) -> Optional[Iteration]:
             return other
     step, is_dict = _STEP.search(text), "{" in text and _DICT.search(text) is not None
     if (step is None and not is_dict) or _AFTER.search(text):
-        return None
+        return _parse_evaluation(text, step)
     if is_dict:
         return parse_values(text, **(_name_step(step) if step else {"step": NO_STEP}))
     if step is None or (step.start() and _NOT_DONE.search(text, 0, step.start())):
-        return None
+        return _parse_evaluation(text, None)
     facts = _name_step(step)
     inner = _OPTIMIZER_STEP.search(text, step.end()) if "| iter " in text else None
     if inner is not None:  # the time is that of a micro-batch
@@ -347,19 +347,48 @@ def _parse_free(text: str) -> Optional[Iteration]:
         facts["epoch"] = int(epoch.group(1))
         facts["num_epochs"] = int(epoch.group(2)) if epoch.group(2) else None
     found = parse_values(text, **facts)
-    if found.evaluations and (found.loss is None or _is_estimated(found)):
-        return replace(found, losses={}, time_ms=None)
+    if found.evaluations and (found.loss is None or _is_estimated(text, found)):
+        return _parse_evaluation(text, step)
     if found.loss is None and found.time_ms is None and "skipped=" not in text:
         return None
     return found
 
 
-def _is_estimated(found: Iteration) -> bool:
+def _is_estimated(text: str, found: Iteration) -> bool:
     """True if the loss of training stands beside another as that of a like evaluation, and nothing
     that only a step has."""
     values = (found.time_ms, found.learning_rate, found.grad_norm, found.tokens_per_s)
-    beside = found.evaluations.get("train", {}).get("loss")
+    beside = _find_evaluations(text)[0].get("train", {}).get("loss")
     return beside == found.loss and all(value is None for value in values)
+
+
+def _parse_evaluation(text: str, step: Optional[Match[str]]) -> Optional[Iteration]:
+    """Metrics that were not of training, or were estimated beside such; None without any."""
+    found = _find_evaluations(text)[0]
+    if not found.keys() - {"train"}:
+        return None
+    return Iteration(int(step.group(1)) if step else NO_STEP, evaluations=found)
+
+
+def _find_evaluations(text: str) -> Tuple[Dict[str, Dict[str, float]], str]:
+    """Metrics of evaluations by the part of the data, that of training last; and the line without
+    those that are not of training."""
+    found: Dict[str, Dict[str, float]] = {}
+    low = text.lower()  # a word is found much faster than a pattern that is not there
+    if "val" in low or "test" in low or "dev" in low:
+        text = _EVALUATED.sub(lambda match: _take_out(match, found), text)
+        if "train" in found:
+            found["train"] = found.pop("train")
+    return found, text
+
+
+def _take_out(match: Match[str], found: Dict[str, Dict[str, float]]) -> str:
+    split, name, word = match.groups()
+    number = _parse_number(word)
+    split = _SPLITS.get(split.lower(), split.lower())
+    if number is not None:
+        found.setdefault(split, {})[name.lower()] = number
+    return match.group() if split == "train" else ""
 
 
 def _name_step(match: Match[str]) -> Dict[str, Any]:
@@ -450,6 +479,7 @@ _KEYS: Dict[str, Sequence[str]] = {
     "epoch": ("epoch", "train/epoch"),
 }  # fmt: skip
 _OF_EVALUATIONS = ("eval", "val", "valid", "validation", "test")
+_OF_EVALUATION = re.compile(r"(eval|val|valid|validation|test|dev)[_/ ](.+)", re.IGNORECASE)
 
 
 def _read_object(text: str) -> Optional[Dict[str, Any]]:
@@ -486,9 +516,12 @@ def _parse_object(value: Dict[str, Any]) -> Optional[Iteration]:
     found = {key: _find_key(value, names) for key, names in _KEYS.items()}
     step, loss = found["step"], found["loss"]
     time_ms = _choose_time_ms(found["s"], found["ms"], found["per_second"])
-    if step is None or not 0 <= step < 1e15 or (loss is None and time_ms is None):
+    if step is None or not 0 <= step < 1e15:
         return None
+    evaluations = _read_evaluations(value)
     if loss is None and any(str(key).lower().startswith(_OF_EVALUATIONS) for key in value):
+        return Iteration(int(step), evaluations=evaluations) if evaluations else None
+    if loss is None and time_ms is None:
         return None
     words = [value.get(key) for key in ("split", "phase", "mode", "event", "type", "msg", "stage")]
     if any(isinstance(word, str) and _NOT_A_STEP.search(word) for word in words):
@@ -505,7 +538,18 @@ def _parse_object(value: Dict[str, Any]) -> Optional[Iteration]:
         samples_per_s=found["samples"],
         tokens_per_s=found["tokens"],
         epoch=int(epoch) if epoch is not None and epoch == epoch // 1 else None,
+        evaluations=evaluations,
     )
+
+
+def _read_evaluations(value: Mapping[str, Any]) -> Dict[str, Dict[str, float]]:
+    found: Dict[str, Dict[str, float]] = {}
+    for key, item in value.items():
+        named = _OF_EVALUATION.fullmatch(str(key)[:80])
+        if named and isinstance(item, (int, float)) and not isinstance(item, bool):
+            split = named.group(1).lower()
+            found.setdefault(_SPLITS.get(split, split), {})[named.group(2).lower()] = float(item)
+    return found
 
 
 _NOT_A_STEP = re.compile(r"eval|val|test|warm|resum|load|best|sav|checkpoint|infer", re.IGNORECASE)
@@ -527,10 +571,9 @@ def _check_total(number: Optional[float]) -> Optional[int]:
 
 def parse_values(text: str, **facts: Any) -> Iteration:
     """What a line says besides its step; `facts` are fields that are known already."""
-    low = text.lower()  # a word is found much faster than a pattern that is not there
-    evaluations: Dict[str, Dict[str, float]] = {}
-    if "val" in low or "test" in low or "dev" in low:
-        text = _EVALUATED.sub(lambda match: _take_out(match, evaluations), text)
+    evaluations, text = _find_evaluations(text)
+    evaluations.pop("train", None)
+    low = text.lower()
     loss = _find(_LOSS, text) if "loss" in low else None
     skipped = _SKIPPED.search(text) if "skipped" in low else None
     is_rate = "tokens" in low or "tps" in low
@@ -547,20 +590,10 @@ def parse_values(text: str, **facts: Any) -> Iteration:
         "samples_per_s": _find(_SAMPLES, text) if "samples" in low else None,
         "tokens_per_s": _find(_TOKENS, text) if is_rate else None,
     }
-    if evaluations.keys() - {"train"}:
+    if evaluations:
         known["evaluations"] = evaluations
     known.update(facts)
     return Iteration(**known)
-
-
-def _take_out(match: Match[str], evaluations: Dict[str, Dict[str, float]]) -> str:
-    """Note a metric of an evaluation; the line without it, but for one of training."""
-    split, name, word = match.groups()
-    number = _parse_number(word)
-    if number is not None:
-        split = _SPLITS.get(split.lower(), split.lower())
-        evaluations.setdefault(split, {})[name.lower()] = number
-    return match.group() if split == "train" else ""
 
 
 def _find_time_ms(text: str, low: str) -> Optional[float]:

@@ -72,7 +72,7 @@ class Told:
 _TRAINS = ("loss", "Loss", "poch", "rain")
 _STATE = (
     "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
-    "_is_new_epoch", "_anchor", "_has_losses", "_is_lost", "_by", "_spent_ms", "trains",
+    "_is_new_epoch", "_anchor", "_has_losses", "_is_lost", "_by", "_spent_ms", "trains", "unit",
 )  # fmt: skip
 
 
@@ -97,7 +97,11 @@ class StepReader:
         self._anchor: Optional[Tuple[int, float, float]] = None
         """Step, time of writing and what that is not sure by."""
         self._recent: Deque[float] = deque(maxlen=RECENT)
+        self.evaluated: Optional[Iteration] = None
+        """Metrics of an evaluation in the line that was read last; NO_STEP where it names none."""
         self._has_losses = False
+        self.unit = "step"
+        """`epoch` where only epochs are known."""
         self.trains = False
         """True once a line had a word that a training prints."""
         self._is_partial, self._is_lost = is_partial, False
@@ -110,7 +114,7 @@ class StepReader:
     @property
     def doubt(self) -> Optional[Doubt]:
         """The reason why steps are not known, where lines are there that may be about some."""
-        if self._is_lost:
+        if self._is_lost and self._last is None:
             return Doubt.LENGTH
         if self._is_unnamed:
             return Doubt.UNNAMED
@@ -147,12 +151,13 @@ class StepReader:
 
         `at` is when it was written, at most `slack_s` earlier than said.
         """
-        own, rank = self._pattern, split_tag(text)[0]
+        own, rank, self.evaluated = self._pattern, split_tag(text)[0], None
         if own is not None:
             found = parse_own(own, text)
             return None if found is None else self._take(found, LINE, rank, at, slack_s)
         self.trains = self.trains or any(word in text for word in _TRAINS)
         found = parse_line(text)
+        self.evaluated = found if found is not None and found.evaluations else None
         if found is None or found.is_evaluation:
             if found is None or not self._is_reached(found):
                 return self._learn(text, at, slack_s)
@@ -233,8 +238,7 @@ class StepReader:
             return None
         told = self._place(found, at, slack_s)
         if self._is_lost:
-            self._last = None
-            return None
+            return self._tell_epoch(found, at)
         return replace(told, is_anew=True) if told is not None and is_surer else told
 
     def save(self) -> Dict[str, Any]:
@@ -265,6 +269,18 @@ class StepReader:
             return False
         return told.line.time_ms > SLOW * statistics.median(self._recent)
 
+    def _tell_epoch(self, found: Iteration, at: Optional[float]) -> Optional[Told]:
+        """The epoch, where the number of steps in one is not known."""
+        is_first, self.num_steps = self.unit == "step", found.num_epochs
+        self._last = found.epoch
+        if found.epoch is None:
+            return None
+        self.unit = "epoch"
+        line = replace(
+            found, step=found.epoch, num_steps=found.num_epochs, time_ms=None, unit="epoch"
+        )
+        return Told(line, at, is_first, None, EPOCHS)
+
     def _is_followed(self, rank: Optional[int], step: int) -> bool:
         if rank == self._rank:
             self._turns.clear()
@@ -293,7 +309,7 @@ class StepReader:
 
     def _restart(self) -> None:
         self._raw, self._base, self._anchor = None, 0, None
-        self._is_lost, self._by, self._spent_ms = False, 0, 0.0
+        self._is_lost, self.unit, self._by, self._spent_ms = False, "step", 0, 0.0
         self._recent.clear()
 
     def _place(self, found: Iteration, at: Optional[float], slack_s: float) -> Optional[Told]:
