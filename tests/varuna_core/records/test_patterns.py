@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.patterns import Found, collect, find_slow
-from varuna_core.records.logs import progress
+from varuna_core.records.logs import learner, progress
 
 PROCESSOR_S = 2.0
 """Of 64,000 characters, a hundred times what is usual; a quadratic pattern took more at 16,000."""
@@ -13,7 +13,8 @@ PROCESSOR_S = 2.0
 
 def test_a_long_line_of_a_log_takes_linear_time() -> None:
     """A thousand digits before `it/s` took a quarter of a second, cubic in their number."""
-    found = [one for one in vars(progress).values() if isinstance(one, re.Pattern)]
+    values = (*vars(progress).values(), *vars(learner).values())
+    found = [one for one in values if isinstance(one, re.Pattern)]
     assert len(found) > 20
     given = {Found(one.pattern, one.flags & ~int(re.UNICODE)): {"search"} for one in found}
     assert find_slow(given, 64_000, PROCESSOR_S) == {}
