@@ -35,7 +35,6 @@ EPOCHS = r"^E(?P<epoch>\d+) (?P<step>\d+)/"
     ("line", "progress"),
     [
         ("Epoch {epoch} step {step}/100 loss 1.5", None),
-        ("Epoch: [{epoch}][ {step}/100]  Time  0.120 ( 0.130)  Loss 6.9 (6.9)", None),
         ("Epoch {epoch}:  {step}%|# | {step}/100 [00:10<01:30,  1.00it/s]", None),
         ("Epoch {epoch}/9\n{step}/100 ━━━━━━━━ 0s 10ms/step - loss: 1.5788", None),
         ("E{epoch} {step}/100", EPOCHS),
@@ -51,6 +50,14 @@ def test_a_later_epoch_is_further_whatever_its_step(
     ]
     found = read(tmp_path, texts, progress)
     assert found[0] < found[1] == found[2] < found[3]
+
+
+def test_a_later_epoch_of_a_learned_counter_is_further(tmp_path: Path) -> None:
+    line = "Epoch: [{}][ {}/100]  Time  0.120 ( 0.130)  Loss 6.9 (6.9)\n"
+    first = "".join(line.format(0, step) for step in (80, 90, 100))
+    later = "".join(line.format(1, step) for step in (10, 20, 30))
+    found = read(tmp_path, [first, later])
+    assert -1 < found[0] < found[1]
 
 
 def test_without_epochs_it_is_the_step(tmp_path: Path) -> None:

@@ -549,7 +549,7 @@ class Learner:
 
     @property
     def doubt(self) -> Optional[Doubt]:
-        """The reason why no counter is told, where lines are there that may count."""
+        """The reason why there is no counter, while some lines look like one."""
         if self.is_doubled:
             return Doubt.RIVALS
         if self.is_baseless:
