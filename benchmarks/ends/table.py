@@ -466,6 +466,11 @@ def witnesses() -> Iterator[Row]:
               never=(install,))  # fmt: skip
     quoted = 'config.py:3:     raise ModuleNotFoundError("No module named deepspeed")\nbad config'
     yield row("a source line was quoted", fails(quoted, 2), *left, never=(install,))
+    logged = "could not import it: ModuleNotFoundError: No module named 'deepspeed'"
+    yield row("a logged line quotes an exception, then sys.exit(4)", fails(logged, 4), *left,
+              never=(install,))  # fmt: skip
+    yield row("a logged line quotes an exception, another ended it", fails(f"{logged}\n{value}"),
+              *mine, never=(install,), silent="deepspeed")  # fmt: skip
     thread = "Exception in thread Thread-1 (watch):\n" + noise + "\n" + value
     yield row("a thread's exception before it", fails(thread), *mine, never=(install,),
               silent="deepspeed")  # fmt: skip
@@ -498,7 +503,7 @@ def witnesses() -> Iterator[Row]:
               fails(noise, 1, raised="ValueError: the batch is empty"), *mine, never=(install,),
               silent="deepspeed")  # fmt: skip
     prefixed = "\n".join(f"[rank1]: {line}" for line in value.splitlines())
-    yield row("torch's prefix before each line", fails(prefixed), *mine)
+    yield row("torch's prefix before each line", fails(prefixed), *mine, silent="rank1")
     torn = f"{value}\n[rank1]:[W1128 10:00:00.1 ProcessGroupGloo.cpp:1] destroy it first"
     yield row("a library's warning after the exception", fails(torn), *mine)
     syntax = '  File "t.py", line 3\n    x x\n      ^\nSyntaxError: invalid syntax'

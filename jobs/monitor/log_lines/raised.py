@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from varuna_core.records.exits import BY_EXCEPTION, RankExit
-from varuna_core.records.logs.traceback import Raised, TracebackReader, looks_raised
+from varuna_core.records.logs.traceback import (
+    Raised,
+    TracebackReader,
+    looks_raised,
+    quotes_exception,
+)
 from vjob.jobs.monitor.log_lines.errors import strip_tags
 from vjob.jobs.monitor.model.snapshot import Line
 
@@ -36,7 +41,9 @@ class RaisedLines:
         """`Line.raised` of the line at this place, as far as the log has been read."""
         found = self._found.get(place)
         if found is None:
-            return "printed" if looks_raised(strip_tags(line.text)) else ""
+            text = strip_tags(line.text)
+            is_quoted = quotes_exception(text)
+            return "printed" if looks_raised(text) else "quoted" if is_quoted else ""
         last = self._readers[line.rank].get_end()
         if found.is_aside or last is None:
             return "aside"
@@ -56,5 +63,7 @@ def may_have_ended(line: Line, own: RankExit | None, code: int | None) -> bool:
     code = own.code if own is not None else code
     if code is not None and code != BY_EXCEPTION and code < SHELL:
         return False
+    if line.raised == "quoted":
+        return True  # a program may log why it exits 1
     is_last_word = own is not None and own.last_error.startswith(text[:80])
     return line.raised == "last" or (line.raised == "printed" and is_last_word)

@@ -192,7 +192,8 @@ class Line:
     """When it was written for the last time, by the clock of its node's agent."""
     raised: str = ""
     """Of the line of an exception: `last` in the last traceback of its process, `earlier` in one
-    before, `aside` in one of another thread or a destructor, `printed` in none; else empty."""
+    before, `aside` in one of another thread or a destructor, `printed` in none; `quoted` in the
+    middle of a line; else empty."""
     is_before_steps: bool = False
     """Lines about steps stand after it in its file."""
     doubt: str = ""

@@ -32,7 +32,7 @@ from varuna_core.facts.sentences import SCHEDULER, describe_end
 from varuna_core.records.exits import NODE_LOST, end_of_rank, name_signal, parse_judged
 from varuna_core.records.formatting import format_duration
 from varuna_core.records.logs.training_log import parse_phase
-from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof
+from vjob.jobs.monitor.log_lines.errors import find_row, first_root, is_proof, strip_tags
 from vjob.jobs.monitor.log_lines.raised import SHELL
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
@@ -171,7 +171,8 @@ def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
             return other
         seen = first_root(snapshot.errors)
         root = root or (seen if seen is not None and seen.node in ("", node) else None)
-    if root is not None and format_line(root)[:40] not in reason and reason[:40] not in root.text:
+    said = "" if root is None else strip_tags(format_line(root))
+    if root is not None and said[:40] not in reason and reason[:40] not in root.text:
         reason = f"{reason} ({format_line(root)})"
     remedies = () if root is not None else list_remedies(end)
     return Cause(end=end, reason=reason, line=root, node=node, rank=rank, remedies=remedies)

@@ -109,6 +109,11 @@ class TracebackReader:
         return found
 
 
+def quotes_exception(text: str) -> bool:
+    """True for a line that has an exception somewhere, as logs of a program do."""
+    return re.search(r"\b[A-Z]\w*(Error|Exception): ", text) is not None
+
+
 def looks_raised(text: str) -> bool:
     """True for a line that reads as that of an exception, with a traceback or without."""
     return re.match(r"(\w+\.)*[A-Z]\w*(Error|Exception|Interrupt|Exit|Warning)\b", text) is not None
