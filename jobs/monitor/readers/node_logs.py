@@ -381,12 +381,11 @@ class LogFile:
 
     def _complete(self, line: Line, place: int) -> Line:
         """The line with what only the whole file tells of it."""
-        return replace(
-            line,
-            raised=self._raised.name(line, place),
-            stream=self._name_stream(),
-            is_before_steps=place < self.step_order,
-        )
+        raised, is_before = self._raised.name(line, place), place < self.step_order
+        stream = self._name_stream()
+        if (line.raised, line.is_before_steps, line.stream) == (raised, is_before, stream):
+            return line
+        return replace(line, raised=raised, stream=stream, is_before_steps=is_before)
 
     def _add_raised(
         self, lines: list[bytes], known: list[tuple[int, str]], start: int, data: bytes
@@ -440,6 +439,7 @@ class LogFile:
             order=order,
             written_by=mtime,
             last_at=written,
+            stream=self._name_stream() if kind else "",
         )
 
 

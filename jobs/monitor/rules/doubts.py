@@ -66,7 +66,10 @@ def _find_doubt(
     first = find_failed(snapshot)
     if own is not None and row.first_failed_only and not _failed_first(own, first):
         return Doubt.OTHER_RANK
-    if not may_have_ended(line, own, _find_code(snapshot)):
+    lives = own is None and bool(snapshot.ranks)  # then how it ends is still open
+    if not (lives and line.raised == "printed") and not may_have_ended(
+        line, own, _find_code(snapshot)
+    ):
         return Doubt.CAUGHT
     if line.last_at is None:
         return Doubt.WENT_ON if line.is_before_steps and own is None else None

@@ -87,3 +87,32 @@ def test_of_two_ranks_that_failed_the_first_has_the_cause(
     facts = {"stopped": False, "code": 1, "signal": None, "ended": NOW - 10 + late_s}
     snapshot = failed(disk_line(7, node=node), **facts, node=node)
     assert weigh_lines(snapshot).errors[0].doubt == doubt
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "exception", "doubt"),
+    [
+        ("last", 1, "", ""),
+        ("last", 3, "", Doubt.CAUGHT.value),
+        ("earlier", 1, "", Doubt.CAUGHT.value),
+        ("aside", 1, "", Doubt.CAUGHT.value),
+        ("printed", 1, "", Doubt.CAUGHT.value),
+        ("printed", 1, BROKEN_DISK, ""),
+        ("last", 139, "", ""),
+        ("quoted", 1, "", ""),
+        ("quoted", 3, "", Doubt.CAUGHT.value),
+        ("", 3, "", ""),
+    ],
+)
+def test_an_exception_ends_a_process_that_exits_1(
+    raised: str, code: int, exception: str, doubt: str
+) -> None:
+    snapshot = failed(disk_line(6, raised=raised))
+    own = replace(make_exit(6, "n001", code, ended=NOW - 10), exception=exception)
+    snapshot = change_rank(snapshot, 6, exit=own)
+    assert weigh_lines(snapshot).errors[0].doubt == doubt
+
+
+def test_an_error_that_a_living_rank_printed_may_be_its_end() -> None:
+    snapshot = replace(healthy(), errors=(disk_line(6, raised="printed"),))
+    assert weigh_lines(snapshot).errors[0].doubt != Doubt.CAUGHT.value
