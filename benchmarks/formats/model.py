@@ -41,6 +41,8 @@ class Truth:
     totals: tuple[int | None, ...] = (None,)
     also: tuple[Count, ...] = ()
     """Other ways to count, such as epochs, updates or images."""
+    epochs: tuple[int, ...] = ()
+    """The epoch, where lines name it beside steps: a reader that names it alone says no step."""
     losses: tuple[float, ...] = ()
     """Of the last training step that has one; empty where the program prints none."""
     val_losses: tuple[float, ...] = ()

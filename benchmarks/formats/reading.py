@@ -25,6 +25,8 @@ class Reading:
 
     step: int | None = None
     total: int | None = None
+    unit: str = "step"
+    """`epoch` where vjob says that it counts epochs."""
     loss: float | None = None
     val_loss: float | None = None
     """Of the last line about an evaluation; only by lines."""
@@ -32,12 +34,13 @@ class Reading:
 
 def read_lines(log: Log) -> Reading:
     """By a StepReader for each stream; the stream whose lines are the most reliable counts."""
-    found: list[tuple[int, int, bool, StepReader, float | None]] = []
+    found: list[tuple[int, int, bool, StepReader, float | None, str]] = []
     losses: list[float | None] = []
     val_loss = None
     for kind in KINDS:
         reader = StepReader()
         step_loss = loss = None
+        unit = "step"
         for line in log.lines:
             if line.kind != kind:
                 continue
@@ -48,16 +51,17 @@ def read_lines(log: Log) -> Reading:
                 continue
             loss = told.line.loss if told.line.loss is not None else loss
             if told.line.step >= 0:
-                step_loss = told.line.loss
+                step_loss, unit = told.line.loss, told.line.unit
         if reader.last is not None and reader.doubt is None:
-            found.append((reader.strength, reader.last, step_loss is not None, reader, loss))
+            found.append((reader.strength, reader.last, step_loss is not None, reader, loss, unit))
         losses.append(loss)
     others = [other for other in losses if other is not None]
     if not found:
         return Reading(loss=next(iter(others), None), val_loss=val_loss)
-    _, step, _, reader, loss = max(found, key=lambda item: item[:3])
+    _, step, _, reader, loss, unit = max(found, key=lambda item: item[:3])
     loss = loss if loss is not None else next(iter(others), None)
-    return Reading(step=step, total=reader.num_steps, loss=loss, val_loss=val_loss)
+    total = reader.num_steps
+    return Reading(step=step, total=total, unit=unit, loss=loss, val_loss=val_loss)
 
 
 def _find_val_loss(text: str) -> float | None:
@@ -77,7 +81,9 @@ def read_status(log: Log) -> Reading:
     loss = find_loss([node])
     if progress is None:
         return Reading(loss=None if loss is None else loss.loss)
-    return Reading(step=progress.step, total=progress.num_steps, loss=progress.loss)
+    return Reading(
+        step=progress.step, total=progress.num_steps, unit=progress.unit, loss=progress.loss
+    )
 
 
 def write_files(log: Log, folder: Path) -> dict[str, str]:

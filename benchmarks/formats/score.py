@@ -13,6 +13,7 @@ from benchmarks.formats.reading import Reading, read_lines, read_status
 
 RIGHT, UNKNOWN, WRONG = "right", "not known", "wrong"
 FIGURES = ("step", "total", "loss", "val_loss")
+MOST_SHOWN = 8
 REL = 1e-3
 """Losses that are nearer than this are the same."""
 
@@ -46,6 +47,8 @@ def judge(reading: Reading, truth: Truth) -> dict[str, str]:
     fitting = [count for count in truth.counts if reading.step in count.steps]
     if reading.step is None:
         step = UNKNOWN if truth.steps else RIGHT
+    elif not fitting and reading.unit == "epoch" and reading.step in truth.epochs:
+        step = UNKNOWN
     else:
         step = RIGHT if fitting else WRONG
     totals = {total for count in fitting or truth.counts for total in count.totals}
@@ -118,4 +121,6 @@ def _describe(reading: Reading, truth: Truth, verdicts: Mapping[str, str], who: 
 
 def _shorten(values: Any) -> str:
     flat = [one for value in values for one in (value if isinstance(value, tuple) else (value,))]
+    if len(flat) > MOST_SHOWN:
+        return f"{flat[0]} to {flat[-1]}"
     return " or ".join(dict.fromkeys("none" if one is None else f"{one}" for one in flat)) or "none"

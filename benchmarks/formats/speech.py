@@ -169,6 +169,7 @@ def icefall(log: Log) -> Truth:
     at = done - batches
     return Truth(
         steps=tuple(range(longest + at, longest + every + at + 2)),
+        epochs=(1, 2),
         losses=tuple(float(f"{loss:.4g}") for loss in losses),
         val_losses=(float(f"{val:.4g}"),),
     )
@@ -221,7 +222,8 @@ def vits(log: Log) -> Truth:
             )
         if (step + 200) // batches > step // batches:
             log.out(f"INFO:ljs_base:====> Epoch: {1 + step // batches}")
-    return Truth(steps=(last, last + 1), losses=tuple(losses))
+    epoch = last // batches
+    return Truth(steps=(last, last + 1), epochs=(epoch, epoch + 1), losses=tuple(losses))
 
 
 @program("wenet-e2e/wenet", "wenet/utils/train_utils.py", "log_per_step")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,7 @@ def test_a_figure_is_right_not_known_or_wrong() -> None:
     right = Reading(step=41, total=100, loss=2.5, val_loss=2.7)
     assert judge(right, truth) == dict.fromkeys(FIGURES, RIGHT)
     assert set(judge(Reading(), truth).values()) == {UNKNOWN}
+    assert judge(Reading(step=2, unit="epoch"), replace(truth, epochs=(2,)))["step"] == UNKNOWN
     wrong = Reading(step=7, total=90, loss=2.7, val_loss=2.5)
     assert set(judge(wrong, truth).values()) == {WRONG}
 
