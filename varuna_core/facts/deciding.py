@@ -6,6 +6,7 @@ ended a job at its limit, and not that a rank had failed before.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from enum import IntEnum
 from typing import Optional
@@ -27,6 +28,12 @@ class Witness(IntEnum):
     RECORD = 7
 
 
+FALLOUT = re.compile(
+    r"\b(RankFailed|ChannelClosed|Dist(Network|Store|Backend)?Error|BrokenPipeError"
+    r"|ConnectionError|Connection(Reset|Refused|Aborted)Error)\b"
+    r"|[Cc]onnection (was )?(closed|reset|refused)|[Bb]roken pipe"
+)
+"""In the last words of a rank that lost another one: the engine's own, torch's and gloo's."""
 TOLD_SIGNALS = frozenset(("SIGTERM", "SIGINT", "SIGKILL"))
 """Signals of which ranks die as the scheduler ends their job."""
 LOST_HOST = frozenset(

@@ -18,6 +18,7 @@ from typing import Any, Iterable, Mapping
 
 from varuna_core.facts import legacy
 from varuna_core.facts.cause import OF_RANK, Actor, End, EndCause, parse_cause, parse_end
+from varuna_core.facts.deciding import FALLOUT
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.facts.sentences import LAST_LINE, NOTES, RAISED, STOP, describe_end
 from varuna_core.records.files import (
@@ -41,12 +42,6 @@ EXIT_RESERVE = 4096
 """Bytes kept for the exit of a rank; its last_error is bounded by the agent to fit."""
 BY_EXCEPTION = 1
 """Exit code of a Python process that an exception ended."""
-FALLOUT = re.compile(
-    r"\b(RankFailed|ChannelClosed|Dist(Network|Store|Backend)?Error|BrokenPipeError"
-    r"|ConnectionError|Connection(Reset|Refused|Aborted)Error)\b"
-    r"|[Cc]onnection (was )?(closed|reset|refused)|[Bb]roken pipe"
-)
-"""In the last words of a rank that lost another one: the engine's own, torch's and gloo's."""
 _NAME = re.compile(r"(node-)?\d+\.json")
 
 

@@ -34,6 +34,14 @@ def read(text: str) -> TracebackReader:
         ("".join(f"[rank3]: {line}\n" for line in VALUE.splitlines()), "ValueError: no data"),
         ('  File "t.py", line 3\n    x x\n      ^\nSyntaxError: invalid', "SyntaxError: invalid"),
         (f"{VALUE}{TRACE}torch.distributed.elastic.ChildFailedError:\n", "ValueError: no data"),
+        (
+            f"{VALUE}{TRACE}RuntimeError: Connection closed by peer\n{TRACE}x.ChildFailedError:\n",
+            "ValueError: no data",
+        ),
+        (
+            f"{VALUE}{TRACE}RuntimeError: Connection closed by peer\n",
+            "RuntimeError: Connection closed by peer",
+        ),
         (TRACE + "subprocess.CalledProcessError: x\n", "subprocess.CalledProcessError: x"),
         (TRACE + "NoMoreShards", "NoMoreShards"),
         ("ValueError: printed alone\n", ""),

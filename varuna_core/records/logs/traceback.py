@@ -21,6 +21,8 @@ import re
 from dataclasses import dataclass
 from typing import Optional
 
+from varuna_core.facts.deciding import FALLOUT
+
 MARK = "Traceback (most recent call last)"
 _PREFIX = re.compile(r"\[rank\d+\]: ?")
 """Before each line of a traceback, where torch's hook writes it."""
@@ -57,6 +59,8 @@ class TracebackReader:
     def __init__(self) -> None:
         self.last: Optional[Raised] = None
         """The last exception of the main thread that is no launcher's summary."""
+        self._own: Optional[Raised] = None
+        """The last of these that tells of no other process's end."""
         self._summary: Optional[Raised] = None
         self._is_open = self._has_mark = self._is_linked = self._is_aside = False
         self._before = ""
@@ -68,8 +72,9 @@ class TracebackReader:
         return not self._is_open and not self._is_linked
 
     def get_end(self) -> Optional[Raised]:
-        """The exception that ended the process, if one did."""
-        return self.last or self._summary
+        """The exception that ended the process, if one did; below a launcher, whose processes all
+        write here, the one that does not follow from another's."""
+        return (self._own if self._summary is not None else None) or self.last or self._summary
 
     def feed(self, line: str, place: int) -> Optional[Raised]:
         """Read one line; returns the exception whose line it is."""
@@ -106,6 +111,7 @@ class TracebackReader:
             self._summary = found
         elif not self._is_aside:
             self.last = found
+            self._own = self._own if FALLOUT.search(line) else found
         return found
 
 
