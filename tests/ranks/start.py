@@ -110,9 +110,9 @@ def open_pool(of: str) -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 def fork(of: str, order: Order, output: int, errors: int) -> tuple[int, int]:
     """The process that a pool forks for an order, and where its exit code will be read."""
-    pool, _ = open_pool(of)
     end, reported = os.pipe()
     with _ordering:
+        pool, _ = open_pool(of)  # once, whichever thread is the first
         socket.send_fds(pool, [json.dumps(asdict(order)).encode()], [output, errors, reported])
         answer = pool.recv(16)
     os.close(reported)
