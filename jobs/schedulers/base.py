@@ -31,7 +31,7 @@ from vjob.jobs.schedulers.job import (
 
 FLOOR_S = 25.0
 """Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a
-minute has six at most, and a seventh about nodes."""
+minute has six at most, and two about nodes."""
 SELDOM_S = 60.0
 """Between two questions about nodes, about jobs that squeue does not show any more, and of those
 who have time."""

@@ -29,7 +29,7 @@ _GIVEN = re.compile(r" \[([^\[\]@ ]*)@([^\[\] ]*)\]")
 
 
 def build_show_node_command(nodes: Sequence[str]) -> list[str]:
-    """One request to the controller, whatever the number of nodes."""
+    """Two requests to the controller, whatever the number of nodes."""
     return ["scontrol", "--local", "-o", "show", "node", fold_names(nodes)]
 
 

@@ -188,7 +188,7 @@ class SlurmScheduler(Scheduler):
     def ask_node_states(
         self, nodes: Sequence[str], *, floor_s: float = SELDOM_S
     ) -> list[NodeState]:
-        """One request; none where the controller does not answer."""
+        """None where the controller does not answer."""
         return parse_node_states(_ask(build_show_node_command(nodes), floor_s)) if nodes else []
 
     def find_idle(self, queues: Sequence[str | None]) -> list[IdleNode]:
