@@ -108,11 +108,13 @@ def test_a_first_line_with_a_great_step_is_no_step_but_the_first() -> None:
 
 
 def test_lines_that_are_left_out_are_no_growth() -> None:
-    make = LINES["epochs of epochs"][0]
+    def make(at: int) -> str:
+        return f"ep [{1 + at // 5}/30] [{1 + at % 5}/5] loss={9.5 - at / 9:.3f}"
+
     reader, _ = read(make(at) for at in range(5))
     reader.skip()
     read((make(at) for at in range(38, 50)), reader)
-    assert (reader.last, reader.num_steps, reader.doubt) == (50, None, None)
+    assert (reader.last, reader.num_steps, reader.doubt) == (50, 150, None)
 
 
 # Counters in lines that are made up.

@@ -131,7 +131,7 @@ _DONE = re.compile(
 )
 _TRAIN = re.compile(r"train|learn:|step|iter|epoch|update|batch|fit\b", re.IGNORECASE)
 _EVALUATES = re.compile(
-    r"(?<![a-z])(?:eval|valid|test(?:ing)?\b|inference|predict|sanity)", re.IGNORECASE
+    r"(?<![a-z])(?:eval|valid|val\b|test(?:ing)?\b|inference|predict|sanity)", re.IGNORECASE
 )
 _NOT = re.compile(
     r"download|upload|token(?:is|iz)(?:e|ed|ing)\b|\bloading|\bmap\b|\bfilter|\bshards?\b|\bwarm-?up\b|heartbeat|"
@@ -343,7 +343,9 @@ class _Shape:
             for total, number in self._list_bounded(at)
         ]
         known = [one for one in found if one is not None]
-        self.candidates = sorted(known, key=lambda one: (-one.score, -one.count))
+        self.candidates = sorted(
+            known, key=lambda one: (self.is_epoch(one.at), -one.score, -one.count)
+        )
 
     def find_total(self, at: int) -> Optional[int]:
         """The number behind `/` or `of` that is the same in all lines."""
@@ -485,7 +487,7 @@ class Learner:
         """The readings that a line gives: one, or more where it is the one that proves a counter,
         which is told with those before."""
         self._num_lines += 1
-        if not any(word in text for word in HINTS) or not self._is_known(rank):
+        if not self._is_known(rank):
             return []
         head = text[:LONGEST].encode("utf-8", "replace").translate(None, _TO_BARE)[:HEAD]
         if head not in self._vain and len(self._vain) >= MOST_HEADS:
@@ -605,9 +607,9 @@ class Learner:
             for shape in self._shapes.values()
             for one in shape.candidates
         ]
-        self.is_doubled = self.is_lost = False
+        self.is_doubled = False
+        self.is_lost = not found and (self.is_lost or self._chosen is not None)
         if not found:
-            self.is_lost = self._chosen is not None
             self._chosen = None
             return
         _, _, best, first = max(found, key=lambda one: (*one[:2], one[3].count))
@@ -647,10 +649,10 @@ class Learner:
                 if number.first > 1 and not is_from_zero and not self._is_partial:
                     self.is_baseless = True
                     return []
-                if named is None or (chosen.outer is None and not shape.is_from_zero(place)):
+                epoch = None if named is None else int(named) - (not is_from_zero)
+                if epoch is None or (chosen.outer is None and not shape.is_from_zero(place)):
                     total = None  # maybe of an epoch
                 else:
-                    epoch = int(named) - (not is_from_zero)
                     num_epochs = shape.find_total(place) or self.said_epochs
         elif total is None and self.said:
             self.said = self.said if value <= self.said else 0

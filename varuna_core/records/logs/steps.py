@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Deque, Dict, Mapping, Optional, Pattern, Sequence, Tuple
 
-from varuna_core.records.logs.learner import Counted, Doubt, Learner
+from varuna_core.records.logs.learner import HINTS, Counted, Doubt, Learner
 from varuna_core.records.logs.progress import (
     NO_STEP,
     clean,
@@ -155,7 +155,8 @@ class StepReader:
         if own is not None:
             found = parse_own(own, text)
             return None if found is None else self._take(found, LINE, rank, at, slack_s)
-        self.trains = self.trains or any(word in text for word in _TRAINS)
+        if not self.trains:
+            self.trains = any(word in text for word in _TRAINS)
         found = parse_line(text)
         self.evaluated = found if found is not None and found.evaluations else None
         if found is None or found.is_evaluation:
@@ -184,6 +185,8 @@ class StepReader:
 
     def _learn(self, text: str, at: Optional[float], slack_s: float) -> Optional[Told]:
         """By what the lines so far have in common."""
+        if not any(word in text for word in HINTS):
+            return None
         readings: Sequence[Counted] = ()
         rank, plain = split_tag(clean(text))
         self._learner.note_total(plain)
@@ -210,7 +213,7 @@ class StepReader:
             found = replace(found, losses={}, time_ms=None)
         elif found.loss is None and one.loss is not None:
             found = replace(found, losses={"loss": one.loss})
-        if one.epoch is not None:  # not that of a line above
+        if one.epoch is not None and one.is_first:  # not that of a line above
             self._epoch = self._num_epochs = None
         is_other = one.is_first and strength == self.strength
         if is_other:
@@ -236,6 +239,9 @@ class StepReader:
             self._last = None
         elif not self._is_followed(rank, found.step):
             return None
+        if self._is_lost and self._is_of_epoch(found) and found.num_steps:
+            self._restart()  # the number of steps of an epoch is known by now
+            is_surer = True
         told = self._place(found, at, slack_s)
         if self._is_lost:
             return self._tell_epoch(found, at)
@@ -378,9 +384,15 @@ class StepReader:
             return True
         if found.step > last or (found.step == last and not is_later):
             return False
-        if is_later or (total and last >= total and total == found.num_steps):
+        is_over = total and last + (0 if found.is_bar else self._by) >= total
+        if is_over and found.step > max(1, self._by) and last < (total or 0):
+            is_over = False  # it does not begin from the beginning
+        if is_later or (is_over and total == found.num_steps):
             num = epoch - before if epoch is not None and before is not None else 1
             self._base += self._find_length(found.step, last, total) * max(1, num)
+            return False
+        if self.strength == LEARNED and not self._is_partial:
+            self._is_lost = True  # another start, or another epoch
             return False
         self._base = 0
         return True
