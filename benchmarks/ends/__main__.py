@@ -155,6 +155,9 @@ def render_page(rows: Sequence[Row], misses: Mapping[str, Sequence[str]]) -> str
         "vjob's own writers or really run; `vjob status --json` and `vjob report --json` are",
         "asked, and cause, actor, rank, node and kinds of remedies compared with what happened.",
         "",
+        "Not told apart: an exception that ended a program, and one that it caught and printed",
+        "less than 5 s before `sys.exit(1)`.",
+        "",
         "| jobs | ends | right |",
         "|---|---|---|",
     ]
