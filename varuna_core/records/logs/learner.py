@@ -87,7 +87,7 @@ _Kept = Tuple[str, Optional[float], float]
 """A line, and when it was written."""
 _STATE = (
     "said", "said_epochs", "is_doubled", "is_baseless", "is_lost", "_ranks", "_num_lines",
-    "_num_vain", "_chosen",
+    "_num_vain", "_chosen", "_begin",
 )  # fmt: skip
 _N, _T, _B = "\x01", "\x02", "\x03"
 """A number, a time and a bar in a shape."""
@@ -480,6 +480,8 @@ class Learner:
         """Lines that taught nothing, by their heads."""
         self._num_lines = self._num_vain = 0
         self._chosen: Optional[_Key] = None
+        self._begin: Optional[str] = None
+        """The text up to the number of the counter that was chosen last."""
 
     def read(
         self, rank: Optional[int], text: str, at: Optional[float], slack_s: float
@@ -507,11 +509,12 @@ class Learner:
         if shape is None:
             return self._read_chosen(shape_text, words, (text, at, slack_s))
         is_bent = shape.add(words, self._num_lines)
-        before = self._chosen
+        before, begin = self._chosen, self._begin
         if shape.count >= LEAST_READINGS and (is_bent or shape.count < 32 or not shape.count % 8):
             shape.judge()
             self._choose()
-        if self._chosen is None or self._chosen == before:
+        is_same = self._chosen == before or (before is not None and self._begin == begin)
+        if self._chosen is None or is_same:
             if self._chosen != (rank, shape_text) and len(shape.kept) < MOST_KEPT:
                 shape.kept.append((text, at, slack_s))
             return self._read_chosen(shape_text, words, (text, at, slack_s))
@@ -607,7 +610,7 @@ class Learner:
             for shape in self._shapes.values()
             for one in shape.candidates
         ]
-        self.is_doubled = False
+        self.is_doubled, was_lost = False, self.is_lost
         self.is_lost = not found and (self.is_lost or self._chosen is not None)
         if not found:
             self._chosen = None
@@ -622,7 +625,12 @@ class Learner:
                 self.is_doubled = True
             elif shape is ours and other is shape.candidates[0]:
                 chosen = ours  # the same as before, however much another one has of it
-        self._chosen = chosen.rank, chosen.text
+        one = chosen.candidates[0]
+        begin, is_whole = chosen.begin(one.at), one.outer is not None and one.total is not None
+        if was_lost and begin == self._begin and not is_whole:
+            self.is_lost, self._chosen = True, None  # it may have begun anew any number of times
+            return
+        self._chosen, self._begin = (chosen.rank, chosen.text), begin
 
     def _read_chosen(self, shape_text: str, words: List[str], line: _Kept) -> List[Counted]:
         """The reading of a line that begins as those of the counter do, up to its number."""
