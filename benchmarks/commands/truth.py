@@ -116,7 +116,7 @@ keys = ("health", "reason", "exit_code")
 print(json.dumps({"state": job.state, "is_done": job.done(), **{key: found[key] for key in keys}}))
 """
 READY_S, AGREE_S = 180.0, 150.0
-LIVE = "STARTING HEALTHY SLOW STALLED CHECKPOINTING MORPHING REQUEUED"
+LIVE = "STARTING RUNNING HEALTHY SLOW STALLED CHECKPOINTING MORPHING REQUEUED"
 
 
 @dataclass(frozen=True, kw_only=True)

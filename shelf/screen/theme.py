@@ -42,6 +42,7 @@ HEALTH = {
     Health.DONE: "#6fce8b",
     Health.PENDING: "#8cc8ff",
     Health.STARTING: "#8cc8ff",
+    Health.RUNNING: "#8cc8ff",
     Health.CHECKPOINTING: "#8cc8ff",
     Health.MORPHING: "#8cc8ff",
     Health.REQUEUED: "#f2c262",

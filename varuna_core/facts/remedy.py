@@ -99,6 +99,8 @@ class Target(str, Enum):
     PROGRAM = "program"
     """Arguments of the program."""
     LAUNCH = "launch"
+    PROGRESS = "progress"
+    """The pattern of lines about steps."""
     PYTHON = "python"
     WORKDIR = "workdir"
     ENVIRONMENT = "environment"
@@ -247,6 +249,7 @@ SPELLINGS: Mapping[Target, Mapping[Context, str]] = {
     Target.INTERFACE_VARIABLES: {Context.SBATCH: "NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"},
     Target.PROGRAM: _conf("program.args", "the arguments of the script"),
     Target.LAUNCH: _conf("program.launch"),
+    Target.PROGRESS: _conf("progress"),
     Target.PYTHON: _conf("program.python", "the Python interpreter of the script"),
     Target.WORKDIR: _conf("workdir", "--chdir"),
     Target.ENVIRONMENT: _conf("env", "the environment variable"),

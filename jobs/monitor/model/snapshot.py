@@ -455,6 +455,8 @@ class Health(Enum):
 
     PENDING = "PENDING"
     STARTING = "STARTING"
+    RUNNING = "RUNNING"
+    """Its ranks run, and no step of theirs is known."""
     HEALTHY = "HEALTHY"
     SLOW = "SLOW"
     STALLED = "STALLED"

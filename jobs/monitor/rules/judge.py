@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     stalled.stalled,
     stalled.stands,
     failing.no_gpu_process,
+    stalled.running,
     stalled.starting,
     speed.straggler,
     speed.throttled,
@@ -63,7 +64,7 @@ RULES: tuple[Rule, ...] = (
 """In order; the last one always speaks."""
 ALSO = (Health.FAILING, Health.STALLED, Health.SLOW)
 """Of the rules after the first that spoke, those that say so are remarks."""
-RUNS = (*ALSO, Health.HEALTHY, Health.CHECKPOINTING, Health.STARTING)
+RUNS = (*ALSO, Health.HEALTHY, Health.CHECKPOINTING, Health.STARTING, Health.RUNNING)
 """Only where it runs; what is over is over."""
 LOOKS = 3
 """SLOW is said when so many looks in a row found it, or all where there were fewer."""

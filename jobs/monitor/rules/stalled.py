@@ -40,6 +40,7 @@ from vjob.jobs.monitor.rules.pace import (
     phase_limit_s,
 )
 
+TELL_STEPS = Remedy(Action.SET, Target.PROGRESS, detail="to a pattern of its lines about steps")
 RESUBMIT_WITHOUT = Remedy(Action.EXCLUDE, Target.NODE, detail="and submit again")
 SILENT_S = 150.0
 """A node's beats come every few seconds, and NFS may hold them back for a minute."""
@@ -247,6 +248,12 @@ WARM_UP_MOST_S = 3600.0
 """Of warm-up, where the ranks go on writing to their logs."""
 QUIET_S = 300.0
 """A log that was not written to for so long is quiet."""
+IMPORTS_S = 60.0
+"""Busy processors may import for so long."""
+START_S = 300.0
+"""Ranks that print nothing, and compute nothing, may import and connect for so long."""
+HINT_S = 60.0
+"""Without a known step, from when on the conf's key for that is named."""
 SURE_START_S = 60.0
 """A rank may be stopped so long before the first step."""
 
@@ -427,45 +434,109 @@ def _is_through(rank: Rank, progress: Progress) -> bool:
 
 
 def starting(snapshot: Snapshot) -> Verdict | None:
-    """No step yet: the nodes boot, prepare the container, meet, or the ranks warm up."""
+    """The nodes boot, prepare the container, meet, or the ranks import and connect: nothing of
+    them is known to run yet."""
     if rows_in(snapshot, ("CONFIGURING",)) and snapshot.attempt is None:
         return conclude(Health.STARTING, "starting", {"state": "configuring"})
-    if not is_live(snapshot) and not rows_in(snapshot, ("RUNNING",)):
-        return None
-    if find_step_at(snapshot) is not None or snapshot.progress is not None:
+    if not _is_before_steps(snapshot):
         return None
     phase, values, limit, begun = _start_phase(snapshot)
     age = snapshot.now - begun if begun is not None else None
     values["age_s"] = age if age is not None else NotKnown("nothing tells when it began")
-    if is_plain_job(snapshot):  # it may be no training at all
-        return conclude(Health.HEALTHY, "starting", {**values, "state": "no known step"})
     if age is not None and age > limit:
-        if phase == "warm-up":
-            late = _late_warm_up(snapshot, age, values)
-            if late is not None:
-                return late
-        else:
-            return _late_start(snapshot, {**values, "limit_s": limit})
-    values["prints_much"] = _prints_much(snapshot, phase)
+        return _late_start(snapshot, {**values, "limit_s": limit})
     return conclude(
         Health.STARTING, "starting", values, phase=phase, details=_list_start_details(snapshot)
+    )
+
+
+def _is_before_steps(snapshot: Snapshot) -> bool:
+    if not is_live(snapshot) and not rows_in(snapshot, ("RUNNING",)):
+        return False
+    return find_step_at(snapshot) is None and snapshot.progress is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """Signs of ranks of which no step is known."""
+
+    num_bytes: int
+    """Of their output."""
+    quiet_s: float | None
+    """Since the last of it; None where there is none."""
+    is_busy: bool
+    """GPUs or processors of the ranks work."""
+    age_s: float | None
+    """Since the ranks were started."""
+
+    @property
+    def are_running(self) -> bool:
+        """True once they do more than import and connect."""
+        if self.num_bytes or self.age_s is None:
+            return True
+        return self.age_s > (IMPORTS_S if self.is_busy else START_S)
+
+
+def find_signs(snapshot: Snapshot) -> Signs:
+    begun = find_started(snapshot)
+    written = [node.log_at for node in snapshot.nodes if node.log_at is not None]
+    num_bytes = sum(node.sizes.get(k, 0) for node in snapshot.nodes for k in ("out", "err"))
+    return Signs(
+        num_bytes=num_bytes,
+        quiet_s=max(snapshot.now - max(written), 0.0) if written else None,
+        is_busy=_is_working(snapshot),
+        age_s=None if begun is None else snapshot.now - begun,
+    )
+
+
+def running(snapshot: Snapshot) -> Verdict | None:
+    """The ranks run, and no step of theirs is known; STALLED once they show no other life."""
+    if not _is_before_steps(snapshot) or _start_phase(snapshot)[0] != "warm-up":
+        return None
+    signs, is_told = find_signs(snapshot), bool(snapshot.info)
+    age, is_plain = signs.age_s or 0.0, is_plain_job(snapshot)
+    if age > WARM_UP_S and not is_plain:
+        is_late = signs.quiet_s is None or signs.quiet_s > QUIET_S
+        is_late = is_late or (is_told and age > WARM_UP_MOST_S)
+        if is_late and not signs.is_busy:
+            quiet_s = signs.quiet_s if signs.quiet_s is not None else age
+            values = {"state": "late warm-up", "age_s": age, "quiet_s": quiet_s}
+            return _late_start(snapshot, values)
+    elif not is_plain and (is_told or not signs.are_running):  # a built-in one prints its steps
+        return None
+    steps = NotKnown("no line that it printed is known as a step")
+    if not signs.num_bytes:
+        steps = NotKnown("it printed nothing")
+    hint = () if is_told or (age < HINT_S and signs.num_bytes < MUCH_OUTPUT) else (TELL_STEPS,)
+    return conclude(
+        Health.RUNNING,
+        "running",
+        {
+            "age_s": NotKnown("nothing tells when it began") if signs.age_s is None else age,
+            "steps": steps,
+            "num_bytes": signs.num_bytes,
+            "quiet_s": NotKnown("no output") if signs.quiet_s is None else signs.quiet_s,
+            "is_busy": signs.is_busy,
+        },
+        details=_list_start_details(snapshot),
+        remedies=hint,
     )
 
 
 def _start_phase(snapshot: Snapshot) -> tuple[str, dict[str, Any], float, float | None]:
     """Its name, what happens in it, its limit, and when it began."""
     begun = find_started(snapshot)
-    warm_up: dict[str, Any] = {"state": "warm-up"}
-    if snapshot.went_at is not None:
-        return "warm-up", warm_up, WARM_UP_S, begun
+    warm_up = "warm-up", {"state": "warm-up"}, WARM_UP_S, begun
+    if snapshot.went_at is not None or is_plain_job(snapshot):  # that may be no training at all
+        return warm_up
     phases = {node.name: node.phase for node in snapshot.nodes}
     preparing = [name for name, phase in phases.items() if phase == "container"]
     if preparing:
         return "container", {"state": "container", "nodes": preparing}, CONTAINER_S, begun
     if any(phase in ("running", "done") for phase in phases.values()) or snapshot.ranks:
-        return "warm-up", warm_up, WARM_UP_S, begun
+        return warm_up
     if not any(phases.values()) and any(node.log_at is not None for node in snapshot.nodes):
-        return "warm-up", {"state": "no step printed"}, WARM_UP_S, begun
+        return warm_up
     missing = (snapshot.num_nodes or 0) - sum(1 for phase in phases.values() if phase)
     values = {"state": "rendezvous", "missing": max(missing, 0), "num_nodes": snapshot.num_nodes}
     return "rendezvous", values, RENDEZVOUS_S, begun
@@ -484,36 +555,6 @@ def _late_start(snapshot: Snapshot, values: dict[str, Any]) -> Verdict:
         node=suspect.node if suspect is not None else "",
         rank=suspect.rank if suspect is not None else None,
     )
-
-
-def _late_warm_up(snapshot: Snapshot, age: float, values: dict[str, Any]) -> Verdict | None:
-    """A job that prints no step that we know is well as long as it shows life otherwise."""
-    log_at = max((node.log_at for node in snapshot.nodes if node.log_at is not None), default=None)
-    quiet = snapshot.now - log_at if log_at is not None else age
-    works = _is_working(snapshot)
-    steps_are_told = snapshot.num_gpus is not None and bool(snapshot.info)
-    if quiet <= QUIET_S or works:
-        if steps_are_told and age > WARM_UP_MOST_S and not works:
-            return _late_start(snapshot, {**values, "state": "late warm-up"})
-        return conclude(
-            Health.HEALTHY,
-            "starting",
-            {
-                **values,
-                "state": "no known step",
-                "quiet_s": quiet,
-                "prints_much": _prints_much(snapshot, "warm-up"),
-            },
-            details=_list_start_details(snapshot),
-        )
-    return _late_start(snapshot, {**values, "state": "late warm-up", "quiet_s": quiet})
-
-
-def _prints_much(snapshot: Snapshot, phase: str) -> bool:
-    """True where the program prints much and no line is a step; built-in programs print their
-    settings, and their steps are known."""
-    num_bytes = sum(node.sizes.get("out", 0) for node in snapshot.nodes)
-    return phase == "warm-up" and not snapshot.info and num_bytes >= MUCH_OUTPUT
 
 
 def _is_working(snapshot: Snapshot) -> bool:

@@ -370,9 +370,6 @@ def _starting(values: Values) -> str:
     state, since = values["state"], _time(values, "age_s", " for {}")
     if state == "configuring":
         return "the scheduler makes its nodes ready"
-    if state == "no known step":
-        quiet = _time(values, "quiet_s", "; the last output is {} old")
-        return f"it runs{since} and prints no step that vjob knows{quiet}{_hint(values)}"
     if state == "late warm-up":
         quiet = _time(values, "quiet_s", ", the logs are quiet {}")
         return f"running{since}; no step seen{quiet}{_suspect(values, ': ')}"
@@ -380,7 +377,13 @@ def _starting(values: Values) -> str:
     if values.get("is_late"):
         limit = format_duration(values["limit_s"])
         return f"{what}, the limit is {limit}{_suspect(values, ': ')}"
-    return f"{what}{_hint(values)}"
+    return what
+
+
+def _running(values: Values) -> str:
+    steps: NotKnown = values["steps"]
+    quiet = _time(values, "quiet_s", "; the last output is {} old")
+    return f"running{_time(values, 'age_s', ' for {}')}; steps not known: {steps.reason}{quiet}"
 
 
 def _start_phase(values: Values) -> str:
@@ -389,23 +392,11 @@ def _start_phase(values: Values) -> str:
         nodes = values["nodes"]
         verb = _plural(len(nodes), "prepares", "prepare")
         return f"{format_names(nodes)} {verb} the container"
-    if state == "no step printed":
-        return "no step was printed yet"
     if state == "rendezvous":
         missing, total = values["missing"], values["num_nodes"]
         verb = _plural(missing, "has", "have")
         return f"{missing} of {total} nodes {verb} not reported" if missing else "the nodes meet"
-    return "the ranks run and no step was seen"
-
-
-def _hint(values: Values) -> str:
-    """Where the program prints much, and no line of it is known as a step."""
-    if not values.get("prints_much"):
-        return ""
-    return (
-        "; none of the lines that it printed is known as a step: if some are, set `progress` "
-        "(docs/steps.md)"
-    )
+    return "the ranks import and connect"
 
 
 def _gpus_spin(values: Values) -> str:
@@ -664,6 +655,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "stalled": _stalled,
     "no gpu process": _no_gpu_process,
     "starting": _starting,
+    "running": _running,
     "straggler": _straggler,
     "throttled": _throttled,
     "slower": _slower,

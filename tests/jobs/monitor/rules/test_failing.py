@@ -104,7 +104,7 @@ def test_an_error_after_which_steps_were_done_is_a_remark() -> None:
 def test_an_error_in_a_start_that_goes_no_further_fails() -> None:
     line = make_line("ModuleNotFoundError: No module named 'x'", node="n000", rank=0, num_same=16)
     snapshot = healthy(progress=None, ranks=(), errors=(line,), went_at=NOW - 300)
-    assert judge(snapshot).health is Health.STARTING
+    assert judge(snapshot).health is Health.RUNNING
     verdict = judge(silent(snapshot, 130))
     assert (verdict.health, verdict.rule) == (Health.FAILING, "error line")
     assert "16 times" in verdict.reason

@@ -47,7 +47,7 @@ def test_missing_nodes_are_counted() -> None:
 def test_a_warm_up_without_an_end_is_stalled() -> None:
     snapshot = change_gpus(silent(healthy(progress=None), 0), None, utilization=0.0)
     snapshot = replace(snapshot, went_at=NOW - 1500, ranks=())
-    assert judge(snapshot).health is Health.HEALTHY  # its logs go on
+    assert judge(snapshot).health is Health.RUNNING  # its logs go on
     quiet = replace(
         snapshot, nodes=tuple(replace(node, log_at=NOW - 1400) for node in snapshot.nodes)
     )
@@ -74,12 +74,39 @@ def test_a_hang_in_the_first_steps_says_when_it_will_be_called_stalled() -> None
     assert late.advice == "vjob stacks 4711"
 
 
-def test_output_without_a_known_step_is_said_at_the_start() -> None:
-    start = change_node(starting(went_at=NOW - 60), "n000", phase="running")
-    assert "progress" not in judge(change_node(start, "n000", sizes={"out": 20})).reason
-    talks = change_node(start, "n000", sizes={"out": 5000})
-    assert "is known as a step: if some are, set `progress`" in judge(talks).reason
-    assert "progress" not in judge(replace(talks, info={"WORLD_SIZE": "4"})).reason
+@pytest.mark.parametrize(
+    ("age_s", "num_bytes", "cpu", "said"),
+    [
+        (20, 0, 0.0, "STARTING"),
+        (20, 0, 99.0, "STARTING"),  # imports
+        (90, 0, 0.0, "STARTING"),  # ranks connect
+        (20, 40, 0.0, "RUNNING: no line that it printed is known as a step"),
+        (20, 4000, 0.0, "RUNNING: no line that it printed is known as a step; set progress"),
+        (90, 40, 0.0, "RUNNING: no line that it printed is known as a step; set progress"),
+        (90, 0, 99.0, "RUNNING: it printed nothing; set progress"),
+        (400, 0, 0.0, "RUNNING: it printed nothing; set progress"),
+        (1300, 0, 99.0, "RUNNING: it printed nothing; set progress"),
+        (1300, 0, 0.0, "STALLED"),
+        (90, 40, 99.0, "STARTING"),  # a built-in program: its steps would be known
+    ],
+)
+def test_ranks_that_run_without_a_known_step_are_not_starting(
+    age_s: float, num_bytes: int, cpu: float, said: str
+) -> None:
+    """STARTING for hours, of a program that printed a line an epoch, or nothing."""
+    begun = starting(went_at=NOW - age_s, ranks=healthy().ranks[:4])
+    begun = replace(begun, ranks=tuple(replace(one, step_at=None, cpu_percent=cpu)
+                                       for one in begun.ranks))  # fmt: skip
+    node = {"phase": "running", "sizes": {"out": num_bytes}, "log_at": NOW if num_bytes else None}
+    for name in [one.name for one in begun.nodes]:
+        begun = change_node(begun, name, **node)
+    is_told = said == "STARTING" and num_bytes > 0
+    verdict = judge(replace(begun, info={"WORLD_SIZE": "4"} if is_told else {}))
+    health, _, rest = said.partition(": ")
+    reason, _, advice = rest.partition("; ")
+    assert verdict.health.value == health
+    assert reason in verdict.reason and verdict.advice.startswith(advice)
+    assert bool(advice) == ("progress" in verdict.advice)
 
 
 def test_silence_longer_than_the_jobs_own_steps_allow_is_a_stall() -> None:
