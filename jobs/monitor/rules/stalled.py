@@ -504,9 +504,10 @@ def running(snapshot: Snapshot) -> Verdict | None:
             return _late_start(snapshot, values)
     elif not is_plain and (is_told or not signs.are_running):  # a built-in one prints its steps
         return None
-    steps = NotKnown("no line that it printed is known as a step")
-    if not signs.num_bytes:
-        steps = NotKnown("it printed nothing")
+    reason = (
+        "no line that it printed is known as a step" if signs.num_bytes else "it printed nothing"
+    )
+    steps = NotKnown(snapshot.doubt.value if snapshot.doubt is not None else reason)
     hint = () if is_told or (age < HINT_S and signs.num_bytes < MUCH_OUTPUT) else (TELL_STEPS,)
     return conclude(
         Health.RUNNING,

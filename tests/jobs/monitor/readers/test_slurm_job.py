@@ -80,14 +80,15 @@ def test_a_loop_has_step_mean_pace_and_time_left(slurm: FakeSlurm, tmp_path: Pat
     assert [node.name for node in snapshot.nodes] == ["b1"] and slurm.asked == ["scontrol"] * 2
 
 
-def test_a_job_that_is_no_training_is_well_as_long_as_it_runs(
+def test_a_job_that_is_no_training_is_running_and_its_steps_are_not_known(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
     (tmp_path / "job-12.out").write_text("hello\n")
     os.utime(tmp_path / "job-12.out", (1, 1))
     snapshot, verdict = JudgedReader(open_reader("12", tmp_path)).read()
-    assert (verdict.health, snapshot.progress) == (Health.HEALTHY, None)
-    assert "prints no step" in verdict.reason
+    assert (verdict.health, snapshot.progress) == (Health.RUNNING, None)
+    assert "steps not known" in verdict.reason
+    assert "cluster." not in verdict.advice and "progress" not in verdict.advice
 
 
 def test_a_job_that_never_starts_says_which_option_of_sbatch_to_change(
