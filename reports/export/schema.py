@@ -154,7 +154,7 @@ TABLES = {
         ),
     ),
     "ranks": Table(
-        "A row a rank and attempt that left a trace or an exit.",
+        "A row a rank and attempt that left a trace, counted steps or an exit.",
         (
             _ATTEMPT,
             _RANK,
@@ -164,6 +164,9 @@ TABLES = {
             Column("device", "text", "what it computes on"),
             Column("num_events", "int", "events in its trace"),
             Column("clock_doubt_s", "float", "most that its clock may be off rank 0's", "s"),
+            Column("steps", "int", "optimizer steps that were counted"),
+            Column("steps_s", "float", "what they took, pauses left out", "s"),
+            Column("pauses_s", "float", "pauses between them, as a checkpoint or evaluation", "s"),
             Column("started", "time", "its process started"),
             Column("ended", "time", "its process ended; missing while it runs"),
             Column("exit_code", "int", "code it ended with; missing for a signal"),

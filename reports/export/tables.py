@@ -209,6 +209,10 @@ def _make_ranks(job: Job, analysis: Analysis) -> pd.DataFrame:
             "num_events": row["num_events"] + found["num_events"],
             "clock_doubt_s": None if doubt is None or doubt != doubt else doubt / 1e9,
         }
+    for attempt, counts in job.counts.items():
+        for rank, one in counts.items():
+            row = rows.setdefault((attempt, rank), {})
+            row |= {"steps": one.count, "steps_s": one.steps_s, "pauses_s": one.pauses_s}
     for found in job.exits.to_dict("records"):
         if type(found["rank"]) is not int:
             continue

@@ -45,6 +45,8 @@ class AttemptSources:
     gpus: tuple[tuple[str, Path], ...]
     """(node, samples): JSON lines where there are any, else text."""
     exits: tuple[Path, ...]
+    counts: tuple[tuple[int, Path], ...] = ()
+    """(rank, its counted optimizer steps)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +127,7 @@ def _find_attempt(label: str, folder: Path) -> AttemptSources:
         profiles=tuple(find_profiles(folder)),
         gpus=tuple(samples.items()),
         exits=tuple(path for _, path in _list(folder / "exit", (".json",))),
+        counts=tuple(sorted(AttemptFolder(folder, 0).list_steps().items())),
     )
 
 

@@ -19,8 +19,9 @@ import yaml
 from varuna_core.facts.partition import Partition
 from varuna_core.facts.remedy import Context, context_of
 from varuna_core.records.exits import read_reason
-from varuna_core.records.files import read_json, read_text
+from varuna_core.records.files import read_bytes, read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
+from varuna_core.records.logs.step_counts import StepCounts, parse_counts
 from varuna_core.records.plan import Prediction, parse_prediction
 from varuna_core.records.record import ENDED, REFUSED, format_commit, read_record
 from varuna_core.records.record import read_events as read_history
@@ -173,6 +174,8 @@ class Job:
     history: list[dict[str, Any]]
     """events*.jsonl in time order."""
     exits: pd.DataFrame
+    counts: dict[str, dict[int, StepCounts]]
+    """Counted optimizer steps of each attempt's ranks; none of programs that are ours."""
     outcomes: dict[str, str]
     """How each attempt ended, in words; an attempt without an outcome is not here."""
     plan: PlanFacts
@@ -264,6 +267,7 @@ def load_job(
         gpus=pd.DataFrame(gpus),
         history=read_history(sources.run) if sources.run is not None else [],
         exits=_read_exits(sources),
+        counts=read_counts(sources),
         outcomes=_read_outcomes(sources),
         plan=plan,
         training=_read_training(sources),
@@ -401,6 +405,18 @@ def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
     last = list({attempt: (attempt, step) for attempt, step in detailed}.values())[-most:]
     apart = -(-len(detailed) // max(1, most - len(last)))
     return {*last, *detailed[::apart]} if most > len(last) else set(last)
+
+
+def read_counts(sources: Sources) -> dict[str, dict[int, StepCounts]]:
+    """By attempt and rank; an attempt without a counted step is not here."""
+    found: dict[str, dict[int, StepCounts]] = {}
+    for attempt in sources.attempts:
+        for rank, path in attempt.counts:
+            with contextlib.suppress(OSError):
+                counts = parse_counts(read_bytes(path))
+                if counts is not None and counts.count:
+                    found.setdefault(attempt.label, {})[rank] = counts
+    return found
 
 
 def _read_exits(sources: Sources) -> pd.DataFrame:

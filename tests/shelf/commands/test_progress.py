@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,34 @@ def test_nothing_is_said_of_steps_that_are_not_known(vjob: Vjob) -> None:
     assert "useful" not in text and "profile.timeline" not in text
     assert "2 ranks ended, all of them well; no line of its logs was understood as a step" in text
     assert "change: progress" in text and "not known" in text
+
+
+def test_a_program_that_prints_nothing_has_its_optimizer_steps_counted(vjob: Vjob) -> None:
+    """Two ranks without a collective, of which one does fewer steps."""
+    pytest.importorskip("torch")
+    vjob.write(
+        "import os, time, torch\n"
+        "model = torch.nn.Linear(2, 2)\n"
+        "own = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "for _ in range(30 if os.environ['RANK'] == '0' else 12):\n"
+        "    time.sleep(0.02)  # the work of a step\n"
+        "    own.step()\n",
+        "train.py",
+    )
+    text = CONF.format(more="").replace("python: python3", f"python: {sys.executable}")
+    run = vjob.submit(text)
+    assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+    status = vjob.status("last")
+    told = status["progress"]
+    assert (told["step"], told["done"], told["num_steps"]) == (30, 30, None)
+    assert (told["source"], told["is_counted"]) == ("optimizer", True)
+    assert [rank["step"] for rank in status["ranks"]] == [30, 12]
+    assert "30 optimizer steps" in vjob("status", "last", "--once").stdout
+    vjob("report", "last", "--export", "csv", "-o", "tables")
+    rows = (vjob.folder / "tables/ranks.csv").read_text().splitlines()
+    at = rows[0].split(",").index("steps")
+    assert [row.split(",")[at] for row in rows[1:]] == ["30", "12"]
 
 
 @pytest.mark.parametrize(
