@@ -24,7 +24,7 @@ from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer
 from varuna_core.records.formatting import format_duration, format_seconds, format_share
 from varuna_core.records.training import Training
 from vjob.reports.analysis.accounting import Accounting
-from vjob.reports.analysis.readings import LOG, bound_share
+from vjob.reports.analysis.readings import COUNTER, LOG, bound_share
 from vjob.reports.analysis.step_times import Goodput, drop_first
 from vjob.reports.load.tables import Job
 
@@ -134,6 +134,10 @@ LEAST_STEPS = 3
 
 def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
     """Seconds of the median step; a single line is no pace."""
+    counted = [one.readings.step_s for one in goodput.attempts if one.readings is not None]
+    known = [step_s for step_s in counted if step_s is not None]
+    if known:
+        return Value(float(pd.Series(known).median()), goodput.proof)
     later, (proof,) = drop_first(times), goodput.proof
     num_steps = int(times["covers"].sum())
     evidence = (replace(proof, seen=num_steps),)
@@ -219,6 +223,9 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         yield Fact("steps", f"{found.last_step.value:,}{of}{each}")
         if isinstance(found.step_s, NotKnown):
             yield Fact("pace", f"not known: {found.step_s.reason}", is_known=False)
+    elif isinstance(found.step_s, Value) and found.step_s.evidence[0].source == COUNTER:
+        num_steps = found.step_s.evidence[0].seen  # no line has their numbers
+        yield Fact("steps", f"{num_steps:,} counted, {format_seconds(found.step_s.value)} each")
     if left_s := value_of(found.left_s):
         yield Fact("left", format_duration(left_s))
     if tokens := value_of(found.tokens_per_s):

@@ -133,6 +133,7 @@ def analyse(job: Job) -> Analysis:
         LOG if job.traces.is_sample or job.traces.steps.empty else TRACE,
         to_spans(job.logs["spans"]),
         value_of(find_num_steps(job)),
+        job.counts,
     )
     bubbles = measure_bubbles(job.traces.steps)
     accounting = _account(job, goodput, list(looked_at.values()), failed)

@@ -10,7 +10,7 @@ last. One that prints once, at its end, may have done steps all the time, or non
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -19,6 +19,8 @@ import pandas as pd
 
 from varuna_core.facts.known import Bounded, Evidence, NotKnown, Value, Within
 from varuna_core.records.formatting import format_share
+from varuna_core.records.logs.judge import Source
+from varuna_core.records.logs.step_counts import StepCounts
 from varuna_core.records.logs.steps import SLOW
 from vjob.reports.load.training_log import PHASES
 
@@ -60,6 +62,8 @@ class Readings:
     seen: int = 0
     """Steps that are accounted for, of those that were done."""
     expected: int = 0
+    step_s: float | None = None
+    """The median step, where all steps were counted."""
     covers: bool = False
     """True where nearly all of the time from the first line to the last is accounted for."""
     reason: str = ""
@@ -70,8 +74,34 @@ class Readings:
         return self.before_s + self.gap_s + self.after_s
 
 
-TRACE, LOG = "trace", "log"
+TRACE, LOG, COUNTER = "trace", "log", Source.COUNTER.value
 """Sources of steps."""
+
+
+def read_counter(counts: Iterable[StepCounts], spans: Mapping[str, float]) -> Readings | None:
+    """The readings of an attempt whose ranks counted their optimizer steps: those of the rank that
+    did the most. None where a count is not of all of its steps, or tells no time of a step.
+    `spans` as of to_spans."""
+    found = max(counts, key=lambda one: one.count, default=None)
+    if found is None or found.is_captured or found.starts > 1:
+        return None
+    usual_s, steps_s, pauses_s = found.median_s, found.steps_s, found.pauses_s
+    if usual_s is None or steps_s is None or pauses_s is None:
+        return None
+    phases = {name: spans.get(name, 0.0) for name in PHASES}
+    fits = min(1.0, pauses_s / max(sum(phases.values()), 1e-9))
+    return Readings(
+        steps_s=steps_s,
+        first_at=found.first_at - usual_s,
+        last_at=found.last_at,
+        checkpoint_s=fits * phases["checkpoint_s"],
+        evaluate_s=fits * phases["evaluate_s"],
+        between_s=usual_s,
+        seen=found.count,
+        expected=found.count,
+        step_s=usual_s,
+        covers=True,
+    )
 
 
 def measure_readings(

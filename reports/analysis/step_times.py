@@ -11,13 +11,16 @@ import numpy as np
 import pandas as pd
 
 from varuna_core.facts.known import Bounded, Evidence, NotKnown, Sure
+from varuna_core.records.logs.step_counts import StepCounts
 from vjob.reports.analysis.readings import (
+    COUNTER,
     LOG,
     TRACE,
     Readings,
     bound_share,
     limit,
     measure_readings,
+    read_counter,
 )
 
 FAR = 6.0
@@ -282,12 +285,14 @@ def measure_goodput(
     source: str = LOG,
     spans: Mapping[str, Mapping[str, float]] | None = None,
     total: int | None = None,
+    counts: Mapping[str, Mapping[int, StepCounts]] | None = None,
 ) -> Goodput:
     """`times` as of build_step_times, its `begin_s` counted from `zero_s`; `labels` in order.
 
     `iterations` are the lines about steps: some of them, the last ones above all, have no time.
     `source` is TRACE where `times` begin with those of traces. `spans` as of to_spans; `total` is
-    the number of steps of the training.
+    the number of steps of the training. `counts` are counted optimizer steps by attempt and rank,
+    which go before the times of lines.
     """
     seen = [table[["attempt", "step"]] for table in (times, iterations) if len(table)]
     every = pd.concat(seen) if seen else times
@@ -308,14 +313,21 @@ def measure_goodput(
             ends.append(zero_s + float((own["begin_s"] + own["took_s"]).max()))
         begins += _find_start(history, label, labels)
         is_traced = source == TRACE and len(began) > 0
-        found = measure_readings(
+        own_spans = {} if is_traced else (spans or {}).get(label, {})
+        counted = None
+        if not is_traced:
+            counted = read_counter((counts or {}).get(label, {}).values(), own_spans)
+        found = counted or measure_readings(
             own,
             [int(step) for step in own_steps],
-            {} if is_traced else (spans or {}).get(label, {}),
+            own_spans,
             total,
             is_traced=is_traced,
         )
         again_s = float(own["again_s"].sum())
+        if counted is not None and label != labels[-1]:
+            counted = found = _find_repeated(counted, label, every, labels)
+            again_s = counted.repeated_s
         if found is not None:
             if is_traced:
                 found = replace(
@@ -343,6 +355,8 @@ def measure_goodput(
                 may_s=found.may_s if found is not None else 0.0,
             )
         )
+    if any(one.readings is not None and one.readings.step_s for one in attempts):
+        source = COUNTER
     if source != TRACE:  # an attempt without a line ended before its first one
         longest_s = max((one.readings.between_s for one in attempts if one.readings), default=inf)
         attempts = [
@@ -361,6 +375,21 @@ def measure_goodput(
         between_s=between,
         source=source,
     )
+
+
+def _find_repeated(
+    found: Readings, label: str, every: pd.DataFrame, labels: Sequence[str]
+) -> Readings:
+    """Counted steps with the seconds of those that a later attempt did again, as far as lines have
+    the numbers of both; `every` and `labels` as of count_repeated."""
+    later = labels[labels.index(label) + 1 :]
+    numbers = every.loc[every["attempt"] == label, "step"]
+    if numbers.empty or not every["attempt"].isin(later).any():
+        reason = "nothing tells which steps a later attempt did again"
+        return replace(found, slack_s=found.steps_s, reason=reason)
+    row = {"attempt": label, "step": float(numbers.max()), "count": float(found.seen)}
+    again = count_repeated(pd.DataFrame([row]), every, labels)
+    return replace(found, repeated_s=found.steps_s * float(again.iloc[0]) / found.seen)
 
 
 def _count_once(steps: pd.DataFrame) -> pd.Series[float]:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
 from varuna_core.facts.known import Bounded, NotKnown, Value, Within
+from varuna_core.records.logs.step_counts import Tally
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.headline import format_bounded, list_facts
 from vjob.reports.analysis.measures import Analysis, analyse
@@ -127,3 +128,44 @@ def test_bounds_that_are_far_apart_tell_nothing(
 ) -> None:
     found = bound_share(low_s, may_s, 100.0, (), "", slack_s)
     assert isinstance(found, NotKnown) if said is None else format_bounded(found) == said
+
+
+def write_counts(folder: Path, steps: int, begin: float) -> None:
+    """The counter of rank 0: a step a second from `begin` on, and a pause of 10 s in the middle."""
+    tally = Tally(0.0, BEGAN + 12)
+    for number in range(1, steps + 1):
+        tally.add(begin - 12 + number + (10 if number > steps / 2 else 0))
+        tally.note()
+    path = folder / "ranks/0.steps"
+    path.parent.mkdir()
+    data = tally.pack_body()
+    path.write_bytes(tally.pack_head((1, 1, 1, 1, 0), tally.count) + data)
+
+
+@pytest.mark.parametrize("lines", [RICH, [], count(10, 60, 10, 15)])
+def test_counted_steps_tell_the_goodput_whatever_the_lines_do(lines: Lines, tmp_path: Path) -> None:
+    write_run(tmp_path, lines)
+    write_counts(tmp_path / "attempt-0", 70, 15)
+    head = analyse(load_job(tmp_path)).headline
+    assert list_bounds(head.goodput) == pytest.approx((0.70, 0.70), abs=0.02)
+    assert list_bounds(head.start) == pytest.approx((0.15, 0.15), abs=0.02)
+    assert isinstance(head.step_s, Value) and head.step_s.value == pytest.approx(1.0, abs=0.01)
+    facts = {fact.name: fact.value for fact in list_facts(head)}
+    assert lines or facts["steps"] == "70 counted, 1 s each"
+
+
+def test_counted_steps_of_an_attempt_before_are_in_doubt_without_their_numbers(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, [])
+    write_counts(tmp_path / "attempt-0", 70, 15)
+    later = tmp_path / "attempt-1"
+    (later / "exit").mkdir(parents=True)
+    rank = json.loads((tmp_path / "attempt-0/exit/0.json").read_text())
+    rank |= {"started": ENDED + 1, "ended": ENDED + 90}
+    (later / "exit/0.json").write_text(json.dumps(rank))
+    write_counts(later, 70, 106)
+    goodput = analyse(load_job(tmp_path)).headline.goodput
+    assert isinstance(goodput, NotKnown | Within)
+    if isinstance(goodput, Within):
+        assert goodput.low < 0.45 < goodput.high

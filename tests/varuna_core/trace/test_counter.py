@@ -237,3 +237,16 @@ def test_a_program_of_any_python_is_counted_by_its_start(tmp_path: Path) -> None
         assert counts is not None and counts.count in ((12,) if signal == "0" else range(1, 13))
     assert len(set(said)) == 1, said
     assert ROOT.exists()
+
+
+def test_a_torch_built_for_gpus_counts_on_a_node_without_any(
+    count: Callable[[Case], int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.cuda refuses every question there until the program has used it."""
+
+    def refuse() -> bool:
+        raise RuntimeError("CUDA driver version is insufficient for CUDA runtime version")
+
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", refuse)
+    assert count(lambda: step(make(), times=3)) == 3

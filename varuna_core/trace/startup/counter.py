@@ -52,6 +52,7 @@ class Counter:
         self._due = self._point_due = 0.0
         is_compiling = getattr(torch.compiler, "is_dynamo_compiling", is_compiling)
         self._is_captured: Any = None
+        self._uses_cuda: Callable[[], bool] = torch.cuda.is_initialized
         if torch.backends.cuda.is_built():
             self._is_captured = torch.cuda.is_current_stream_capturing
 
@@ -93,7 +94,7 @@ class Counter:
                 self._others = {}
             now = time.perf_counter()
             self._tally.add(now, num)
-            if self._is_captured is not None and self._is_captured():
+            if self._is_captured is not None and self._uses_cuda() and self._is_captured():
                 self._tally.flags |= self._counts.CAPTURED
             if now >= self._due:
                 self._write(now)
