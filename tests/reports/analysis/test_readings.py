@@ -169,3 +169,52 @@ def test_counted_steps_of_an_attempt_before_are_in_doubt_without_their_numbers(
     assert isinstance(goodput, NotKnown | Within)
     if isinstance(goodput, Within):
         assert goodput.low < 0.45 < goodput.high
+
+
+RULES = {
+    "saves", "start", "silence", "swap", "gpu idle", "unused memory", "goodput", "prediction",
+}  # fmt: skip
+"""Findings whose figures come from lines, of a run without traces."""
+SAVES = [
+    (at, text)
+    for step in (20, 40, 60)
+    for at, text in (
+        (90.0 + step, f"saving checkpoint at iteration {step} to /ckpt"),
+        (99.0 + step, f"successfully saved checkpoint from iteration {step} to /ckpt"),
+    )
+]
+
+
+def write_wasteful(folder: Path, lines: Lines) -> None:
+    """A run of 90 s until its first step, with long saves, idle GPUs and a growing swap, that hung
+    for 3 min and failed."""
+    write_run(folder, sorted([*lines, *SAVES]), code=1, ended=BEGAN + 400)
+    plan = {"program": "script", "scheduler": "slurm", "groups": [{"count": 1, "ranks": 1}]}
+    plan["prediction"] = {"step_s": 0.5}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    samples = [
+        {"time": BEGAN + at, "cpu_percent": 5.0, "swap_used_mb": 0.0 if at < 150 else 9000.0,
+         "gpus": [{"index": 0, "name": "A10", "utilization": 4.0, "memory_used_mb": 900.0,
+                   "memory_total_mb": 24000.0, "temperature": 40.0, "throttle": ""}]}
+        for at in range(10, 400, 10)
+    ]  # fmt: skip
+    rows = "".join(json.dumps(one) + "\n" for one in samples)
+    (folder / "attempt-0/n0.gpu.jsonl").write_text(rows)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (count(1, 70, 1, 100, 1000), RULES),
+        ([(195.0, RICH[0][1])], {"goodput"}),  # at most 47 %
+        (count(40, 80, 40, 100, 1000), set()),
+        ([(195.0, "step 70/1000 loss 1.0")], set()),
+        ([], set()),
+    ],
+)
+def test_each_finding_is_silent_where_its_figures_are_not_known(
+    lines: Lines, said: set[str], tmp_path: Path
+) -> None:
+    write_wasteful(tmp_path, lines)
+    job = load_job(tmp_path)
+    assert {one.rule for one in find_all(job, analyse(job))} & RULES == said
