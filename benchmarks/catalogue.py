@@ -5,6 +5,7 @@ The module of each says what it measures; the bounds stand in what it prints.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -41,6 +42,9 @@ class Benchmark:
     image: bool = False
     """It asks for a container image, which VJOB_BENCH_IMAGE names."""
 
+    scripts: bool = False
+    """It reads launch scripts in the folder that VJOB_BENCH_SCRIPTS names."""
+
     def build_command(self, python: str, is_quick: bool, image: str | None = None) -> list[str]:
         words = [python, *(RANKS if self.ranks else ()), "-m", f"benchmarks.{self.module}"]
         words += [image] if self.image and image else []
@@ -52,6 +56,8 @@ class Benchmark:
             return f"not installed: {', '.join(missing)}"
         if self.image and image is None:
             return "VJOB_BENCH_IMAGE names no .sqsh file"
+        if self.scripts and not os.environ.get("VJOB_BENCH_SCRIPTS"):
+            return "VJOB_BENCH_SCRIPTS names no folder"
         return None
 
 
@@ -276,6 +282,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         title="Progress formats",
         peer="the truth; steps and totals right in 90 % of 50 programs, no false step",
         quick=("--only", "nanogpt"),
+    ),
+    Benchmark(
+        name="launch_scripts",
+        module="launch_scripts",
+        title="Public launch scripts",
+        peer="a plain bash with stubs; program and words right or honestly refused, none invented",
+        scripts=True,
+        quick=("--only", "modded-nanogpt"),
     ),
     Benchmark(
         name="metadata",
