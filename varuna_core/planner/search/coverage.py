@@ -101,7 +101,6 @@ def list_not_searched(
     tables: Tables,
     cluster: Cluster,
     wishes: Wishes,
-    most_stages: int,
 ) -> Iterator[PlanClass]:
     """What the wishes allow and no class holds, with the reason."""
 
@@ -110,7 +109,6 @@ def list_not_searched(
 
     training, profile = tables.training, tables.profile
     known = {name for one in searched for name in one.schedules}
-    several = [one for one in searched if max(one.stages_per_rank) > 1]
     if wishes.schedule is None:
         others = tuple(name for name in SCHEDULES if name not in known)
         if others and cluster.num_gpus > 1:
@@ -119,19 +117,23 @@ def list_not_searched(
         plain = tuple(name for name in SEARCHED if not SCHEDULES[name].recomputes)[1:]
         if saving and wishes.recompute is None:
             yield leave_out(Stop.ONE_F_ONE_B, schedules=plain, recomputes=saving)
-    for one in several:
-        left = tuple(way for way in training.recomputes if way not in one.recomputes)
+        again = tuple(name for name in SEARCHED if SCHEDULES[name].recomputes)
+        if "selective" in saving and wishes.recompute is None:
+            yield leave_out(Stop.ONLY_ASKED, schedules=again, recomputes=("selective",))
+    for one in searched:
+        left = tuple(
+            way for way in training.recomputes if way not in one.recomputes and profile.knows(way)
+        )
         if left and wishes.recompute is None:
             yield leave_out(
-                Stop.ONE_STAGE,
+                Stop.ONE_F_ONE_B if one.stages_per_rank == (1,) else Stop.ONE_STAGE,
                 stages_per_rank=one.stages_per_rank,
                 schedules=one.schedules,
                 recomputes=left,
             )
-        if "interleaved" in one.schedules and tables.size >= 2 * (most_stages + 1):
-            more = tuple(range(most_stages + 1, tables.size // 2 + 1))
-            if wishes.partition is None:
-                yield leave_out(Stop.NUMBER, stages_per_rank=more, schedules=("interleaved",))
+        more = tuple(range(one.stages_per_rank[-1] + 1, tables.size // 2 + 1))
+        if "interleaved" in one.schedules and more and wishes.partition is None:
+            yield leave_out(Stop.NUMBER, stages_per_rank=more, schedules=("interleaved",))
     if wishes.zero is None and cluster.num_gpus > 1:
         yield leave_out(Stop.NEVER_FASTER, zero=(2,))
         yield leave_out(Stop.ONLY_ASKED, zero=(3,))

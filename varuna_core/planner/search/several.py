@@ -138,9 +138,7 @@ def try_several(
         return None
     classes = () if only_several or searched is None else searched.classes
     classes = (*classes, *search.list_classes(ordered[0].step_s))
-    left_out = list_not_searched(
-        classes, question.tables, question.placements.cluster, wishes, MOST_STAGES
-    )
+    left_out = list_not_searched(classes, question.tables, question.placements.cluster, wishes)
     base = searched or Searched(
         candidates=(), proofs=(), num_options=0, num_placements=0, took_s=0.0, classes=()
     )
