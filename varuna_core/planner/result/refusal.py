@@ -20,7 +20,13 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.result.band import prefer_simpler
 from varuna_core.planner.search.search import Candidate, Search, Searched
-from varuna_core.planner.search.several import NAMES, find_guide, list_names, try_several
+from varuna_core.planner.search.several import (
+    NAMES,
+    find_guide,
+    is_by_costs,
+    list_names,
+    try_several,
+)
 from varuna_core.planner.search.space import Wishes
 
 KEYS: Mapping[str, str] = {
@@ -69,7 +75,7 @@ def search_or_explain(
         if not impossible:
             question, searched = _search(profile, training, cluster, wishes, limit_s, clock)
             # Of a schedule that is asked for nothing simpler is.
-            if wishes.schedule in NAMES:
+            if is_by_costs(wishes):
                 return searched
             return prefer_simpler(question, searched, question.clock() + SIMPLER_SHARE * limit_s)
     except MissingData:

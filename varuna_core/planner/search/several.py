@@ -105,12 +105,17 @@ def list_names(training: TrainingModel, wishes: Wishes) -> tuple[str, ...]:
     if wishes.schedule is None:
         is_free = training.may_have_several_stages and wishes.partition is None
         return BY_COSTS if is_free else ()
-    return (wishes.schedule,) if wishes.schedule in NAMES else ()
+    return (wishes.schedule,) if is_by_costs(wishes) else ()
+
+
+def is_by_costs(wishes: Wishes) -> bool:
+    """A schedule of this search is asked for; stages without segments are left to the other one."""
+    return wishes.schedule in NAMES or (wishes.schedule in BY_COSTS and wishes.least > 0)
 
 
 def find_guide(wishes: Wishes) -> Wishes:
     """The wishes of the search with one stage a rank."""
-    if wishes.schedule not in NAMES:
+    if not is_by_costs(wishes):
         return wishes
     if wishes.zero == 3:
         raise PlanningError(f"schedule {wishes.schedule} with zero 3 is not planned; 1f1b is")
@@ -122,7 +127,7 @@ def try_several(
 ) -> Searched | None:
     """With the plans of several stages a rank that were found, if the wishes allow them; `until` by
     the question's clock."""
-    only_several = wishes.schedule in NAMES
+    only_several = is_by_costs(wishes)
     names = list_names(question.tables.training, wishes)
     kept = () if only_several or searched is None else searched.candidates
     limit = kept[0].step_s * (1 - CLOSE) if kept else float("inf")
@@ -336,7 +341,9 @@ class _Several:
             option.shape.tensor, option.shape.replicas, self.wishes.stages, placements.tiers[-1]
         )
         ranks = counts.sum(axis=1)
-        counts = counts[(ranks > 1) & (ranks * each <= self.tables.size)]
+        # One rank alone has 1f1b's order: of use only where another is asked for.
+        fewest = 1 if each == 1 and self.wishes.schedule is not None else 2
+        counts = counts[(ranks >= fewest) & (ranks * each <= self.tables.size)]
         floors = bound_counts(self.tables, option, columns, counts, each)
         order = np.argsort(floors, kind="stable")
         return _Rows(counts[order], floors[order], 0)
