@@ -94,6 +94,8 @@ class Accounting:
     """Whether the last attempt was ended by a cancel."""
     may: Mapping[str, float] = field(default_factory=dict)
     """Seconds of `unknown` that may belong to steps, to the start or to the end."""
+    slack_s: float = 0.0
+    """What the seconds of `steps` may be less by: times of writing are not exact."""
     start: Mapping[str, float] = field(default_factory=dict)
     """Parts of the start (START), of the ranks of which it is known when they began."""
 
@@ -120,9 +122,13 @@ class Accounting:
         total = self.total_s
         if not total:
             return {}
+        less = {"steps": self.slack_s}
         parts = {name: (self.seconds.get(name, 0.0), self.may.get(name, 0.0)) for name in CLASSES}
         return {
-            name: (seconds / total, min(1.0, (seconds + more) / total))
+            name: (
+                max(seconds - less.get(name, 0.0), 0.0) / total,
+                min(1.0, (seconds + more) / total),
+            )
             for name, (seconds, more) in parts.items()
             if seconds or more
         }
@@ -177,8 +183,12 @@ def divide_start(
 
 
 def format_least(found: Accounting, name: str) -> str:
-    """`12 %`; `12 % or more` where more of the time may be of this class."""
+    """`12 %`; `12 % or more` where more of the time may be of this class; `8 % to 12 %` where it
+    may also be less."""
     low, high = found.bounds[name]
+    share = found.shares.get(name, 0.0)
+    if share - low > TOLERANCE:
+        return f"{format_share(low)} to {format_share(high)}"
     return f"{format_share(low)} or more" if high - low > TOLERANCE else format_share(low)
 
 
@@ -267,6 +277,7 @@ def account(
     are_steps_told = any(one.steps_s > 0 for one in readings.values())
     rows = []
     may: Counter[str] = Counter()
+    slack_s = 0.0
     for attempt in attempts:
         own = taken[taken["attempt"] == attempt.label].set_index("rank")
         late = after[after["attempt"] == attempt.label].set_index("rank")
@@ -285,10 +296,17 @@ def account(
                 found = readings.get(attempt.label)
                 more = _add_logged(row, attempt, found, are_steps_told=are_steps_told)
                 may.update(more)
+                slack_s += found.slack_s if found is not None else 0.0
             rows.append(row)
     names = ["attempt", "rank", "span_s", *(f"{name}_s" for name in CLASSES), "overlap_s"]
     table = pd.DataFrame(rows, columns=names)
-    return Accounting(rows=table, attempts=tuple(attempts), is_split=len(taken) > 0, may=dict(may))
+    return Accounting(
+        rows=table,
+        attempts=tuple(attempts),
+        is_split=len(taken) > 0,
+        may=dict(may),
+        slack_s=slack_s,
+    )
 
 
 def _add_traced(

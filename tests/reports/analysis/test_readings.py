@@ -12,6 +12,7 @@ import pytest
 from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
 from varuna_core.facts.known import Bounded, NotKnown, Value, Within
 from varuna_core.records.logs.step_counts import Tally
+from vjob.reports.analysis.accounting import format_least
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.headline import format_bounded, list_facts
 from vjob.reports.analysis.measures import Analysis, analyse
@@ -87,6 +88,7 @@ def test_goodput_is_what_the_lines_prove(
     else:
         assert list_bounds(head.goodput) == pytest.approx(goodput, abs=0.02)
         assert isinstance(head.goodput, Value) == (goodput[0] == goodput[1])
+        assert analysis.accounting.bounds["steps"][0] <= list_bounds(head.goodput)[0] + 0.02
     if start is not None:
         assert list_bounds(head.start) == pytest.approx(start, abs=0.02)
     assert sum(analysis.accounting.shares.values()) == pytest.approx(1.0, abs=0.02)
@@ -218,3 +220,14 @@ def test_each_finding_is_silent_where_its_figures_are_not_known(
     write_wasteful(tmp_path, lines)
     job = load_job(tmp_path)
     assert {one.rule for one in find_all(job, analyse(job))} & RULES == said
+
+
+def test_times_of_writing_that_are_not_exact_are_no_proof_of_steps(tmp_path: Path) -> None:
+    """Steps 23 % or more in the table, of a run whose goodput was 0.27 % to 30 %."""
+    write_run(tmp_path, count(1, 80, 1, 15, 80))
+    found = load_job(tmp_path)
+    found.logs["spans"]["slack_s"] = 30.0
+    analysis = analyse(found)
+    low, high = list_bounds(analysis.headline.goodput)
+    assert low == pytest.approx(0.50, abs=0.02) and high == pytest.approx(0.80, abs=0.02)
+    assert format_least(analysis.accounting, "steps") == "50 % to 80 %"
