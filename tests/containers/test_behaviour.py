@@ -13,6 +13,7 @@ import pytest
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.containers.real import REAL, Tools
 from tests.varuna_core.agent.track.readers import read_prometheus, read_tensorboard
+from varuna_core.agent.setup.ranks import STARTUP
 from varuna_core.records.files import read_json
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import RunFolder
@@ -96,7 +97,8 @@ env: {{NOTE: {json.dumps(NOTE)}, MY_TOKEN: t0ken, ENROOT_X: "1", LD_LIBRARY_PATH
         assert row["env"]["ENROOT_X"] == "1" and row["env"]["MY_TOKEN"] == "t0ken"
         assert row["env"]["LD_LIBRARY_PATH"].startswith("/x:/y")
         assert not {"VJOB_ENTER", "LEAK_OF_THE_SHELL", "MY_SECRET", "OLDPWD"} & set(row["env"])
-        assert not [name for name in row["env"] if name.startswith(("SLURM_", "PYTHONPATH"))]
+        assert not [name for name in row["env"] if name.startswith("SLURM_")]
+        assert row["env"]["PYTHONPATH"].endswith(STARTUP) and ":" not in row["env"]["PYTHONPATH"]
         assert row["data"] == "shared"
         assert row["cwd"] == str(tmp_path)
         assert row["uid"] == os.getuid()
