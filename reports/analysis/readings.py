@@ -29,8 +29,6 @@ LEAST_COVERED = 0.9
 accounted for."""
 LEAST_READINGS = 3
 """So many lines show how often a program prints one."""
-FIRST_TIMES = 2.0
-"""The first steps may take so many times as long as later ones."""
 NARROW = 0.03
 """Bounds of a share that are no farther apart are one value."""
 WIDE = 0.5
@@ -90,17 +88,21 @@ def read_counter(counts: Iterable[StepCounts], spans: Mapping[str, float]) -> Re
         return None
     phases = {name: spans.get(name, 0.0) for name in PHASES}
     fits = min(1.0, pauses_s / max(sum(phases.values()), 1e-9))
+    gap_s = max(pauses_s - sum(phases.values()), 0.0)  # slow steps, or pauses that no line explains
+    covers = steps_s >= LEAST_COVERED * (steps_s + gap_s)
     return Readings(
         steps_s=steps_s,
         first_at=found.first_at - usual_s,
         last_at=found.last_at,
         checkpoint_s=fits * phases["checkpoint_s"],
         evaluate_s=fits * phases["evaluate_s"],
+        gap_s=gap_s,
         between_s=usual_s,
         seen=found.count,
         expected=found.count,
         step_s=usual_s,
-        covers=True,
+        covers=covers,
+        reason="" if covers else _explain_gap(steps_s, gap_s),
     )
 
 
@@ -155,7 +157,7 @@ def measure_readings(
         slack_s=spans.get("slack_s", 0.0),
         checkpoint_s=spans.get("checkpoint_s", 0.0),
         evaluate_s=spans.get("evaluate_s", 0.0),
-        before_s=FIRST_TIMES * _multiply(before, pace_s),
+        before_s=math.inf if before else 0.0,  # the first steps may compile for long
         gap_s=gap_s if gap_s == gap_s else math.inf,
         after_s=_multiply(after, pace_s),
         between_s=_multiply(every or math.inf, pace_s),
@@ -176,9 +178,13 @@ def _explain(found: Readings, first: int, last: int, before: int, covers: bool) 
     if found.seen < LEAST_COVERED * found.expected:
         return f"{found.seen} of {found.expected} steps have a time"
     if not covers:
-        share = found.gap_s / (found.steps_s + found.gap_s)
-        return f"steps do not account for {format_share(share)} of the time between their lines"
+        return _explain_gap(found.steps_s, found.gap_s)
     return f"the last step that was read is {last}" if found.after_s == math.inf else ""
+
+
+def _explain_gap(steps_s: float, gap_s: float) -> str:
+    share = gap_s / (steps_s + gap_s)
+    return f"steps do not account for {format_share(share)} of the time between first and last"
 
 
 def _find(spans: Mapping[str, float], name: str) -> float | None:

@@ -224,6 +224,8 @@ class Seen:
     during: dict[str, Any] = field(default_factory=dict)
     at: int = 0
     """Steps that were done when `during` was asked for."""
+    stopped_s: float = 0.0
+    """How long the ranks stood still for that."""
     after: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)
@@ -249,6 +251,7 @@ def watch(recipe: Recipe, vjob: Vjob, run: RunFolder, is_right: Callable[[Seen],
 
     wait_often(is_there, lambda: vjob.explain(run))
     stopped = stop_ranks(vjob.folder)
+    since = time.monotonic()
     try:
         deadline = time.monotonic() + 10 * PATIENCE
         while stopped:
@@ -259,6 +262,7 @@ def watch(recipe: Recipe, vjob: Vjob, run: RunFolder, is_right: Callable[[Seen],
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
+        seen.stopped_s = time.monotonic() - since if stopped else 0.0
     seen.record = vjob.wait_over(run, 200, may_fail=True)
     seen.after = vjob.status(str(run.path))
     seen.report = json.loads(vjob("report", str(run.path), "--json").stdout)
@@ -355,18 +359,20 @@ NEAR = 0.03
 
 def claim_goodput(seen: Seen, truth: Truth) -> Claim:
     """The share of the time since the start that was steps, to 3 points, or bounds that hold it;
-    not known is right too. Time in the queue is no part of it. The ranks' stop for a look is part
-    of the step that it was in, on both sides."""
+    not known is right too. Time in the queue is no part of it. The ranks' stop for a look may count
+    as a part of the step that it was in, or as a pause."""
     headline = seen.report["headline"]
     said = headline["goodput"]
     pace = (truth.times[-1] - truth.times[0]) / (len(truth.times) - 1)
     ran = read_value(headline["duration_s"]) - read_value(headline["queued_s"])
-    real = pace * len(truth.times) / ran
+    most = pace * len(truth.times) / ran
+    least = most - seen.stopped_s / ran
+    real = f"{least:.0%} to {most:.0%}"
     if "not_known" in said:
-        return Claim("goodput", True, "not known", f"{real:.0%}")
+        return Claim("goodput", True, "not known", real)
     low, high = said.get("low", said.get("value")), said.get("high", said.get("value"))
     text = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
-    return Claim("goodput", low - NEAR < real < high + NEAR, text, f"{real:.0%}")
+    return Claim("goodput", low - NEAR < most and least < high + NEAR, text, real)
 
 
 def claim_losses(recipe: Recipe, seen: Seen, truth: Truth) -> Claim:
