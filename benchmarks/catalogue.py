@@ -269,6 +269,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--count", "100"),
     ),
     Benchmark(
+        name="planner_certificates",
+        module="planner.certificates",
+        title="Certificates beside every plan",
+        peer="every plan of small questions, by an enumeration of its own",
+        needs=("numpy",),
+        quick=("--questions", "60"),
+    ),
+    Benchmark(
         name="simulator",
         module="simulator",
         title="The simulator",
@@ -282,6 +290,13 @@ BENCHMARKS: Sequence[Benchmark] = (
         title="Progress formats",
         peer="the truth; steps and totals right in 90 % of 50 programs, no false step",
         quick=("--only", "nanogpt"),
+    ),
+    Benchmark(
+        name="ends",
+        module="ends",
+        title="Ends of jobs, staged",
+        peer="the truth; cause, actor, rank, node and remedies right",
+        quick=("--staged", "--only", "TIMEOUT"),
     ),
     Benchmark(
         name="launch_scripts",
