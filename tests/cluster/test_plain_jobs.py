@@ -81,7 +81,8 @@ def test_jobs_of_plain_sbatch_are_known_by_their_ids(vjob: Vjob, slurm: Slurm) -
     wait_for(lambda: "both" in vjob("logs", het).stdout, 120)
     found = look(vjob, het)
     assert [row["id"] for row in found["scheduler"]["jobs"]] == [f"{het}+0", f"{het}+1"]
-    assert found["verdict"]["health"] == "RUNNING" and "steps not known" in found["verdict"]["reason"]
+    assert found["verdict"]["health"] == "RUNNING"
+    assert "steps not known" in found["verdict"]["reason"]
 
     for job, word, next_step in (
         (never, "PartitionNodeLimit", "scancel"),
