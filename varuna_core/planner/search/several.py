@@ -62,6 +62,8 @@ TOGETHER = 512
 """Of these, timed at once."""
 MOST_ORDERS = 16
 """Orders that are made for costs in one search, each for one partition."""
+ORDER_S = 1e-4
+"""To make an order for costs, of each micro-batch and pair of stages, until one took longer."""
 MOST_SETTLED = 4
 """Promising plans whose order of actions is made for the costs of their cuts."""
 PROMISING = 1.2
@@ -173,6 +175,7 @@ class _Several:
         self.open: dict[_Shape, float] = {}
         """Least bounds of what was not searched wholly."""
         self.why = Stop.NUMBER
+        self.order_s = ORDER_S
         self.rows_left, self.orders_left = MOST_ROWS, MOST_ORDERS
         self.tries_left = MORE_TRIED
 
@@ -222,7 +225,8 @@ class _Several:
                 break
             if number and self.is_late():
                 break
-            self._settle(one)
+            if self._has_time(one.option, one.chain.num_stages):
+                self._settle(one)
 
     def _try_promising(self) -> list[_Tried]:
         count, best_s = 0, self.best_s
@@ -236,6 +240,8 @@ class _Several:
                 bounds = PlacedBounds(self.tables, start.option, placed, start.stages_per_rank)
                 if not bounds.bound_all() < best_s:
                     continue
+                if not self._has_time(start.option, len(bounds.places)):
+                    continue
                 count += 1
                 chain = make_chain(self.tables, start.option, placed, start.stages_per_rank)
                 tried = self._try(start.option, chain)
@@ -246,6 +252,23 @@ class _Several:
 
     def _is_time_up(self) -> bool:
         return self.question.clock() > self.until
+
+    def _has_time(self, option: Option, num_stages: int) -> bool:
+        """An order for costs can be made before time is up, as far as others tell; or there is no
+        plan yet."""
+        took = 0.0
+        if SCHEDULES[option.schedule].splits_backward:
+            took = self.order_s * option.num_microbatches * num_stages**2
+        return self.question.clock() + took <= self.until or not math.isfinite(self.best_s)
+
+    def _settle_given(self, option: Option, chain: SeveralStages, bounds: Bounds) -> None:
+        """Keep the plan of these cuts; from how long its order took others are foretold."""
+        began = self.question.clock()
+        settled = settle(option, chain, bounds, is_given=True)
+        took = self.question.clock() - began
+        self.order_s = max(self.order_s, took / option.num_microbatches / chain.num_stages**2)
+        if settled is not None:
+            self._keep(settled)
 
     def _list_starts(self) -> Iterator[_Start]:
         """What may be worth a try, the most promising first."""
@@ -283,8 +306,14 @@ class _Several:
         return _Tried(option=option, chain=chain, bounds=bounds, step_s=step_s)
 
     def _settle(self, one: _Tried) -> None:
+        is_given = self.wishes.partition is not None
+        num_stages = one.chain.num_stages
         settled = settle(
-            one.option, one.chain, one.bounds, self.wishes.partition is not None, self._is_time_up
+            one.option,
+            one.chain,
+            one.bounds,
+            is_given,
+            lambda: not self._has_time(one.option, num_stages),
         )
         if settled is not None:
             self._keep(settled)
@@ -352,6 +381,9 @@ class _Several:
         """What no partition that is left is below."""
         option, splits = bounds.option, bounds.splits
         cuts = self._list_cuts(len(bounds.places))
+        if cuts is None and not self._has_time(option, len(bounds.places)):
+            self.why = Stop.TIME
+            return bound
         if cuts is None:
             self.tries_left -= 1
             tried = self._try(option, self._make_chain(bounds))
@@ -365,15 +397,14 @@ class _Several:
             first = float(least[order[at]])
             if not first < self.best_s * (1 - CLOSE):
                 return math.inf
-            if (splits and self.orders_left <= 0) or self.is_late():
-                self.why = Stop.TIME if self.is_late() else Stop.NUMBER
+            has_time = self._has_time(option, len(bounds.places))
+            if (splits and self.orders_left <= 0) or not has_time:
+                self.why = Stop.NUMBER if has_time else Stop.TIME
                 return max(bound, first)
             chain = chain or self._make_chain(bounds)
             if splits:
                 self.orders_left -= 1
-                found = settle(option, chain, tuple(cuts[order[at]].tolist()), True)
-                if found is not None:
-                    self._keep(found)
+                self._settle_given(option, chain, tuple(cuts[order[at]].tolist()))
             else:
                 self._time(option, chain, cuts[order[at : at + TOGETHER]])
         return math.inf
@@ -403,9 +434,7 @@ class _Several:
         steps = chain.find_steps(cuts)
         at = int(steps.argmin())
         if steps[at] < self.best_s * (1 - CLOSE):
-            found = settle(option, chain, tuple(cuts[at].tolist()), True)
-            if found is not None:
-                self._keep(found)
+            self._settle_given(option, chain, tuple(cuts[at].tolist()))
 
 
 def find_at(
