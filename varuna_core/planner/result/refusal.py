@@ -46,7 +46,7 @@ MOST_MEMORY = 64.0
 Find = Callable[..., "Candidate | None"]
 """A plan of a profile and wishes; any, or the best that is found within some seconds."""
 LOOK_S = 2.0
-ONE_STAGE_SHARE, SIMPLER_SHARE = 0.8, 0.05
+ONE_STAGE_SHARE, SIMPLER_SHARE = 0.6, 0.05
 """Of a search's time: for plans with one stage a rank, and for a simpler plan; the rest is for the
 other plans."""
 

@@ -234,6 +234,9 @@ class _Several:
         for start in self._list_starts():
             if count >= MOST_TRIED or self.is_late() or (found and self._is_time_up()):
                 break
+            best = min(found, key=lambda one: one.step_s, default=None)
+            if best is not None and not self._has_time(best.option, best.chain.num_stages, 2):
+                break  # the rest is for the order of its own costs
             shape = start.option.shape
             placements = self.question.placements.iterate(shape.tensor, shape.replicas, start.row)
             for placed in itertools.islice(placements, PLACEMENTS):
@@ -253,12 +256,12 @@ class _Several:
     def _is_time_up(self) -> bool:
         return self.question.clock() > self.until
 
-    def _has_time(self, option: Option, num_stages: int) -> bool:
-        """An order for costs can be made before time is up, as far as others tell; or there is no
-        plan yet."""
+    def _has_time(self, option: Option, num_stages: int, orders: int = 1) -> bool:
+        """So many orders for costs can be made before time is up, as far as others tell; or there
+        is no plan yet."""
         took = 0.0
         if SCHEDULES[option.schedule].splits_backward:
-            took = self.order_s * option.num_microbatches * num_stages**2
+            took = orders * self.order_s * option.num_microbatches * num_stages**2
         return self.question.clock() + took <= self.until or not math.isfinite(self.best_s)
 
     def _settle_given(self, option: Option, chain: SeveralStages, bounds: Bounds) -> None:
