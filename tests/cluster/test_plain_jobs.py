@@ -95,7 +95,7 @@ def test_jobs_of_plain_sbatch_are_known_by_their_ids(vjob: Vjob, slurm: Slurm) -
     assert "has printed nothing yet" in vjob("logs", never).stdout
 
     wait_for(lambda: look(vjob, fails)["verdict"]["health"] == "DEAD", 120)
-    assert "CUDA out of memory" in look(vjob, fails)["verdict"]["reason"]
+    assert "exit code 3" in look(vjob, fails)["verdict"]["reason"]
     assert "CUDA out of memory" in vjob("logs", fails, "--errors").stdout
 
     found = look(vjob, theirs)

@@ -45,6 +45,7 @@ from vjob.jobs.monitor.rules.base import (
     format_rank,
     format_step,
     is_over,
+    is_plain_job,
     join,
     line_values,
     make_evidence,
@@ -417,7 +418,8 @@ def _by_start(snapshot: Snapshot, decided: End) -> Cause | None:
 def _by_record(snapshot: Snapshot, decided: End) -> Cause:
     code = next((row.exit_code for row in snapshot.scheduler.jobs if row.exit_code), "")
     words = {row.word or row.state for row in snapshot.scheduler.jobs if row.state in OVER_WORDS}
-    said = snapshot.message or (snapshot.outcome.reason if snapshot.outcome is not None else "")
+    said = "" if is_plain_job(snapshot) else snapshot.message  # of such a job it is whose it is
+    said = said or (snapshot.outcome.reason if snapshot.outcome is not None else "")
     last = format_names(sorted(words)) or snapshot.record_verdict or "ended"
     exit_code = f" with exit code {code}" if code and code != "0:0" else ""
     end = _find_exit(snapshot) if decided.cause is EndCause.UNKNOWN else None
@@ -481,7 +483,8 @@ def done(snapshot: Snapshot) -> Verdict | None:
         is_done = _said_done(snapshot) and snapshot.fatal is None
     if not is_done:
         return None
-    how = snapshot.message or (snapshot.outcome.reason if snapshot.outcome else "")
+    how = "" if is_plain_job(snapshot) else snapshot.message
+    how = how or (snapshot.outcome.reason if snapshot.outcome else "")
     # A job that tells of no steps has none to be counted.
     steps = step_values(snapshot) if snapshot.progress is not None else {}
     return conclude(

@@ -118,6 +118,18 @@ def test_an_end_is_judged_as_that_of_a_run(
     _, verdict = JudgedReader(open_reader("12", tmp_path)).read()
     assert verdict.health is health
     assert "report" not in verdict.advice and "checkpoint" not in verdict.advice
+    assert "did not submit" not in verdict.reason
+
+
+def test_an_exit_code_is_the_reason_where_no_line_is_proof(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    """An exception's name that a shell printed: its process ended by itself, with a code of its
+    own."""
+    slurm.state, slurm.code = "FAILED", "3:0"
+    (tmp_path / "job-12.out").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    _, verdict = JudgedReader(open_reader("12", tmp_path)).read()
+    assert "exit code 3" in verdict.reason
 
 
 def test_a_controller_that_goes_away_leaves_what_was_known(
