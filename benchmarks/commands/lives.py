@@ -67,7 +67,7 @@ ENDED = ("DONE", "DEAD", "CANCELLED", "REFUSED")
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a life knows of its own moment, beyond what Slurm says."""
+    """Facts that must hold at one moment of a life and that Slurm does not print."""
 
     waiting: str = ""
     """A name of `Waiting`."""
@@ -195,7 +195,7 @@ def take_moment(life: Life, wanted: Wanted) -> None:
 
 
 def forget(vjob: Vjob) -> None:
-    """vjob's answers are shared for some seconds: this moment is to be asked about anew."""
+    """Drop the answers that vjob shares for some seconds, so that it asks about this moment."""
     shutil.rmtree(Path(vjob.env["XDG_STATE_HOME"]) / "vjob/scheduler", ignore_errors=True)
 
 
@@ -306,7 +306,7 @@ def compare_commands(
 
 
 def compare_wanted(wanted: Wanted, status: Mapping[str, Any]) -> Iterator[str]:
-    """What the life itself knows."""
+    """Yield the expected facts of this moment that the status does not show."""
     verdict, jobs = status["verdict"], status["scheduler"]["jobs"]
     words = " | ".join((verdict["reason"], verdict["advice"], *verdict["remarks"]))
     if wanted.waiting and jobs and jobs[0]["waiting"] != wanted.waiting:
@@ -751,7 +751,7 @@ NOT_STAGED = (
 
 
 def sleep_job(lab: Lab, *options: str, seconds: int = 300) -> str:
-    """A job of somebody else's, as far as vjob knows."""
+    """A job that vjob takes for another user's."""
     command = ["sbatch", "--parsable", "--output=/dev/null", *options, f"--wrap=sleep {seconds}"]
     return lab.run(command).stdout.strip()
 

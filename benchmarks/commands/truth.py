@@ -731,7 +731,7 @@ ADD_LICENSE = (
 
 
 def write_page() -> None:
-    """Both parts, as far as they were done."""
+    """Both parts of the page; a part that was not run is left out."""
     cells, known = read_json(TABLE) or {}, read_json(LIVES_TABLE) or {}
     version = str(known.pop("version", "")) or "slurm-wlm"
     page = render(cells, version)

@@ -135,7 +135,7 @@ def _indent(body: str) -> str:
 
 @cache
 def run_program(text: str) -> Printed:
-    """What the program prints, and how it ends."""
+    """Run a program; return its output and its exit code."""
     done = subprocess.run(
         [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=False
     )

@@ -33,7 +33,7 @@ class Place(str, Enum):
 
 @dataclass(frozen=True)
 class Left:
-    """How one rank ended, as its agent records it."""
+    """Exit of one rank, as its agent records it."""
 
     rank: int
     code: int
@@ -78,7 +78,7 @@ class Job:
     """Number of the user that accounting names as the one who cancelled it."""
     restarts: int = 0
     within: str = ""
-    """Of a run inside a job: the word for that job."""
+    """Slurm's word for the job around it, of a run that used an allocation."""
     has_supervisor: bool = True
     """False where a local supervisor was killed, or never wrote its state."""
 
@@ -92,7 +92,7 @@ STEPS = tuple(
 
 @dataclass(frozen=True)
 class Scene:
-    """What an ended job leaves."""
+    """Files and scheduler answers that an ended job leaves."""
 
     job: Job
     exits: tuple[Left, ...] = ()
@@ -156,7 +156,7 @@ class Row:
     program: str = ""
     """Text of a program that is really run, in the place of a scene."""
     num_ranks: int = 1
-    """Of a program."""
+    """Ranks that run the program."""
 
     @property
     def title(self) -> str:

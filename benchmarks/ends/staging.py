@@ -273,7 +273,7 @@ def answers_of_slurm(row: Row, folder: Path) -> Iterator[None]:
 
 
 def answer(place: Place, scene: Scene, command: Sequence[str], folder: Path) -> str:
-    """What Slurm 22.05 prints, for the fields that the command asks for."""
+    """Return the text that Slurm 22.05 prints for the fields that a command asks for."""
     job, tool = scene.job, Path(command[0]).name
     ended, begun = (
         time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() - age_s))

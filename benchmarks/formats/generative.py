@@ -66,7 +66,7 @@ def stylegan3(log: Log) -> Truth:
 
 @program("yenchenlin/nerf-pytorch", "run_nerf.py", "[TRAIN] Iter: {i} Loss:")
 def nerf_pytorch(log: Log) -> Truth:
-    """A resumed run: lines go on with the count, the bar begins anew with what is left."""
+    """A resumed run: lines go on with the count, the bar restarts with the steps that are left."""
     first, all_ = 50001, 200000
     last = log.pick(51210, 52890)
     log.out("Found ckpts ['logs/fern/050000.tar']\nReloading from logs/fern/050000.tar\nBegin")

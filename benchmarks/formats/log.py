@@ -15,7 +15,7 @@ from datetime import datetime, timedelta, timezone
 from varuna_core.agent.processes.output import LineSplitter
 
 START = datetime(2026, 3, 2, 9, 0, 0, tzinfo=timezone.utc)
-"""When the program's first line was written."""
+"""Time at which a program writes its first line."""
 TICK_S = 0.25
 
 
@@ -32,7 +32,7 @@ class Line:
 
 
 class Log:
-    """What one program writes, and the numbers that it draws."""
+    """Output of one program, with the random numbers and the clock that made it."""
 
     def __init__(self, seed: str) -> None:
         self.random = random.Random(seed)

@@ -44,9 +44,9 @@ class Truth:
     epochs: tuple[int, ...] = ()
     """The epoch, where lines name it beside steps: a reader that names it alone says no step."""
     losses: tuple[float, ...] = ()
-    """Of the last training step that has one; empty where the program prints none."""
+    """Loss of the last training step that has one; empty where the program prints none."""
     val_losses: tuple[float, ...] = ()
-    """Of the last evaluation."""
+    """Loss of the last evaluation."""
     num_epochs: int | None = None
     """Epochs that the training will take, if any line tells."""
 

@@ -29,11 +29,11 @@ class Reading:
     """`epoch` where vjob says that it counts epochs."""
     loss: float | None = None
     val_loss: float | None = None
-    """Of the last line about an evaluation; only by lines."""
+    """Loss of the last evaluation; only the reader of lines has it."""
 
 
 def read_lines(log: Log) -> Reading:
-    """By a StepReader for each stream; the stream whose lines are the most reliable counts."""
+    """Read each stream with a StepReader; take the stream with the most reliable lines."""
     found: list[tuple[int, int, bool, StepReader, float | None, str]] = []
     losses: list[float | None] = []
     val_loss = None
@@ -46,12 +46,12 @@ def read_lines(log: Log) -> Reading:
                 continue
             text = f"{line.rank}: {line.text}"
             val_loss = _find_val_loss(text) or val_loss
-            told = reader.read(text, START.timestamp() + line.at_s, MARK_S)
-            if told is None:
+            reading = reader.read(text, START.timestamp() + line.at_s, MARK_S)
+            if reading is None:
                 continue
-            loss = told.line.loss if told.line.loss is not None else loss
-            if told.line.step >= 0:
-                step_loss, unit = told.line.loss, told.line.unit
+            loss = reading.line.loss if reading.line.loss is not None else loss
+            if reading.line.step >= 0:
+                step_loss, unit = reading.line.loss, reading.line.unit
         if reader.last is not None and reader.doubt is None:
             found.append((reader.strength, reader.last, step_loss is not None, reader, loss, unit))
         losses.append(loss)

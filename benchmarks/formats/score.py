@@ -26,7 +26,7 @@ class Row:
     by_lines: Mapping[str, str]
     by_status: Mapping[str, str]
     note: str
-    """What was said instead of the truth."""
+    """Figures that were wrong, beside the right ones."""
 
     @property
     def is_right(self) -> bool:
@@ -80,7 +80,7 @@ def score_format(item: Format, seed: int = 0) -> Row:
 
 
 def find_false_steps(item: Negative, seed: int = 0) -> str:
-    """What was read where nothing is trained; empty if nothing was."""
+    """Return the step that was read in a log of no training; empty if there was none."""
     log = item.make(seed)
     for reading in (read_lines(log), read_status(log)):
         if reading.step is not None:

@@ -68,8 +68,9 @@ class Start:
     """Hash of the words, masked ones as MASK."""
 
     groups: str = ""
-    """Of programs of Megatron-LM: the first 8 digits of the hash of each option with its values,
-    without those that have a masked word. A conf with typed keys has them in another order."""
+    """Options of a Megatron-LM program: the first 8 digits of the hash of each option with its
+    values, in any order, since a conf with typed keys has another one. Options with a masked word
+    are left out."""
 
     def has_words(self, words: Sequence[str]) -> bool:
         hidden = [MASK if place in self.masked else word for place, word in enumerate(words)]

@@ -1,4 +1,4 @@
-"""What it costs to count optimizer steps, of a step of 10 ms.
+"""Cost of counting optimizer steps, as a share of a step of 10 ms.
 
     python -m benchmarks.runtime.count_steps [--rounds 9] [--steps 200] [--write]
 

@@ -33,7 +33,7 @@ from varuna_core.planner.search.search import Candidate, Searched
 from vjob.jobs.planning.question import Question
 
 FRONT_SHARE = 0.25
-"""Of the time of an answer, kept for cost against time."""
+"""Share of the time of an answer that is kept for the table of cost against time."""
 MOST_FRONT_S = 20.0
 
 

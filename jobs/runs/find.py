@@ -445,10 +445,10 @@ def record_end(run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob])
 def list_earlier(
     run: RunFolder, record: RunRecord, infos: Sequence[SchedulerJob]
 ) -> dict[str, tuple[EndCause, ...]]:
-    """How the earlier starts of each job that was requeued ended, oldest first, as far as known.
+    """Return the known ends of the earlier starts of each requeued job, oldest first.
 
-    A batch script that is preempted requeues its job itself, in time: accounting calls that
-    REQUEUED, and the run's events tell why.
+    A batch script that is preempted requeues its job itself before Slurm does. Accounting then says
+    REQUEUED only, and the reason is taken from the run's events.
     """
     found: dict[str, tuple[EndCause, ...]] = {}
     for leader in dict.fromkeys(info.leader for info in infos if info.restarts):

@@ -279,7 +279,7 @@ class Scheduler(ABC):
         return NotKnown(f"{self.name} does not tell it")
 
     def ask_earlier(self, job: str) -> dict[str, tuple[EndCause, ...]]:
-        """How the starts of a job, or of its components, ended, oldest first, as far as known."""
+        """Return the known ends of the starts of a job, or of its components, oldest first."""
         return {}
 
     def ask_canceller(self, job: str) -> str:

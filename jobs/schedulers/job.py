@@ -102,7 +102,8 @@ class SchedulerJob:
     ends: float | None = None
     """Its end, or the time at which the scheduler is going to end it."""
     preempted: float | None = None
-    """When the scheduler began to take its nodes for another job; they are left a grace time."""
+    """Time at which the scheduler began to take its nodes for another job. The job has a grace time
+    from then on."""
     dependency: str = ""
     """Jobs that it waits for, as the scheduler writes them."""
     end_cause: EndCause | None = None

@@ -95,7 +95,8 @@ class Accounting:
     may: Mapping[str, float] = field(default_factory=dict)
     """Seconds of `unknown` that may belong to steps, to the start or to the end."""
     slack_s: float = 0.0
-    """What the seconds of `steps` may be less by: times of writing are not exact."""
+    """Error of the seconds of `steps`: they may be less by this, since the times at which lines
+    were written are not exact."""
     start: Mapping[str, float] = field(default_factory=dict)
     """Parts of the start (START), of the ranks of which it is known when they began."""
 

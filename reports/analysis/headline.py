@@ -186,9 +186,9 @@ def _find_rate(job: Job, name: str, step_s: Known[float]) -> Known[float]:
 def find_num_steps(job: Job) -> Known[int]:
     """The steps that the training is to take: by its lines, else by the conf."""
     iterations = job.logs["iterations"]
-    told = iterations["num_steps"].dropna() if len(iterations) else iterations
-    if len(told):
-        return Value(int(told.iloc[-1]), (Evidence("lines", seen=len(told)),))
+    totals = iterations["num_steps"].dropna() if len(iterations) else iterations
+    if len(totals):
+        return Value(int(totals.iloc[-1]), (Evidence("lines", seen=len(totals)),))
     if job.training is not None:
         return Value(job.training.steps, (Evidence("conf"),))
     train = job.conf.get("train")  # of a script: keys that it is given
@@ -207,7 +207,7 @@ class Fact(NamedTuple):
 
 
 def list_facts(found: Headline) -> Iterator[Fact]:
-    """What is known, and the reason where the goodput or the pace is not."""
+    """List the known figures, and the reason for a goodput or pace that is not known."""
     yield Fact("state", found.state)
     nodes = f"{found.nodes} node{'s' if found.nodes != 1 else ''}"
     devices = ", ".join(f"{count} x {kind}" for kind, count in found.devices.items())

@@ -20,8 +20,7 @@ import pandas as pd
 from varuna_core.facts.known import Bounded, Evidence, NotKnown, Value, Within
 from varuna_core.records.formatting import format_share
 from varuna_core.records.logs.judge import Source
-from varuna_core.records.logs.step_counts import StepCounts
-from varuna_core.records.logs.steps import SLOW
+from varuna_core.records.logs.step_counts import SLOW, StepCounts
 from vjob.reports.load.training_log import PHASES
 
 LEAST_COVERED = 0.9
@@ -44,12 +43,13 @@ class Readings:
     steps_s: float
     """Steps that the lines prove, between the first and the last and right before the first."""
     repeated_s: float = 0.0
-    """Of these, steps that a later attempt did again."""
+    """Part of `steps_s`: steps that a later attempt did again."""
     first_at: float | None = None
-    """When the first proved step began, and when the last line was written; since 1970."""
+    """Time at which the first proved step began; `last_at`: the last line was written. Both in
+    seconds since 1970."""
     last_at: float | None = None
     slack_s: float = 0.0
-    """What the time between these may be longer or shorter by."""
+    """Error of the time between `first_at` and `last_at`."""
     checkpoint_s: float = 0.0
     evaluate_s: float = 0.0
     before_s: float = 0.0
@@ -193,7 +193,7 @@ def _find(spans: Mapping[str, float], name: str) -> float | None:
 
 
 def _multiply(count: float, pace_s: float) -> float:
-    """Seconds of so many steps; without limit where one is not known."""
+    """Return the seconds that `count` steps take; infinity if the time of a step is not known."""
     if not count:
         return 0.0
     return count * pace_s if pace_s == pace_s else math.inf

@@ -81,12 +81,12 @@ def build_step_times(
 
 
 def _follow_one(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each attempt the rows of the node that tells most: the same steps, timed by the writing of
-    other lines, would count twice."""
+    """Keep, for each attempt, the rows of the node whose log times the most steps: nodes print
+    different lines of the same steps, which would count twice."""
     if "timed" not in rows or "node" not in rows or rows["timed"].isna().all():
         return rows
-    told = rows.groupby(["attempt", "node"])["timed"].agg(["sum", "count"])
-    best = told.sort_values(["sum", "count"], kind="stable").groupby(level=0).tail(1).index
+    timed = rows.groupby(["attempt", "node"])["timed"].agg(["sum", "count"])
+    best = timed.sort_values(["sum", "count"], kind="stable").groupby(level=0).tail(1).index
     return rows[pd.MultiIndex.from_frame(rows[["attempt", "node"]]).isin(best)]
 
 
@@ -205,7 +205,7 @@ class AttemptSpan:
     started: float | None
     ended: float | None
     ran: float | None
-    """When its first rank began."""
+    """Time at which its first rank began."""
     first_step: int | None
     last_step: int | None
     readings: Readings | None
@@ -259,7 +259,7 @@ class Goodput:
 
     @property
     def proof(self) -> tuple[Evidence, ...]:
-        """How many of the steps have a time."""
+        """Evidence: the number of steps that have a time, of all."""
         found = [item.readings for item in self.attempts if item.readings is not None]
         seen, expected = sum(one.seen for one in found), sum(one.expected for one in found)
         return (Evidence(self.source, Sure.MEASURED, seen=seen, expected=expected or None),)

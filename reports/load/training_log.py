@@ -28,7 +28,7 @@ from varuna_core.records.logs.progress import (
     parse_time,
     split_tag,
 )
-from varuna_core.records.logs.steps import LEARNED, LINE, StepReader, Told
+from varuna_core.records.logs.steps import LEARNED, LINE, StepReader, StepReading
 from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader, find_left_out
 from varuna_core.records.logs.training_log import (
     CHECKPOINT,
@@ -98,9 +98,9 @@ class LogTables:
     partitions: dict[str, str] = field(default_factory=dict)
     """By attempt."""
     spans: list[dict[str, Any]] = field(default_factory=list)
-    """When a log's first line about a step and its last one about steps, saves or evaluations
-    were written, how far apart both may be otherwise, and PHASES: what saves and evaluations took,
-    by their lines or between lines about steps."""
+    """Rows with the times at which a log's first line about a step and its last line about steps,
+    saves or evaluations were written, the error of the time between them, and PHASES: seconds of
+    saves and evaluations, by their own lines or between lines about steps."""
     calls: list[pd.DataFrame] = field(default_factory=list)
     timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """(timer, rank): count, sum and most, ms."""
@@ -330,15 +330,15 @@ class LogReader:
                 return
             text = block[begin : min(end, begin + 65536)].decode("utf-8", "replace")
             text = text.rstrip("\r").rpartition("\r")[2]
-            told = self._steps.read(text, *self._find_time(text, offset + begin))
+            reading = self._steps.read(text, *self._find_time(text, offset + begin))
             if self._pattern is None:
-                self._in_vain += 1 if told is None else -10
-            if told is not None:
+                self._in_vain += 1 if reading is None else -10
+            if reading is not None:
                 # Where lines have times, one without is no step: an evaluation after the last.
-                if told.line.time_ms is not None or not self._has_times:
+                if reading.line.time_ms is not None or not self._has_times:
                     self._note_place(offset + begin)
                 between = block[self._read_to : begin]
-                for one in (*told.earlier, told):
+                for one in (*reading.earlier, reading):
                     self._note(one, between)
                 self._read_to = end
 
@@ -364,26 +364,26 @@ class LogReader:
         except OSError:
             return time.gmtime().tm_year
 
-    def _note(self, told: Told, between: bytes) -> None:
+    def _note(self, reading: StepReading, between: bytes) -> None:
         """Record a line about a step; `between` is the text since the one before."""
-        found = told.line
-        if self._steps.is_slow(told) and any(mark in between for mark in PHASE_MARKS):
-            self._pause_s += (found.time_ms or 0.0) * (told.num_timed or 1) / 1000
+        found = reading.line
+        if self._steps.is_slow(reading) and any(mark in between for mark in PHASE_MARKS):
+            self._pause_s += (found.time_ms or 0.0) * (reading.num_timed or 1) / 1000
             found = replace(found, time_ms=None)
         if found.step == NO_STEP:
             if self._bar is None:
-                self.losses.append({"line": found, "at": told.at})
+                self.losses.append({"line": found, "at": reading.at})
             else:  # its step is that of the bar above
                 self._hold(join_lines(self._bar, replace(found, step=self._bar.step)), None)
         elif found.unit != "step":
             pass  # an epoch is no step
-        elif told.strength < LINE and told.strength != LEARNED:
+        elif reading.strength < LINE and reading.strength != LEARNED:
             self._bar = found
-            self.bars.append({"line": found, "at": told.at, "timed": told.num_timed})
+            self.bars.append({"line": found, "at": reading.at, "timed": reading.num_timed})
         else:
             self.has_steps = True
-            self._has_times = told.num_timed is None and found.time_ms is not None
-            self._hold(found, told.num_timed)
+            self._has_times = reading.num_timed is None and found.time_ms is not None
+            self._hold(found, reading.num_timed)
 
     def close(self, others: Iterable[LogReader] = ()) -> None:
         """Add rows from bars of this log or of `others` of its node, with losses between them."""

@@ -83,7 +83,7 @@ class Page:
     made_at: str
     is_partial: bool = False
     facts: Sequence[Fact] = ()
-    """What stands at the top."""
+    """Figures at the top of the page."""
     bar: Sequence[BarPart] = ()
     bar_note: str = ""
     findings: Sequence[Finding] = ()

@@ -1,4 +1,4 @@
-"""What vjob says of ended jobs: the table of staged ends in its short form, and ten real runs."""
+"""Causes of ended jobs: the short form of the table of staged ends, and ten real runs."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ class Seen:
     at: int = 0
     """Steps that were done when `during` was asked for."""
     stopped_s: float = 0.0
-    """How long the ranks stood still for that."""
+    """Seconds for which the ranks were stopped for that."""
     after: dict[str, Any] = field(default_factory=dict)
     report: dict[str, Any] = field(default_factory=dict)
     record: dict[str, Any] = field(default_factory=dict)

@@ -69,6 +69,6 @@ class NodeState:
     reason: str = ""
     """The admin's, or the scheduler's."""
     by: str = ""
-    """Who gave the reason."""
+    """User who gave the reason."""
     since: Optional[float] = None
-    """When it was given."""
+    """Time at which the reason was given."""

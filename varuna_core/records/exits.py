@@ -272,12 +272,12 @@ def judge_exits(
     node_names: dict[int, str],
     ended: float,
 ) -> Judgement:
-    """How an attempt ended, from what its ranks and nodes left behind.
+    """Judge how an attempt ended, from the files that its ranks and nodes left.
 
-    A rank that failed by itself is the culprit, the earliest first, and before those that only tell
-    of a peer that went away; else whoever said stop
-    (`stop` is stop.json), unless that may be the mere echo of a lost node; else the node whose
-    ranks left nothing. `node_names` maps node index to host name, as far as known.
+    The culprit is the earliest rank that failed by itself; a rank that only reports a lost peer
+    counts after all others. Without one it is the sender of the stop (`stop` is stop.json), unless
+    that may only follow from a lost node; else the node whose ranks left nothing. `node_names` maps
+    known node indices to host names.
     """
     missing = [rank for rank in range(plan.world) if rank not in exits]
     said = stop or {}

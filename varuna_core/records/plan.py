@@ -140,7 +140,7 @@ class MorphPlan:
     save_s: float
     """What ranks get to save in when they are called to."""
     joined: int = 0
-    """How many nodes at the end of `groups` were asked for later (records/morphing.py)."""
+    """Number of nodes at the end of `groups` that were asked for later (records/morphing.py)."""
     warm: bool = False
     """Whether ranks of the next attempt wait on each node while this one trains."""
     finish_s: float = 120.0
@@ -280,7 +280,7 @@ class Plan:
     timeline: bool = False
     """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""
     count_steps: bool = False
-    """Whether optimizer steps are counted there (trace/startup/counter.py)."""
+    """True if optimizer steps are counted in the ranks' Python (trace/startup/counter.py)."""
 
     def find_path(self, env: Mapping[str, str]) -> str:
         """PATH of a process, from the node's environment."""

@@ -59,7 +59,7 @@ class JobEnd:
     ended: Optional[float] = None
     limit_s: Optional[float] = None
     earlier: str = ""
-    """How its earlier starts ended, oldest first: words of `EndCause` with blanks between."""
+    """Ends of its earlier starts, oldest first: words of `EndCause`, separated by blanks."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class RunRecord:
     limits: Optional[JobLimits] = None
     """As asked for at the submit, whatever an admin changed since; not in old records."""
     job_ends: tuple[JobEnd, ...] = ()
-    """How its jobs ended: the scheduler forgets them. Not in old records."""
+    """Ends of its jobs, kept because the scheduler forgets them. Missing in old records."""
 
 
 def write_record(run: RunFolder, record: RunRecord) -> None:

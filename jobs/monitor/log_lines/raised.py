@@ -38,7 +38,7 @@ class RaisedLines:
         return found is not None
 
     def name(self, line: Line, place: int) -> str:
-        """`Line.raised` of the line at this place, as far as the log has been read."""
+        """`Line.raised` of the line at `place`, by the part of the log that has been read."""
         found = self._found.get(place)
         if found is None:
             text = strip_tags(line.text)

@@ -63,13 +63,13 @@ class Tail:
         self._offset = 0
         self._inode = -1
         self._first = 0
-        """Where the first look began to read."""
+        """Offset at which the first look began to read."""
         self._is_within = False
         """What comes next belongs to a line that is not kept whole."""
         self._is_beginning_known = False
 
     def read_head(self, num_bytes: int) -> bytes:
-        """The file's first bytes that the first look left, at most so many."""
+        """The first bytes of the file that the first look did not read, up to a bound."""
         if self.head or not self._first:
             return self.head
         try:

@@ -56,13 +56,13 @@ class JobRow:
     ends: float | None = None
     """Its end, or the time at which the scheduler is going to end it."""
     preempted: float | None = None
-    """When the scheduler began to take its nodes for another job."""
+    """Time at which the scheduler began to take its nodes for another job."""
     waiting: str = ""
     """Why it waits: a name of `Waiting`; empty where it does not, or nothing tells."""
     dependency: str = ""
     """Jobs that it waits for, as the scheduler writes them."""
     earlier: tuple[str, ...] = ()
-    """How its earlier starts ended, oldest first: names of `EndCause`; as far as known."""
+    """Ends of its earlier starts that are known, oldest first: names of `EndCause`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,8 @@ class Progress:
     unit: str = "step"
     """`epoch` where lines count epochs alone."""
     other: int | None = None
-    """Where the lines and the counter of optimizer steps disagree: the number of the other."""
+    """Step of the source that was not taken, where lines and the counter of optimizer steps
+    disagree."""
     longest_s: float | None = None
     """The longest step of this attempt, by the counter."""
 
@@ -191,9 +192,9 @@ class Line:
     last_at: float | None = None
     """When it was written for the last time, by the clock of its node's agent."""
     raised: str = ""
-    """Of the line of an exception: `last` in the last traceback of its process, `earlier` in one
-    before, `aside` in one of another thread or a destructor, `printed` in none; `quoted` in the
-    middle of a line; else empty."""
+    """Place of an exception's line: `last` in the last traceback of its process, `earlier` in one
+    before, `aside` in one of another thread or a destructor, `printed` without a traceback,
+    `quoted` in the middle of a line. Empty for any other line."""
     is_before_steps: bool = False
     """Lines about steps stand after it in its file."""
     doubt: str = ""
@@ -344,7 +345,7 @@ class Attempt:
     reason: str
     """Why it ended."""
     cause: str = ""
-    """How the scheduler ended it: a name of `EndCause`; empty where it did not, or is not asked."""
+    """Name of the `EndCause` if the scheduler ended it; empty if it did not or was not asked."""
     step: int | None = None
     """How far it came."""
 

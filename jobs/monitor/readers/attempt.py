@@ -347,25 +347,25 @@ class AttemptReader:
         return as_number(self._reports.values.get(str(index), {}).get("clock_offset_s")) or 0.0
 
     def _find_progress(self) -> Progress | None:
-        told = find_progress(self.files.values())
+        by_lines = find_progress(self.files.values())
         ends = [
             (trace.last.step, -rank) for rank, trace in self._traces.ranks.items() if trace.last
         ]
         if ends:
             rank = -max(ends)[1]
-            return join_progress(told, self._traces.ranks[rank].points(self._offset_of(rank)))
+            return join_progress(by_lines, self._traces.ranks[rank].points(self._offset_of(rank)))
         if not self._steps.counts:
-            return told
-        node = told.source.rpartition(".")[0] if told is not None else ""
+            return by_lines
+        node = by_lines.source.rpartition(".")[0] if by_lines is not None else ""
         told_by = [rank for rank, found in self._ranks.items() if found.node == node]
         counts = self._steps.counts
         reference = next((rank for rank in told_by if rank in counts), None)
         farthest = max(sorted(counts), key=lambda rank: counts[rank].count)
         loss = find_loss(self.files.values())
-        return join_counts(told, counts, reference, self._offset_of(farthest), loss)
+        return join_counts(by_lines, counts, reference, self._offset_of(farthest), loss)
 
     def _offset_of(self, rank: int) -> float:
-        """Of the node of a rank."""
+        """Return the clock offset of the node of a rank, in seconds."""
         if self.plan is None or rank >= self.plan.world:
             return 0.0
         return self._offset(self.plan.node_of_rank(rank).index)

@@ -188,9 +188,11 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
     if not log.points or log.doubt is not None:  # which its older lines show
         return find_progress(nodes)
     points = list(log.points)
-    told = find_loss([node])  # Hugging Face: the bar and the losses in different files
-    if told is not None and points[-1].loss is None:
-        points[-1] = replace(points[-1], loss=told.loss, grad_norm=told.grad_norm, nan=told.nan)
+    by_lines = find_loss([node])  # Hugging Face: the bar and the losses in different files
+    if by_lines is not None and points[-1].loss is None:
+        points[-1] = replace(
+            points[-1], loss=by_lines.loss, grad_norm=by_lines.grad_norm, nan=by_lines.nan
+        )
     return Progress(
         step=points[-1].step,
         num_steps=log.num_steps,
@@ -304,11 +306,11 @@ def merge_errors(logs: Iterable[LogFile], ended: Mapping[int, float]) -> tuple[L
 _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 
-def join_progress(told: Progress | None, traced: Sequence[Point]) -> Progress:
+def join_progress(by_lines: Progress | None, traced: Sequence[Point]) -> Progress:
     """Merge progress of logs and of the farthest trace: a line has the loss, a trace the time."""
     points = {point.step: point for point in traced}
     last = traced[-1]
-    if told is None:
+    if by_lines is None:
         return Progress(
             step=last.step,
             at=last.at,
@@ -316,23 +318,23 @@ def join_progress(told: Progress | None, traced: Sequence[Point]) -> Progress:
             source="trace",
             first_step=min(points),
         )
-    for point in told.points:
+    for point in by_lines.points:
         known = points.get(point.step)
         joined = point if known is None else replace(point, step_s=known.step_s, at=known.at)
         points[point.step] = joined
-    is_ahead = told.step > last.step
+    is_ahead = by_lines.step > last.step
     return Progress(
-        step=max(last.step, told.step),
-        num_steps=told.num_steps,
-        at=told.at if is_ahead else last.at,
+        step=max(last.step, by_lines.step),
+        num_steps=by_lines.num_steps,
+        at=by_lines.at if is_ahead else last.at,
         points=tuple(points[step] for step in sorted(points)),
-        source=told.source if is_ahead else "trace",
+        source=by_lines.source if is_ahead else "trace",
         first_step=min(points),
     )
 
 
 def join_counts(
-    told: Progress | None,
+    by_lines: Progress | None,
     counts: Mapping[int, StepCounts],
     reference: int | None,
     offset_s: float,
@@ -344,9 +346,9 @@ def join_counts(
     minus that of the rank that did the most steps; `loss` is one that no step is told for.
     """
     lines = None
-    if told is not None:
-        pairs = tuple((point.step, point.at) for point in told.points)
-        lines = Lines(told.step, told.num_steps, pairs, told.source, BAR_SLACK_S)
+    if by_lines is not None:
+        pairs = tuple((point.step, point.at) for point in by_lines.points)
+        lines = Lines(by_lines.step, by_lines.num_steps, pairs, by_lines.source, BAR_SLACK_S)
     steps = judge_steps(lines, counts, reference)
     rank = max(sorted(counts), key=lambda one: counts[one].count)
     own = counts[rank]
@@ -358,12 +360,14 @@ def join_counts(
     if isinstance(steps.done, Value):
         known["done"] = steps.done.value
     if steps.source is not Source.COUNTER or isinstance(steps.step, NotKnown):
-        return None if told is None else replace(told, at=max(at, told.at or at), **known)
+        return (
+            None if by_lines is None else replace(by_lines, at=max(at, by_lines.at or at), **known)
+        )
     is_same = steps.fit is not None and steps.fit.unit is Unit.STEP
     base = steps.step.value - own.count
     first = (steps.fit.offset if is_same and steps.fit else None) or 0
     points = {point.step: point for point in _list_points(own, base, offset_s)}
-    for point in told.points if told is not None else ():
+    for point in by_lines.points if by_lines is not None else ():
         done = point.step - base if is_same else None
         if done is None and point.at is not None:
             done = int(counts[rank if reference is None else reference].count_at(point.at))

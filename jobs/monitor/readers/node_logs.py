@@ -18,7 +18,7 @@ from varuna_core.facts.catalogue.patterns import MOST_CHARS
 from varuna_core.facts.catalogue.rank_output import PYTHON_EXCEPTION
 from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.progress import NO_STEP, parse_time, split_tag
-from varuna_core.records.logs.steps import StepReader, Told
+from varuna_core.records.logs.steps import StepReader, StepReading
 from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, LineTimes
 from varuna_core.records.logs.training_log import (
     PHASE_MARKS,
@@ -128,7 +128,7 @@ class LogFile:
         self.phases_s: dict[str, float] = {}
         self.info: dict[str, Line] = {}
         self.loss: Point | None = None
-        """The last that told no step of its own; its step is NO_STEP."""
+        """Last loss of a line without a step; its step is NO_STEP."""
         self.step_order = -1
         """Offset of the last line about a step."""
         self._fatal: Line | None = None
@@ -146,9 +146,9 @@ class LogFile:
         self._steps = StepReader(pattern)
         self._trains = False
         self._marks: LineTimes | None = None
+        """Times of writing, as of this look."""
         self._written: LineTimes | None = None
         """The times of the lines that one look reads."""
-        """Times of writing, as of this look."""
         self._unread: list[_Placed] = []
         """Lines with older points, of the first look: most logs' are never asked for."""
         self._gaps: deque[int] = deque(maxlen=8)
@@ -281,9 +281,9 @@ class LogFile:
         if not lines:
             return
         for line in lines:
-            told = self._steps.read(_decode(line))
-            if told is not None and told.line.step != NO_STEP:
-                first = min(one.line.step for one in (*told.earlier, told))
+            reading = self._steps.read(_decode(line))
+            if reading is not None and reading.line.step != NO_STEP:
+                first = min(one.line.step for one in (*reading.earlier, reading))
                 self.first_step = first if self.first_step is None else self.first_step
         self._steps.skip()
 
@@ -291,10 +291,10 @@ class LogFile:
         if place in self._gaps:
             self._steps.skip()
         at, slack_s = self._find_time(text, place)
-        told = self._steps.read(text, at, slack_s)
-        if told is not None:
+        reading = self._steps.read(text, at, slack_s)
+        if reading is not None:
             self.step_order = max(place, self.step_order)
-            for one in (*told.earlier, told):
+            for one in (*reading.earlier, reading):
                 self._add_point(one)
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
@@ -309,21 +309,21 @@ class LogFile:
         at = parse_time(split_tag(text)[1], time.gmtime(self.tail.mtime).tm_year)
         return (at if at is not None and self.tail.mtime - _DAYS_30 < at else None), MARK_S
 
-    def _add_point(self, told: Told) -> None:
-        point = _make_point(told.line)
+    def _add_point(self, reading: StepReading) -> None:
+        point = _make_point(reading.line)
         if point.step < 0:  # a bar may tell its step
             self.loss = replace(point, at=self.tail.mtime)
             return
-        if told.is_anew:  # another start, in the same file, or lines that tell more than bars
+        if reading.is_anew:  # another start, in the same file, or lines that tell more than bars
             self.points.clear()
         last = self.points[-1] if self.points else None
         if last is not None and point.step == last.step:
-            if told.line.is_bar:
+            if reading.line.is_bar:
                 return
             point = _join(last, point)
             self.points.pop()
-        self.points.append(replace(point, at=told.at or point.at or None))
-        self.num_steps, self.unit = self._steps.num_steps, told.line.unit
+        self.points.append(replace(point, at=reading.at or point.at or None))
+        self.num_steps, self.unit = self._steps.num_steps, reading.line.unit
         self.first_step = point.step if self.first_step is None else self.first_step
         if last is None or point.step != last.step:
             self.point_at = self.tail.mtime
@@ -349,9 +349,9 @@ class LogFile:
             if b": " not in line[:40]:
                 continue
             text = show(line)
-            told = parse_job_info(text)
-            if told is not None:
-                self.info[told[0]] = self._line(text, 0, "")
+            reading = parse_job_info(text)
+            if reading is not None:
+                self.info[reading[0]] = self._line(text, 0, "")
 
     def _add_known(self, lines: list[bytes], at: int, kind: str, start: int) -> None:
         key = (kind, lines[at].translate(None, DIGITS))
@@ -371,12 +371,13 @@ class LogFile:
 
     @property
     def known(self) -> list[Line]:
-        """Lines of a known kind, the first of each kind and text, as far as they are kept."""
+        """Kept lines of a known kind: the first of each kind and text."""
         return list(map(self._complete, self._known, self._places))
 
     @property
     def fatal(self) -> Line | None:
-        """The last line after which its process cannot go on."""
+        """Last line of this log that reports the end of a process, such as an uncaught exception;
+        None without one."""
         return None if self._fatal is None else self._complete(self._fatal, self._fatal_place)
 
     def _complete(self, line: Line, place: int) -> Line:

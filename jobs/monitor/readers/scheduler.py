@@ -128,7 +128,8 @@ class SchedulerDesk:
         )
 
     def _ask_earlier(self, view: RunView) -> dict[str, tuple[EndCause, ...]]:
-        """How the earlier starts of the jobs ended: once a start, as soon as accounting has it."""
+        """Return the ends of earlier starts of the jobs; accounting is asked once for each
+        start."""
         if all(info.restarts <= len(self._earlier.get(info.id, ())) for info in view.infos):
             return self._earlier
         return list_earlier(view.run, view.record, view.infos)

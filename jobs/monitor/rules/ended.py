@@ -283,7 +283,8 @@ def find_memory_proof(snapshot: Snapshot, node: str) -> str:
 
 
 def _find_oom(snapshot: Snapshot, node: str) -> Line | None:
-    """The kernel's or the scheduler's own line about the memory of that node, or of the job."""
+    """Find the line in which the kernel or the scheduler says that memory ran out on `node`, or in
+    the job."""
     lines = (line for line in snapshot.errors if line.kind == "host out of memory")
     return next((x for x in lines if x.node in ("", node) and not x.doubt), None)
 
@@ -456,7 +457,7 @@ HEARD: Mapping[Witness, Hear] = {
     Witness.SCRIPT: _by_start,
     Witness.RECORD: _by_record,
 }
-"""What each witness says, or None where it is not there."""
+"""Function of each witness: it returns the cause, or None if the witness saw nothing."""
 
 
 def _format_at(snapshot: Snapshot) -> str:

@@ -461,13 +461,13 @@ class Signs:
     """Signs of ranks of which no step is known."""
 
     num_bytes: int
-    """Of their output."""
+    """Size of the output of all ranks."""
     quiet_s: float | None
-    """Since the last of it; None where there is none."""
+    """Seconds since the last output; None if there was none."""
     is_busy: bool
     """GPUs or processors of the ranks work."""
     age_s: float | None
-    """Since the ranks were started."""
+    """Seconds since the ranks were started."""
 
     @property
     def are_running(self) -> bool:

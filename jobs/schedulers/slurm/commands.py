@@ -28,7 +28,7 @@ from vjob.jobs.schedulers.reasons import NO_OUTPUT
 
 COMMENT_PREFIX = "vjob:"
 AWAY = "unable to contact slurm controller"
-"""Of the error of every tool, in lower case, while the controller is away."""
+"""Part of every tool's error, in lower case, while the controller does not answer."""
 
 
 ALIASES = {
@@ -367,7 +367,8 @@ def build_earlier_command(job: str) -> list[str]:
 
 
 def parse_earlier(text: str) -> dict[str, tuple[EndCause, ...]]:
-    """How the starts of each job or component ended; one that goes on is left out."""
+    """Parse the ends of the starts of each job or component; a start that still runs is left
+    out."""
     found: dict[str, tuple[EndCause, ...]] = {}
     for line in text.splitlines():
         job, _, word = line.partition("|")

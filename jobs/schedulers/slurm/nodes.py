@@ -25,7 +25,7 @@ _GONE = {"DOWN", "ERROR", "NOT_RESPONDING", "REBOOT_ISSUED", "POWERED_DOWN"}
 _LEAVING = {"DRAIN", "FAIL", "REBOOT_REQUESTED", "POWER_DOWN", "POWERING_DOWN"}
 """States of scontrol in which what runs may end, and nothing new begins."""
 _GIVEN = re.compile(r" \[([^\[\]@ ]*)@([^\[\] ]*)\]")
-"""Who gave a reason, and when, behind it."""
+"""User and time that scontrol prints behind the reason of a node."""
 
 
 def build_show_node_command(nodes: Sequence[str]) -> list[str]:

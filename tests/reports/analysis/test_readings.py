@@ -1,4 +1,4 @@
-"""What lines about steps prove of the time of an attempt, and what they do not exclude."""
+"""Bounds of the time of an attempt by its lines about steps: proved, and not excluded."""
 
 from __future__ import annotations
 

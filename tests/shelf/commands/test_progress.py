@@ -61,8 +61,8 @@ def test_a_script_without_times_has_pace_time_left_and_steps(
     wait_for(is_pace_told, 60, lambda: vjob.explain(run))
     assert re.search(r"step \d+ of 30, 0\.[2-9]\d* s a step, loss", seen[-1])
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
-    told = vjob.status("last")["progress"]
-    assert (told["step"], told["num_steps"]) == (30, 30)
+    progress = vjob.status("last")["progress"]
+    assert (progress["step"], progress["num_steps"]) == (30, 30)
     text = vjob("report", "last", "--text").stdout
     assert "was useful steps" in text and " 0 % of" not in text
     assert "1 to 30" in text
@@ -98,9 +98,9 @@ def test_a_program_that_prints_nothing_has_its_optimizer_steps_counted(vjob: Vjo
     run = vjob.submit(text)
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
     status = vjob.status("last")
-    told = status["progress"]
-    assert (told["step"], told["done"], told["num_steps"]) == (30, 30, None)
-    assert (told["source"], told["is_counted"]) == ("optimizer", True)
+    progress = status["progress"]
+    assert (progress["step"], progress["done"], progress["num_steps"]) == (30, 30, None)
+    assert (progress["source"], progress["is_counted"]) == ("optimizer", True)
     assert [rank["step"] for rank in status["ranks"]] == [30, 12]
     assert "30 optimizer steps" in vjob("status", "last", "--once").stdout
     vjob("report", "last", "--export", "csv", "-o", "tables")

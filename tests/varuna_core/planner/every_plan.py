@@ -49,7 +49,7 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What plans have in common but for their place and their cuts."""
+    """Choices of a plan, except for its placement and its partition."""
 
     shape: Shape
     schedule: str
@@ -224,7 +224,8 @@ def find_least(tables: Tables, kind: Kind, placed: PlacedPipeline, beyond: float
 
 
 def _time_in_own_order(chain: SeveralStages, cuts: Bounds) -> float:
-    """As the runtime runs it: the order is made for the costs of the cuts."""
+    """Time of a partition in the order that the runtime makes for its costs; infinity if it does
+    not fit in memory."""
     run = chain.follow_costs(chain.find_costs(cuts))
     peaks = find_peaks(run.compiled, run.list_memory(cuts))
     limits = {p: s.times.memory_bytes for p, s in zip(run.places, run.stages, strict=True)}

@@ -1,4 +1,4 @@
-"""What a certificate says beside every plan of small questions.
+"""Certificates of small questions, compared with every plan.
 
 `python -m benchmarks.planner.certificates` asks thousands.
 """

@@ -35,7 +35,7 @@ def lines(steps: Any, *, per_step: float = 1.0, base: int = 0, total: int | None
 
 @dataclass(frozen=True)
 class Case:
-    """What the sources say, and the verdict."""
+    """Steps by lines and by the counter, and the expected verdict."""
 
     name: str
     lines: Lines | None
@@ -89,15 +89,15 @@ def read(known: Any) -> Any:
 
 
 def test_lines_that_go_on_while_the_counter_stands_are_believed_and_it_is_said() -> None:
-    """As under CUDA graphs that nobody noticed."""
-    told = lines(range(1, 121), pace=1.0)
+    """CUDA graphs that were not noticed look so."""
+    by_lines = lines(range(1, 121), pace=1.0)
     tally = Tally(0.0, BEGIN)
     for number in (*range(1, 31), 120):
         tally.add(float(number))
         tally.note()
     counts = parse_counts(tally.pack_head((1, 1, 1, 1, 0), 31) + tally.pack_body())
     assert counts is not None
-    found = judge_steps(told, {0: counts})
+    found = judge_steps(by_lines, {0: counts})
     assert (read(found.step), found.source, found.other) == (120, Source.LINES, 31)
 
 
@@ -114,8 +114,14 @@ def test_a_captured_optimizer_has_no_number() -> None:
 @pytest.mark.parametrize("base", [0, 1000])
 def test_times_that_are_not_sure_make_no_step_up(pace: float, base: int) -> None:
     """Half a second is many quick steps; what is said is at most a line old, and never ahead."""
-    told = lines(range(base + 100, base + 3100, 100), base=base, pace=pace, total=9000)
-    late = Lines(told.step, told.total, tuple((s, a + 0.4) for s, a in told.points), "n0.out", 0.5)
+    by_lines = lines(range(base + 100, base + 3100, 100), base=base, pace=pace, total=9000)
+    late = Lines(
+        by_lines.step,
+        by_lines.total,
+        tuple((s, a + 0.4) for s, a in by_lines.points),
+        "n0.out",
+        0.5,
+    )
     found = judge_steps(late, {0: count(3050, pace=pace)})
     assert base + 3000 <= read(found.step) <= base + 3050
     assert read(found.total) == 9000

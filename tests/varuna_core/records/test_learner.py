@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from varuna_core.records.logs.learner import MOST_SHAPES, Doubt, Learner, mask
-from varuna_core.records.logs.steps import EPOCHS, LEARNED, StepReader, Told
+from varuna_core.records.logs.steps import EPOCHS, LEARNED, StepReader, StepReading
 
 LINES: dict[str, tuple[Callable[[int], str], int, int, int | None]] = {
     # the line of each reading, its last step after twelve, the first one, and the number of all
@@ -41,22 +41,24 @@ LINES: dict[str, tuple[Callable[[int], str], int, int, int | None]] = {
 }  # fmt: skip
 
 
-def read(lines: Iterable[str], reader: StepReader | None = None) -> tuple[StepReader, list[Told]]:
+def read(
+    lines: Iterable[str], reader: StepReader | None = None
+) -> tuple[StepReader, list[StepReading]]:
     reader = reader or StepReader()
-    told = [reader.read(line, float(at), 0.0) for at, line in enumerate(lines)]
-    return reader, [one for found in told if found for one in (*found.earlier, found)]
+    readings = [reader.read(line, float(at), 0.0) for at, line in enumerate(lines)]
+    return reader, [one for found in readings if found for one in (*found.earlier, found)]
 
 
 @pytest.mark.parametrize("name", LINES)
 @pytest.mark.parametrize("tag", ["", "0: ", "[rank3]: "])
 def test_a_counter_is_known_from_its_third_reading(name: str, tag: str) -> None:
     make, last, first, total = LINES[name]
-    reader, told = read(tag + make(at) for at in range(12))
+    reader, readings = read(tag + make(at) for at in range(12))
     assert (reader.last, reader.num_steps, reader.strength) == (last, total, LEARNED)
-    assert (told[0].line.step, told[0].at, reader.doubt) == (first, 0.0, None)
-    assert [one.at for one in told] == sorted({one.at for one in told})
-    reader, told = read(tag + make(at) for at in range(2))
-    assert (told, reader.last, reader.doubt) == ([], None, Doubt.FEW)
+    assert (readings[0].line.step, readings[0].at, reader.doubt) == (first, 0.0, None)
+    assert [one.at for one in readings] == sorted({one.at for one in readings})
+    reader, readings = read(tag + make(at) for at in range(2))
+    assert (readings, reader.last, reader.doubt) == ([], None, Doubt.FEW)
 
 
 @pytest.mark.parametrize(
@@ -73,38 +75,40 @@ def test_a_counter_is_known_from_its_third_reading(name: str, tag: str) -> None:
     ],
 )
 def test_what_is_not_known_has_its_reason(make: Callable[[int], str], doubt: Doubt | None) -> None:
-    reader, told = read(make(at) for at in range(12))
-    assert [one for one in told if one.line.step >= 0] == []
+    reader, readings = read(make(at) for at in range(12))
+    assert [one for one in readings if one.line.step >= 0] == []
     assert (reader.last, reader.doubt) == (None, doubt)
 
 
 def test_an_epoch_is_an_epoch() -> None:
-    reader, told = read(f"Epoch {at}/30 - loss 2.{at} - acc 0.{at}" for at in range(1, 9))
+    reader, readings = read(f"Epoch {at}/30 - loss 2.{at} - acc 0.{at}" for at in range(1, 9))
     assert (reader.last, reader.num_steps, reader.strength) == (8, 30, EPOCHS)
-    assert {one.line.unit for one in told} == {"epoch"}
-    reader, told = read((f"train: 1%|x| {at}/9 [00:05<01:30,  2.00it/s]" for at in (1, 2)), reader)
-    assert told[0].is_anew and told[0].line.unit == "step"
+    assert {one.line.unit for one in readings} == {"epoch"}
+    reader, readings = read(
+        (f"train: 1%|x| {at}/9 [00:05<01:30,  2.00it/s]" for at in (1, 2)), reader
+    )
+    assert readings[0].is_anew and readings[0].line.unit == "step"
 
 
 def test_the_total_may_be_said_before() -> None:
     lines = [f"[{at}] train cost {1 / at:.3f}" for at in range(1, 9)]
-    reader, told = read(["max steps: 60", *lines])
+    reader, readings = read(["max steps: 60", *lines])
     assert (reader.last, reader.num_steps) == (8, 60)
-    assert told[0].line.loss == 1.0
+    assert readings[0].line.loss == 1.0
     assert read(["max steps: 5", *lines])[0].num_steps is None
 
 
 def test_a_likelier_counter_takes_the_place_of_another() -> None:
     before = [f"[{at}] train batch read in 0.{at} s" for at in range(1, 9)]
     after = [f"it {at}/60 loss {1 / at:.3f}" for at in range(1, 9)]
-    reader, told = read([*before, *after])
+    reader, readings = read([*before, *after])
     assert (reader.last, reader.num_steps) == (8, 60)
-    assert [one.line.step for one in told if one.is_anew] == [1]
+    assert [one.line.step for one in readings if one.is_anew] == [1]
 
 
 def test_a_first_line_with_a_great_step_is_no_step_but_the_first() -> None:
-    _, told = read(f"it {at}/60 loss 2.{at}" for at in range(43, 47))
-    assert [one.line.step for one in told] == [43, 44, 45, 46]
+    _, readings = read(f"it {at}/60 loss 2.{at}" for at in range(43, 47))
+    assert [one.line.step for one in readings] == [43, 44, 45, 46]
 
 
 def test_lines_that_are_left_out_are_no_growth() -> None:
@@ -151,10 +155,10 @@ def test_a_counter_is_found_or_not_known_but_never_wrong(
     log: tuple[list[str], list[int], int | None],
 ) -> None:
     lines, steps, total = log
-    reader, told = read(lines)
+    reader, readings = read(lines)
     if reader.last is not None:
         assert reader.last == steps[-1] and reader.num_steps in (None, total)
-        assert [one.line.step for one in told if one.line.step >= 0] == steps
+        assert [one.line.step for one in readings if one.line.step >= 0] == steps
 
 
 @given(training_logs(), st.data())
@@ -163,16 +167,16 @@ def test_a_saved_reader_goes_on_at_any_line(
 ) -> None:
     lines = log[0]
     cut = data.draw(st.integers(0, len(lines)))
-    whole, told = read(lines)
+    whole, readings = read(lines)
     first, before = read(lines[:cut])
     second = StepReader()
     second.go_on(json.loads(json.dumps(first.save())))
     after = [second.read(line, float(at), 0.0) for at, line in enumerate(lines[cut:], cut)]
-    assert [*before, *_flatten(after)] == told
+    assert [*before, *_flatten(after)] == readings
     assert json.dumps(second.save()) == json.dumps(whole.save())
 
 
-def _flatten(found: Iterable[Told | None]) -> Iterator[Told]:
+def _flatten(found: Iterable[StepReading | None]) -> Iterator[StepReading]:
     for one in found:
         if one is not None:
             yield from (*one.earlier, one)

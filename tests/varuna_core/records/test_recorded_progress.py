@@ -9,7 +9,7 @@ import pytest
 
 from varuna_core.agent.processes.output import LineSplitter
 from varuna_core.records.logs.progress import MARKS, parse_progress
-from varuna_core.records.logs.steps import BAR, LINE, UNNAMED, StepReader, Told
+from varuna_core.records.logs.steps import BAR, LINE, UNNAMED, StepReader, StepReading
 
 RECORDED = Path(__file__).parent / "recorded"
 PROGRAMS: dict[str, tuple[int, int, int, int | None, float | None]] = {
@@ -30,23 +30,23 @@ PROGRAMS: dict[str, tuple[int, int, int, int | None, float | None]] = {
 }
 
 
-def read_states(name: str) -> list[Told]:
+def read_states(name: str) -> list[StepReading]:
     """By each state of a bar, as a very patient terminal saw it."""
     reader = StepReader()
     text = (RECORDED / name).read_bytes().decode()
     found = [reader.read(state) for state in re.split(r"[\r\n]", text)]
-    return [told for told in found if told is not None]
+    return [reading for reading in found if reading is not None]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_steps_of_a_real_program_are_read(name: str) -> None:
     strength, first, last, total, loss = PROGRAMS[name]
     found = read_states(name)
-    steps = [told.line.step for told in found]
+    steps = [reading.line.step for reading in found]
     assert (steps[0], steps[-1]) == (first, last)
     assert (found[-1].strength, found[-1].line.num_steps) == (strength, total)
     assert found[-1].line.loss == (None if loss is None else pytest.approx(loss))
-    started_anew = [told for told in found if told.is_anew]
+    started_anew = [reading for reading in found if reading.is_anew]
     if name not in ("tqdm-4.70.1.err", "keras-3.15.1.out"):  # several loops in one program
         assert not started_anew
         assert steps == sorted(steps)
@@ -73,7 +73,7 @@ def test_the_same_is_read_of_what_the_agent_writes(name: str) -> None:
 def test_losses_of_hugging_face_name_no_step() -> None:
     found = read_states("transformers-5.23.0.out")
     assert len(found) == 12
-    assert {told.line.step for told in found} == {-1}
+    assert {reading.line.step for reading in found} == {-1}
     assert found[-1].line.loss == 4.462
 
 
@@ -95,8 +95,8 @@ def test_no_line_of_the_corpus_moves_a_training_that_runs() -> None:
     reader = StepReader()
     reader.read("0: step 50/100 loss 2.31", 100.0)
     for kind, _, line in list_misleading():
-        told = reader.read("0: " + line, 101.0)
-        assert told is None, (kind, line)
+        reading = reader.read("0: " + line, 101.0)
+        assert reading is None, (kind, line)
     assert (reader.last, reader.num_steps) == (50, 100)
 
 

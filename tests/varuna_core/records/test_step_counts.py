@@ -126,7 +126,7 @@ def test_one_step_has_no_pace() -> None:
 
 
 def test_a_body_of_before_is_read_under_a_newer_head(tmp_path: Path) -> None:
-    """As after a kill: the head is a tenth of a second old, the body a second."""
+    """A kill leaves a head that is a tenth of a second old and a body that is a second old."""
     file = claim_file(str(tmp_path / "0.steps"))
     assert file is not None
     found = tally([0.25] * 8)

@@ -11,27 +11,29 @@ from hypothesis import strategies as st
 
 from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import PatternError, compile_pattern, parse_own
-from varuna_core.records.logs.steps import BAR, LINE, UNNAMED, StepReader, Told
+from varuna_core.records.logs.steps import BAR, LINE, UNNAMED, StepReader, StepReading
 
 
-def read(lines: Iterable[tuple[float | None, str]], reader: StepReader | None = None) -> list[Told]:
+def read(
+    lines: Iterable[tuple[float | None, str]], reader: StepReader | None = None
+) -> list[StepReading]:
     reader = reader or StepReader()
     found = [reader.read(text, at, 0.0) for at, text in lines]
-    return [told for told in found if told is not None]
+    return [reading for reading in found if reading is not None]
 
 
 def list_steps(lines: Iterable[str]) -> list[int]:
-    return [told.line.step for told in read((None, line) for line in lines)]
+    return [reading.line.step for reading in read((None, line) for line in lines)]
 
 
-def list_ms(found: Iterable[Told]) -> list[float | None]:
+def list_ms(found: Iterable[StepReading]) -> list[float | None]:
     return [None if x.line.time_ms is None else round(x.line.time_ms, 3) for x in found]
 
 
 def test_a_step_takes_what_lies_between_the_writing_of_two_lines() -> None:
     found = read((100.0 + 0.5 * step, f"0: step {step}/40 loss {9.5 - step}") for step in range(4))
     assert list_ms(found) == [None, 500, 500, 500]
-    assert [told.num_timed for told in found] == [None, 1, 1, 1]
+    assert [reading.num_timed for reading in found] == [None, 1, 1, 1]
     every_tenth = read((100.0 + 0.5 * step, f"step {step} loss 2.5") for step in range(0, 40, 10))
     assert list_ms(every_tenth) == [None, 500, 500, 500]
     assert every_tenth[1].num_timed == 10
@@ -40,14 +42,16 @@ def test_a_step_takes_what_lies_between_the_writing_of_two_lines() -> None:
 def test_a_time_in_the_line_counts_more_than_that_of_its_writing() -> None:
     found = read((100.0 + step, f"iter {step}: loss 3.1, time 130.22ms") for step in range(3))
     assert list_ms(found) == [130.22] * 3
-    assert {told.num_timed for told in found} == {None}
+    assert {reading.num_timed for reading in found} == {None}
 
 
 def test_times_that_are_not_known_well_are_of_many_steps() -> None:
     reader = StepReader()
     lines = [(100.0 + (step // 2) * 0.25, f"step {step} loss 2.5") for step in range(0, 101)]
     found = [reader.read(text, at, 0.25) for at, text in lines]
-    times = [told.line.time_ms for told in found if told is not None and told.line.time_ms]
+    times = [
+        reading.line.time_ms for reading in found if reading is not None and reading.line.time_ms
+    ]
     assert len(times) >= 5
     assert all(time_ms == pytest.approx(125, rel=0.1) for time_ms in times)
 
@@ -63,15 +67,15 @@ def test_a_pause_is_blamed_on_no_step() -> None:
 def test_a_long_span_may_hold_a_pause() -> None:
     reader = StepReader()
     read([(float(step), f"step {step} loss 2.5") for step in range(5)], reader)
-    told = reader.read("step 5 loss 2.5", 60.0, 0.0)
-    assert told is not None and reader.is_slow(told)
+    reading = reader.read("step 5 loss 2.5", 60.0, 0.0)
+    assert reading is not None and reader.is_slow(reading)
 
 
 def test_lines_of_one_rank_are_followed() -> None:
     lines = [f"{rank}: step {step} loss 2.5" for step in range(9) for rank in (0, 1)]
     late = ["1: step 3 loss 2.5", "0: step 9 loss 2.5"]
     found = read((None, line) for line in [*lines, *late])
-    assert not any(told.is_anew for told in found)
+    assert not any(reading.is_anew for reading in found)
     assert found[-1].line.step == 9
 
 
@@ -82,7 +86,7 @@ def test_another_rank_is_followed_where_the_first_falls_silent() -> None:
 
 def test_an_older_step_is_another_start() -> None:
     found = read((float(at), f"step {step} loss 2.5") for at, step in enumerate((5, 6, 7, 6, 7)))
-    assert [told.is_anew for told in found] == [False, False, False, True, False]
+    assert [reading.is_anew for reading in found] == [False, False, False, True, False]
     assert list_ms(found) == [None, 1000, 1000, None, 1000]
 
 
@@ -97,10 +101,10 @@ def test_where_an_epoch_has_steps_that_were_not_printed_only_epochs_are_known() 
     lines = [f"epoch {epoch} step {at} loss 2.5" for epoch in (1, 2, 3) for at in (100, 200)]
     reader = StepReader()
     found = read(((None, line) for line in lines), reader)
-    assert [(told.line.unit, told.line.step) for told in found] == [
+    assert [(reading.line.unit, reading.line.step) for reading in found] == [
         ("step", 100), ("step", 200), *[("epoch", 2)] * 2, *[("epoch", 3)] * 2
     ]  # fmt: skip
-    assert [told.is_anew for told in found] == [False, False, True, False, False, False]
+    assert [reading.is_anew for reading in found] == [False, False, True, False, False, False]
     assert (reader.last, reader.num_steps, reader.doubt) == (3, None, None)
     assert list_steps([f"epoch {n} step {at} loss 2.5" for n in (1, 2) for at in (0, 1, 2)]) == [
         0, 1, 2, 3, 4, 5
@@ -120,7 +124,7 @@ def test_bars_of_each_epoch_are_counted_through() -> None:
 def test_lines_tell_more_than_bars_and_bars_with_a_name_more_than_others() -> None:
     bar = " 50%|x| 500/1000 [00:05<01:30,  2.00it/s]"
     found = read((None, line) for line in (bar, "train:" + bar, "step 3 loss 2.5", bar))
-    assert [(told.strength, told.is_anew) for told in found] == [
+    assert [(reading.strength, reading.is_anew) for reading in found] == [
         (UNNAMED, False),
         (BAR, True),
         (LINE, True),
@@ -132,17 +136,21 @@ def test_an_evaluation_may_be_the_last_sign_of_a_step() -> None:
     said = "train loss 0.95, val loss 4.29"
     lines = [f"step 0: {said}", "iter 0: loss 3.1, time 9ms", "iter 5: loss 2.9, time 9ms"]
     reader, found = StepReader(), read((None, line) for line in [*lines, f"step 8: {said}"])
-    assert [(told.line.step, told.line.loss) for told in found] == [(0, 3.1), (5, 2.9), (8, None)]
+    assert [(reading.line.step, reading.line.loss) for reading in found] == [
+        (0, 3.1),
+        (5, 2.9),
+        (8, None),
+    ]
     found = read([(None, "step 8: val loss 4.29"), (None, "step 5 loss 2.5")], reader)
-    assert [told.line.step for told in found] == [5]
+    assert [reading.line.step for reading in found] == [5]
 
 
 def test_a_pattern_of_the_users_own_is_read() -> None:
     own = compile_pattern(r"done (?P<step>\d+) of (?P<total>\d+): L=(?P<loss>\S+) (?P<ms>\S+)ms")
     found = read([(None, "0: done 7 of 9: L=1.5 20ms"), (None, "step 3 loss 2.5")], StepReader(own))
-    (told,) = found
-    assert (told.line.step, told.line.num_steps, told.line.loss) == (7, 9, 1.5)
-    assert told.line.time_ms == 20
+    (reading,) = found
+    assert (reading.line.step, reading.line.num_steps, reading.line.loss) == (7, 9, 1.5)
+    assert reading.line.time_ms == 20
     assert find_marks(own.pattern)
     assert any(mark in b"done  of : L=. ms" for mark in find_marks(own.pattern))
 

@@ -106,7 +106,7 @@ def step_in_backward() -> None:
 
 
 def step_by_groups() -> None:
-    """As DeepSpeed's ZeRO does it: for each group the others are taken out."""
+    """DeepSpeed's ZeRO steps one group at a time, with the other groups taken out."""
     first, second = Module(2, 2), Module(2, 2)
     own = torch.optim.SGD([{"params": first.parameters()}, {"params": second.parameters()}], lr=0.1)
     groups = own.param_groups

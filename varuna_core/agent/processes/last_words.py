@@ -1,4 +1,4 @@
-"""`LastWords`: what a rank wrote last on stderr, and the exception that may have ended it."""
+"""`LastWords`: the last line of a rank on stderr, and the exception that may have ended it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from varuna_core.records.logs.traceback import TracebackReader
 
 LAST_ERROR_CHARS = 500
 WENT_ON_S = 5.0
-"""A rank that writes to stdout so long after an error did not end by it."""
+"""An error did not end a rank that wrote to stdout more than this number of seconds after it."""
 _WORD = re.compile(rb"\w")
 
 
 class LastWords:
-    """The lines of one rank, as they come."""
+    """Reads the output of one rank as it is written."""
 
     def __init__(self) -> None:
         self._last = self._named = b""
-        """The last line of stderr with something in it, and the last that names an exception."""
+        """The last line of stderr that is not empty, and the last one that names an exception."""
         self._tracebacks = TracebackReader()
         self._out_at = self._err_at = self._raised_at = float("-inf")
 
     def note_out(self, now: float) -> None:
-        """Something was written to stdout."""
+        """Note that the rank has written to stdout."""
         self._out_at = now
 
     def note_err(self, lines: list[bytes], now: float) -> None:
-        """These lines were written to stderr."""
+        """Read new lines of the rank's stderr."""
         for line in lines:
             if not line.strip():
                 continue

@@ -21,7 +21,7 @@ from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from varuna_core.records.files import as_number, read_json
 from varuna_core.records.logs.progress import NO_STEP, read_pattern, split_tag
-from varuna_core.records.logs.steps import StepReader, Told
+from varuna_core.records.logs.steps import StepReader, StepReading
 from varuna_core.records.logs.tail import Follower
 from varuna_core.records.logs.times import MarkFollower
 from varuna_core.records.logs.training_log import (
@@ -83,7 +83,7 @@ class Found:
     at: Optional[float]
     """When it was written, where that is known."""
     values: Dict[str, float]
-    told: Optional[Told] = None
+    reading: Optional[StepReading] = None
     """Of a line about a step."""
 
 
@@ -116,15 +116,15 @@ class LogPoints:
     def _parse(self, text: str, at: Optional[float], slack_s: float) -> Iterator[Found]:
         if parse_mark(text) is not None:
             self.steps.pause()
-        told = self.steps.read(text, at, slack_s)
-        if told is not None:
-            for one in (*told.earlier, told):
+        reading = self.steps.read(text, at, slack_s)
+        if reading is not None:
+            for one in (*reading.earlier, reading):
                 yield Found(STEPS, one.line.step, one.at, {}, one)
         evaluated = self.steps.evaluated
         if evaluated is not None and not evaluated.is_bar:  # which shows the last ones for long
             step = self.steps.last if evaluated.step == NO_STEP else evaluated.step
             yield Found(VALIDATION, step or 0, at, _name_metrics(evaluated))
-        if told is not None:
+        if reading is not None:
             return
         memory = parse_memory(text) if "memory (MB)" in text else None
         if memory is not None:
@@ -289,13 +289,13 @@ class AttemptPoints:
         if not isinstance(one, Found):
             values = self._list_sample(name, one)
             return self._point(f"{SAMPLES} {name}", self._step, moment, values) if values else None
-        if one.told is None:
+        if one.reading is None:
             return self._point(one.stream, one.step, moment, one.values)
         if one.step == NO_STEP:
-            return self._point(LOSSES, self._step, moment, self._list_values(one.told.line))
+            return self._point(LOSSES, self._step, moment, self._list_values(one.reading.line))
         if self._is_chosen(name):
             self._step = one.step
-            return self._point(STEPS, one.step, moment, self._list_values(one.told.line))
+            return self._point(STEPS, one.step, moment, self._list_values(one.reading.line))
         return None
 
     def _is_chosen(self, name: str) -> bool:

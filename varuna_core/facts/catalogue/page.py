@@ -32,7 +32,9 @@ the line of a rank that did not fail first, a line of source, or one of an earli
 {witnesses}
 The kernel's line about the memory of its node explains a SIGKILL. An exception ended its rank if it
 is in the rank's error file, or if the rank exited 1 and it is the last traceback of the main thread
-on standard error, with no output on standard output long after.
+on standard error, with no output on standard output more than 5 seconds after it. An exception that
+was caught and printed less than 5 seconds before an exit with code 1 looks the same, and is taken
+for the cause.
 
 ## Causes
 | cause | sentence | remedies |

@@ -47,8 +47,8 @@ Find = Callable[..., "Candidate | None"]
 """A plan of a profile and wishes; any, or the best that is found within some seconds."""
 LOOK_S = 2.0
 ONE_STAGE_SHARE, SIMPLER_SHARE = 0.6, 0.05
-"""Of a search's time: for plans with one stage a rank, and for a simpler plan; the rest is for the
-other plans."""
+"""Shares of a search's time for plans with one stage a rank, and for a simpler plan. Plans with
+several stages a rank get the rest."""
 
 
 class _TimeIsUp(Exception):
@@ -109,7 +109,8 @@ def _search(
     limit_s: float,
     clock: Callable[[], float],
 ) -> tuple[Search, Searched]:
-    """Of plans with one stage a rank, then of the others."""
+    """Search plans with one stage a rank, then plans with several; return the question and the best
+    of both."""
     guide = find_guide(wishes)
     share = ONE_STAGE_SHARE if list_names(training, wishes) else 1 - SIMPLER_SHARE
     question = Search(profile, training, cluster, guide, limit_s=share * limit_s, clock=clock)

@@ -2,7 +2,7 @@
 
 ```
 WHOLLY    every plan of the class was timed, or a bound ruled it out
-IN_PART   so many shapes of all were; the bound holds for the others too
+IN_PART   some of its shapes were (`n of m`); the bound holds for the others too
 NOT       the reason why; nothing is said of their plans
 ```
 """
@@ -102,7 +102,7 @@ def list_not_searched(
     cluster: Cluster,
     wishes: Wishes,
 ) -> Iterator[PlanClass]:
-    """What the wishes allow and no class holds, with the reason."""
+    """Yield classes of plans that the wishes allow and that were not searched, with the reason."""
 
     def leave_out(why: Stop, **values: tuple[object, ...]) -> PlanClass:
         return replace(PlanClass(coverage=Coverage.NOT, why=why), **values)  # type: ignore[arg-type]

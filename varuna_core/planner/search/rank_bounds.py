@@ -91,7 +91,7 @@ class PlacedBounds:
         ]
 
     def bound_partitions(self, cuts: Array) -> Array:
-        """What none of these partitions, in rows, is below."""
+        """Compute a lower bound of the step time of each partition, a row of `cuts`."""
         training, num_stages = self.tables.training, len(self.places)
         runs = [(cuts[:, s], cuts[:, s + 1]) for s in range(num_stages)]
         forward, back, work, early = self._list_work(runs)
@@ -125,8 +125,9 @@ class PlacedBounds:
         return found
 
     def _list_work(self, runs: Sequence[tuple[Array, Array]]) -> tuple[Array, Array, Array, Array]:
-        """By stage: a forward, a backward until its gradient is there, and of a step all work but
-        recomputes, and what the stages before wait for."""
+        """Compute four times of each stage: one forward, one backward up to the gradient of its
+        input, all work of a step without recomputes, and the part of that work that earlier stages
+        wait for."""
         m = self.option.num_microbatches
         rows = []
         for place, run in zip(self.places, runs, strict=True):
@@ -141,10 +142,10 @@ class PlacedBounds:
     def _find_again(
         self, rank: int, runs: Sequence[tuple[Array, Array]], behind: Array
     ) -> Array | float:
-        """The recomputes of a rank, at least.
+        """Compute a lower bound of the time that a rank spends on recomputes.
 
-        A graph is kept if its backward is the rank's next action. Of its last stage alone that may
-        be so, and then the rank waits for what is behind.
+        A micro-batch is not recomputed if its backward is the rank's next action. That is possible
+        for the rank's last stage only, and then the rank waits for the stages behind it.
         """
         m, way, times = self.option.num_microbatches, self.option.recompute, self.times[rank]
         if way not in AGAIN:
@@ -155,7 +156,7 @@ class PlacedBounds:
         return found
 
     def bound_all(self) -> float:
-        """What no partition is below."""
+        """Compute a lower bound of the step time of all partitions."""
         size, m = self.tables.size, self.option.num_microbatches
         known = {id(times): _list_segments(times, self.splits) for times in self.times}
         rows = [known[id(times)] for times in self.times]
@@ -184,7 +185,8 @@ class PlacedBounds:
 
 
 def _find_way(rows: Sequence[_Segments], each: int) -> float:
-    """The least time of a micro-batch there and back, with as many stages on each rank."""
+    """Compute the least time of one micro-batch's forward and backward through all stages, if each
+    rank has `each` stages."""
     work = np.array([row.forward + row.back for row in rows])
     least = work.min(axis=0)
     more = (work - least).min(axis=1).sum() + sum(r.forward_action + r.back_action for r in rows)
@@ -192,8 +194,8 @@ def _find_way(rows: Sequence[_Segments], each: int) -> float:
 
 
 def _share_out(work: Sequence[Array], before: Array) -> float:
-    """The least time until which all segments can be done, dealt out in any parts: a rank does by
-    then what is left after `before`, at its best rate."""
+    """Compute the least time in which all segments can be done if they are divided among the ranks
+    in any parts. Each rank starts after its time in `before` and works at its best rate."""
     best = 0.0
     for reference in {id(row): row for row in work}.values():
         some = reference > 0
@@ -208,8 +210,8 @@ def _share_out(work: Sequence[Array], before: Array) -> float:
 
 
 def _hold_inner(work: Mapping[int, Array], kinds: Sequence[int], before: Array) -> float:
-    """The least time until which the ranks hold all segments but the first and the last, each
-    taking those that are quickest on its kind."""
+    """Compute the least time in which the ranks can do all segments but the first and the last, if
+    each rank takes those that are fastest on its kind of GPU."""
     wanted = len(next(iter(work.values()))) - 2
     if wanted < 1:
         return 0.0
@@ -232,8 +234,8 @@ def bound_counts(
     counts: Array,
     stages_per_rank: int,
 ) -> Array:
-    """What no placement is below that has so many ranks in each kind of place, by row of counts,
-    in whatever order these are."""
+    """Compute a lower bound of the step time for each row of `counts`, the number of ranks in each
+    kind of place; the order of the ranks does not matter."""
     if not len(counts):
         return np.zeros(0)
     shape, m = option.shape, option.num_microbatches

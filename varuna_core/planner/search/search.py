@@ -127,7 +127,7 @@ class Searched:
 
     @property
     def gap(self) -> float:
-        """How much faster one of them could be than the chosen plan, as a part of its time."""
+        """Share of the chosen plan's time that a plan of the searched classes might save."""
         return max(0.0, 1 - self.bound_s / self.chosen.step_s)
 
 

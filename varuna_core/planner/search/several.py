@@ -47,29 +47,29 @@ NAMES = tuple(name for name in SCHEDULES if not has_one_stage_a_rank(name))
 BY_COSTS = tuple(name for name in SCHEDULES if name not in SEARCHED)
 """The schedules of this search: those of several stages, and zero_bubble."""
 GUIDE = "1f1b"
-"""Its floors say which shapes and placements are promising."""
+"""Schedule whose lower bounds order the shapes and placements."""
 MOST_STAGES = 4
-"""Of a rank, where a schedule takes any number."""
+"""Most stages of a rank with a schedule that takes any number."""
 MOST_TRIED, MORE_TRIED = 60, 20
 """Placements whose cuts are improved by moves, of the promising and of the rest."""
 PLACEMENTS = 2
-"""Of as many stages on each kind of place, of the promising."""
+"""Promising placements that are tried with the same number of stages on each kind of place."""
 MOST_CUTS = 20_000
-"""Of a placement, up to which all are looked at."""
+"""A placement with at most this number of partitions has all of them bounded."""
 MOST_ROWS = 400_000
 """Cuts that are bounded in one search."""
 TOGETHER = 512
-"""Of these, timed at once."""
+"""Partitions that are timed at once."""
 MOST_ORDERS = 16
 """Orders that are made for costs in one search, each for one partition."""
 ORDER_S = 1e-4
-"""To make an order for costs, of each micro-batch and pair of stages, until one took longer."""
+"""First guess of the time to make an order for costs, per micro-batch and pair of stages."""
 MOST_SETTLED = 4
 """Promising plans whose order of actions is made for the costs of their cuts."""
 PROMISING = 1.2
-"""Of the best step, up to which that is done."""
+"""An order is made for the costs of plans that take at most the best step time times this."""
 MOST_TURNS = 2
-"""Of ordering actions for cuts, and of moving cuts in that order."""
+"""Rounds of ordering the actions for a partition and improving the partition in that order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -381,7 +381,8 @@ class _Several:
         return _Rows(counts[order], floors[order], 0)
 
     def _search_cuts(self, bounds: PlacedBounds, bound: float) -> float:
-        """What no partition that is left is below."""
+        """Search the partitions of a placement; return a lower bound of those that were not
+        timed."""
         option, splits = bounds.option, bounds.splits
         cuts = self._list_cuts(len(bounds.places))
         if cuts is None and not self._has_time(option, len(bounds.places)):

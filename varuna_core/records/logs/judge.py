@@ -24,23 +24,23 @@ from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.records.logs.step_counts import StepCounts
 
 LEAST_STEPS = 4
-"""So many steps between two lines tell what the lines count."""
+"""Fewest steps between two lines that show what the lines count."""
 SAME = 10
 """From this number on, one line that has the counter's number counts steps too."""
 MANY_STEPS = 16
-"""So many tell that they count something else."""
+"""After this number of steps without a match the lines count something else."""
 UNEVEN = 0.15
 NEAR = 0.1
-"""A ratio so near to a whole number is that number."""
+"""A ratio within this distance of a whole number is that number."""
 TWICE = 0.34
-"""What the ratio is not sure by, at most: beyond it one cannot be told from two."""
+"""Largest error of a ratio: with a larger one, 1 and 2 cannot be distinguished."""
 MOST_PARTS = 100_000
 SURE_STEPS = 1.0
 """An offset that is sure to fewer steps is exact."""
 
 
 class Source(str, Enum):
-    """What a figure was taken from."""
+    """Source of a figure."""
 
     TRACE = "trace"
     COUNTER = "counter"
@@ -48,7 +48,7 @@ class Source(str, Enum):
 
 
 class Unit(str, Enum):
-    """What the lines of a log count."""
+    """Thing that the lines of a log count."""
 
     STEP = "step"
     PART = "part of a step"
@@ -58,7 +58,7 @@ class Unit(str, Enum):
 
 @dataclass(frozen=True)
 class Lines:
-    """What the lines of one log tell."""
+    """Steps by the lines of one log."""
 
     step: int
     total: Optional[int]
@@ -66,12 +66,12 @@ class Lines:
     """(step, time of writing), the oldest first."""
     file: str = ""
     slack_s: float = 0.0
-    """Each time is known up to so much."""
+    """Error of each time."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What lines count, against the optimizer steps of the same rank or node."""
+    """Relation of the numbers in lines to the optimizer steps of the same rank or node."""
 
     unit: Unit
     ratio: float
@@ -92,20 +92,20 @@ class RankSteps:
 
 @dataclass(frozen=True)
 class Steps:
-    """The verdict."""
+    """Result of `judge_steps`: the steps of a job, each figure with its source."""
 
     step: Known[int]
-    """In the numbers of the program where lines tell them, else `done`."""
+    """The program's own number of the step if lines have it, else `done`."""
     total: Known[int]
     done: Known[int]
     """Optimizer steps of this attempt, by the rank that did the most."""
     at: Optional[float]
-    """When the last one ended."""
+    """Time at which the last step ended."""
     source: Optional[Source]
     fit: Optional[Fit]
     """None where only one of the two is there, or too little of them."""
     other: Optional[int]
-    """Where the lines and the counter disagree: what the one says that was not taken."""
+    """Step of the source that was not taken, where lines and counter disagree."""
     ranks: Tuple[RankSteps, ...]
 
     @property
@@ -116,7 +116,8 @@ class Steps:
 def judge_steps(
     lines: Optional[Lines], counts: Mapping[int, StepCounts], reference: Optional[int] = None
 ) -> Steps:
-    """`reference` is a rank on the node of the lines, whose clock their times are of."""
+    """Combine lines and counters into the steps of a job. `reference` is a rank on the node that
+    wrote the lines: both use one clock."""
     counts = {rank: one for rank, one in counts.items() if one.count}
     ranks = tuple(
         RankSteps(rank, one.count, one.last_at, one.median_s)
@@ -140,21 +141,28 @@ def judge_steps(
     fit = None
     if not own.is_captured:
         fit = fit_lines(lines, counts[most if reference not in counts else reference])
-    told = _take_lines(lines, ranks)
+    by_lines = _take_lines(lines, ranks)
     if fit is None:
         if own.is_captured or lines.step >= own.count / 2 or own.count < SAME:
-            return _with(told, done=done)
+            return _with(by_lines, done=done)
         total = NotKnown("it is not known yet what the lines count")
         return Steps(done, total, done, own.last_at, Source.COUNTER, None, lines.step, ranks)
     if fit.unit is Unit.OTHER:
-        return _with(told, done=done, fit=fit, other=own.count)
+        return _with(by_lines, done=done, fit=fit, other=own.count)
     if fit.unit is Unit.STEP:
         step = lines.step if fit.offset is None else max(lines.step, fit.offset + own.count)
         if lines.total is not None and lines.step <= lines.total:
             step = min(step, lines.total)
-        evidence = (*told.step.evidence, seen)
+        evidence = (*by_lines.step.evidence, seen)
         return Steps(
-            Value(step, evidence), told.total, done, own.last_at, Source.COUNTER, fit, None, ranks
+            Value(step, evidence),
+            by_lines.total,
+            done,
+            own.last_at,
+            Source.COUNTER,
+            fit,
+            None,
+            ranks,
         )
     return Steps(
         done, _convert(lines, fit), done, own.last_at, Source.COUNTER, fit, lines.step, ranks
@@ -221,7 +229,7 @@ def _convert(lines: Lines, fit: Fit) -> Known[int]:
 
 def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
     if lines is None:
-        unknown = NotKnown("no line, trace or optimizer told a step")
+        unknown = NotKnown("no step was seen in a line, a trace or the optimizer")
         return Steps(unknown, unknown, unknown, None, None, None, None, ranks)
     seen = Evidence("step lines", Sure.REPORTED, lines.file, seen=len(lines.points))
     total: Known[int] = NotKnown("no line tells how many there will be")

@@ -10,8 +10,8 @@ it grew:
                                         1st: grows by one where the counter falls: the epoch
 
 The evidence is arithmetic; words (step, batch, loss; validation, download) add to or take from it.
-Nothing is told before three readings, nor while another counter is about as likely: then `doubt`
-says which it is. Pure, bounded in memory and in time per line.
+Nothing is reported before three readings, or while another counter is about as likely: then `doubt`
+has the reason. Pure, bounded in memory and in time per line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HINTS = (
 )  # fmt: skip
 """One of these is in each line that is learned from."""
 HEAD, MOST_HEADS = 32, 256
-"""Characters, without numbers, by which lines are told apart before more is made of them."""
+"""Characters, without numbers, by which lines are grouped before they are parsed."""
 MOST_VAIN, SELDOM = 64, 32
 """Lines with one head that taught nothing; of more only one of SELDOM is looked at."""
 ENOUGH, MARGIN = 3.0, 0.5
@@ -66,11 +66,11 @@ class Counted:
     at: Optional[float]
     slack_s: float
     step: int
-    """As the line has it: maybe that of its epoch."""
+    """Step as the line has it, which may be counted within an epoch."""
     num_steps: Optional[int]
     """Number of steps in all, or of an epoch where `epoch` is known."""
     epoch: Optional[int]
-    """Epochs before this one, of a counter that begins anew in each."""
+    """Epochs before this one, of a counter that restarts in each epoch."""
     num_epochs: Optional[int]
     unit: str
     """`step`, or `epoch` for lines that count epochs alone."""
@@ -168,7 +168,8 @@ _SAID_EPOCHS = re.compile(
 
 
 def mask(text: str) -> Tuple[str, List[str]]:
-    """Return the shape of a line and its numbers."""
+    """Replace numbers, times and bars of a line by placeholders; return that shape and the
+    numbers."""
     parts, numbers, at = [], [], 0
     text = text[:LONGEST]
     if not text.isprintable():
@@ -188,7 +189,7 @@ def mask(text: str) -> Tuple[str, List[str]]:
 
 @dataclass
 class _Number:
-    """How one number of a shape grew."""
+    """Growth of one number of a shape over its lines."""
 
     first: float
     last: float
@@ -284,7 +285,7 @@ class _Shape:
         )
 
     def add(self, words: List[str], seen: int) -> bool:
-        """True if a number fell."""
+        """Add the numbers of one line; return True if one of them is smaller than before."""
         self.count += 1
         self.seen = seen
         values = [_parse(word) for word in words]
@@ -465,10 +466,10 @@ class Learner:
     """The counter of one log, learned line by line."""
 
     def __init__(self, *, is_partial: bool = False) -> None:
-        """`is_partial`: steps are only compared, so it matters not that the first epoch may not be
-        in these lines."""
+        """`is_partial`: steps are only compared with each other, so the first epoch may be
+        missing."""
         self.said: Optional[int] = None
-        """Number of steps that a line told before; 0 where several numbers were told."""
+        """Number of steps in an earlier line; 0 if lines had different numbers."""
         self.said_epochs: Optional[int] = None
         self.is_doubled = self.is_baseless = self.is_lost = False
         """Another counter is about as likely; the first epoch was not read; the number that counted
@@ -477,7 +478,7 @@ class Learner:
         self._shapes: Dict[_Key, _Shape] = {}
         self._ranks: List[Optional[int]] = []
         self._vain: Dict[bytes, int] = {}
-        """Lines that taught nothing, by their heads."""
+        """Number of lines without a counter, by their first characters."""
         self._num_lines = self._num_vain = 0
         self._chosen: Optional[_Key] = None
         self._begin: Optional[str] = None
@@ -486,8 +487,8 @@ class Learner:
     def read(
         self, rank: Optional[int], text: str, at: Optional[float], slack_s: float
     ) -> List[Counted]:
-        """The readings that a line gives: one, or more where it is the one that proves a counter,
-        which is told with those before."""
+        """Add a line; return its reading of the counter. The line that proves a counter also
+        returns the readings of the lines before it. Empty if the line has none."""
         self._num_lines += 1
         if not self._is_known(rank):
             return []
@@ -526,7 +527,7 @@ class Learner:
         return [replace(one, is_first=at == 0) for at, one in enumerate(found)]
 
     def skip(self) -> None:
-        """Lines are left out here: how numbers grew since the last one says nothing."""
+        """Note that lines are missing here, so that the next growth of each number is ignored."""
         for shape in self._shapes.values():
             shape.is_cut = True
 
@@ -541,7 +542,7 @@ class Learner:
         return _parse(words[0])
 
     def note_total(self, text: str) -> None:
-        """`max steps: 60`, before the first step."""
+        """Note the number of steps from a line such as `max steps: 60`."""
         if not ("ax" in text or "otal" in text or "um" in text):
             return
         said = _SAID.search(text)
@@ -566,12 +567,13 @@ class Learner:
         return None
 
     def save(self) -> Dict[str, Any]:
-        """Its state as JSON has it."""
+        """Return the state as JSON values, for `go_on`."""
         found = {name: getattr(self, name) for name in _STATE}
         vain = {head.decode("latin-1"): count for head, count in self._vain.items()}
         return {**found, "vain": vain, "shapes": [one.save() for one in self._shapes.values()]}
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
+        """Restore a saved state."""
         for name in _STATE:
             setattr(self, name, saved[name])
         self._chosen = None if saved["_chosen"] is None else tuple(saved["_chosen"])
@@ -588,7 +590,7 @@ class Learner:
         return True
 
     def _find_shape(self, rank: Optional[int], text: str, words: List[str]) -> Optional[_Shape]:
-        """None for a line that cannot count steps."""
+        """Find or create the shape of a line; None if the line cannot count steps."""
         key = rank, text
         shape = self._shapes.get(key)
         if shape is not None or rank not in self._ranks:
@@ -628,12 +630,13 @@ class Learner:
         one = chosen.candidates[0]
         begin, is_whole = chosen.begin(one.at), one.outer is not None and one.total is not None
         if was_lost and begin == self._begin and not is_whole:
-            self.is_lost, self._chosen = True, None  # it may have begun anew any number of times
+            self.is_lost, self._chosen = True, None  # it may have restarted any number of times
             return
         self._chosen, self._begin = (chosen.rank, chosen.text), begin
 
     def _read_chosen(self, shape_text: str, words: List[str], line: _Kept) -> List[Counted]:
-        """The reading of a line that begins as those of the counter do, up to its number."""
+        """Return the reading of a line with the same text as the counter's lines, up to its
+        number."""
         shape = self._shapes.get(self._chosen) if self._chosen is not None else None
         if shape is None or self.is_doubled:
             return []

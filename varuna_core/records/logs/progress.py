@@ -251,7 +251,7 @@ def parse_progress(text: str) -> Optional[Iteration]:
 
 def parse_line(text: str) -> Optional[Iteration]:
     """The same with its step and number of steps as they stand: maybe those of its epoch. Lines
-    of an evaluation that name a step are told too."""
+    of an evaluation that name a step are returned too."""
     try:
         validation = parse_validation(text) if "alidation loss at" in text else None
         if validation is not None:
@@ -435,7 +435,7 @@ def _make_bar(
 
 
 def _parse_other_bar(text: str) -> Optional[Iteration]:
-    """Of Keras, of rich."""
+    """Parse a progress bar of Keras or rich."""
     match = _RICH.search(text)
     if match is not None:
         epoch, epochs, done, total, speed, unit, more = match.groups()

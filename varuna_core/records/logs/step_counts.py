@@ -38,9 +38,9 @@ NUM_CLASSES = 4 * 32
 CAPTURED = 1
 """Flag: a step was recorded in a CUDA graph, whose replays nobody counts."""
 SLOW = 2.5
-"""A step so many times as long as the median one holds a pause."""
+"""A step longer than the median one times this contains a pause."""
 EMPTY_S = 10.0
-"""A file without a head is that of a process that is about to write it, for so long."""
+"""Age up to which a file without a head belongs to a process that is about to write it."""
 
 _HEAD = struct.Struct("<4sIIIQQQQdddQ")
 """Magic, flags, processes that wrote it one after the other, their pid, PID namespace and start
@@ -74,15 +74,16 @@ class StepCounts:
 
     count: int
     opened_at: float
-    """When the rank had imported its optimizers."""
+    """Time at which the rank had imported torch's optimizers."""
     first_at: float
     """End of the first step."""
     last_at: float
     """End of the last one."""
     starts: int = 1
-    """Processes of this rank that did steps in this attempt; the last one is told of."""
+    """Number of processes of this rank that did steps in this attempt; these are the last one's
+    figures."""
     earlier: int = 0
-    """Steps of the processes before it."""
+    """Steps of this rank's earlier processes."""
     is_captured: bool = False
     """Steps run in a CUDA graph: `count` is the least that were done."""
     points: Tuple[Tuple[int, float], ...] = ()
@@ -90,17 +91,17 @@ class StepCounts:
     durations: Tuple[Tuple[int, float], ...] = ()
     """(number, seconds of all together) of steps that took about as long, the shortest first."""
     longest: Tuple[LongStep, ...] = ()
-    """In the order of time."""
+    """Longest steps, in the order of time."""
 
     @property
     def num_timed(self) -> int:
-        """Steps of which it is known how long they took: all but the first, and the last second's
-        where the rank was killed."""
+        """Number of steps with a known duration: all but the first, and but those of the last
+        second if the rank was killed."""
         return sum(number for number, _ in self.durations)
 
     @property
     def median_s(self) -> Optional[float]:
-        """Usual time of a step, up to one part in eight; None before the second one."""
+        """Median time of a step, within one eighth; None before the second step."""
         left = self.num_timed / 2
         for number, seconds in self.durations:
             left -= number
@@ -110,8 +111,8 @@ class StepCounts:
 
     @property
     def pauses_s(self) -> Optional[float]:
-        """Time between the first and the last step in which no step was done: what steps took that
-        were more than `SLOW` times as long as the median one, less the median of each."""
+        """Pauses between the first and the last step: the time by which steps longer than `SLOW`
+        times the median exceed the median."""
         usual = self.median_s
         if usual is None:
             return None
@@ -120,15 +121,15 @@ class StepCounts:
 
     @property
     def steps_s(self) -> Optional[float]:
-        """Time that the steps took, pauses left out; the first, whose begin nobody knows, as long
-        as the median one."""
+        """Time of all steps without pauses. The begin of the first step is not known, so it counts
+        as long as the median one."""
         usual, pauses = self.median_s, self.pauses_s
         if usual is None or pauses is None:
             return None
         return max(0.0, self.last_at - self.first_at - pauses) + usual
 
     def count_at(self, at: float) -> float:
-        """Steps done by then, with fractions between two points."""
+        """Steps done at a time, interpolated between two points."""
         if at < self.first_at:
             return 0.0
         before = self.points[0] if self.points else (self.count, self.last_at)
@@ -149,7 +150,7 @@ class Tally:
     )  # fmt: skip
 
     def __init__(self, opened: float, wall: float) -> None:
-        """Both are now: by the clock, and since 1970."""
+        """`opened` and `wall` are the present time, by the monotonic clock and since 1970."""
         self.opened, self.wall = opened, wall
         self.count = self.flags = 0
         self.first = self.last = opened
@@ -162,7 +163,7 @@ class Tally:
         self.interval_s = POINT_S
 
     def add(self, now: float, num: int = 1) -> None:
-        """A step has ended; several where it was found out late."""
+        """Count a step that has just ended; `num` steps if they are noticed together."""
         if self.count:
             took = (now - self.last) / num
             part, bit = frexp(took)
@@ -193,7 +194,7 @@ class Tally:
             self.interval_s *= 2
 
     def pack_body(self) -> bytes:
-        """The body, of which the head names the count."""
+        """Encode the body of the file; the head has the count that it is for."""
         at = self._at
         ordered = sorted(self.longest, key=lambda item: item[1])
         longest = [value for took, step, end in ordered for value in (step, at(end), took)]
@@ -219,14 +220,14 @@ class Tally:
 
 
 class StepFile:
-    """The file of one rank, held by the one process that writes it."""
+    """Open `ranks/<rank>.steps` file. Only the process that claimed it (`claim_file`) writes it."""
 
     def __init__(self, fd: int, owner: Tuple[int, int, int, int, int]) -> None:
         self._fd, self._owner = fd, owner
         self._in_body = 0
 
     def write(self, tally: Tally, *, whole: bool) -> None:
-        """Write the head, or all. OSError where there is no room for it."""
+        """Write the head, or the whole file. Raises OSError if the disk is full."""
         if whole:
             os.pwrite(self._fd, tally.pack_body(), HEAD_BYTES)
             self._in_body = tally.count
@@ -311,7 +312,7 @@ def parse_counts(data: bytes) -> Optional[StepCounts]:
 
 
 def _parse_head(data: bytes) -> Optional[Tuple[int, ...]]:
-    """Its values after the magic; None where it is not whole."""
+    """Parse the head of a steps file, without the magic; None if it is incomplete or damaged."""
     if len(data) < HEAD_BYTES or data[:4] != MAGIC:
         return None
     if zlib.crc32(data[: _HEAD.size]) != _CRC.unpack_from(data, _HEAD.size)[0]:

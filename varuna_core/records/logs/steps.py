@@ -33,40 +33,39 @@ from varuna_core.records.logs.progress import (
     parse_values,
     split_tag,
 )
+from varuna_core.records.logs.step_counts import SLOW
 from varuna_core.records.logs.times import MARK_S
 from varuna_core.records.logs.training_log import Iteration
 
 EPOCHS, UNNAMED, LEARNED, BAR, LINE = range(5)
-"""How sure it is that steps are told of."""
+"""Reliability of a source of steps, from the least to the most reliable."""
 LEAST_S = 0.05
 """Between two lines whose times of writing are known well."""
 SPAN_SLACKS = 8
-"""A span is long enough if it is so many times as long as what its ends are not sure by."""
+"""A span is long enough to be timed if it exceeds the error of its ends times this."""
 TURNS = 3
-"""So many steps of another rank, and none of the one that is followed: then that is followed."""
+"""Another rank is followed after this number of its steps without one of the present rank."""
 MOST_RANKS = 256
 RECENT = 9
-SLOW = 2.5
-"""A span so many times as long as a usual one may hold a pause."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What one line says of a step, in the light of those before it."""
+class StepReading:
+    """A step by one line, with what follows from the lines before it."""
 
     line: Iteration
     """Its step and number of steps counted through all epochs; NO_STEP where it has only a loss.
     Its time is the line's own, else by the times of writing."""
     at: Optional[float]
     is_anew: bool
-    """What was told before does not count: the ranks began again from an older step, or this line
-    tells of steps more surely."""
+    """True if earlier steps do not count: the ranks restarted from an older step, or this line is
+    more reliable."""
     num_timed: Optional[int]
-    """Steps that the time is the mean of, where it is by the times of writing."""
+    """Number of steps whose mean the time is, if it comes from the times of writing."""
     strength: int
     """EPOCHS to LINE."""
-    earlier: Tuple["Told", ...] = ()
-    """Lines before, which count steps as this one proves."""
+    earlier: Tuple["StepReading", ...] = ()
+    """Earlier lines of a counter that this line proves."""
 
 
 _TRAINS = ("loss", "Loss", "poch", "rain")
@@ -80,8 +79,8 @@ class StepReader:
     """The state of one log."""
 
     def __init__(self, pattern: Optional[Pattern[str]] = None, *, is_partial: bool = False) -> None:
-        """`pattern`: the user's own; then nothing else is a step. `is_partial`: steps are only
-        compared, so the first epoch need not be in what is read."""
+        """`pattern`: the user's own; then no other line counts. `is_partial`: steps are only
+        compared with each other, so the first epoch may be missing."""
         self.strength = -1
         self.num_steps: Optional[int] = None
         self._last: Optional[int] = None
@@ -106,14 +105,15 @@ class StepReader:
         """True once a line had a word that a training prints."""
         self._is_partial, self._is_lost = is_partial, False
         self._by = 0
-        """How much the last step grew."""
+        """Difference of the last two steps."""
         self._spent_ms = 0.0
         """The longest time of a bar without a name."""
         self._learner = Learner(is_partial=is_partial)
 
     @property
     def doubt(self) -> Optional[Doubt]:
-        """The reason why steps are not known, where lines are there that may be about some."""
+        """Reason why the steps are not known although the log has lines that may be about steps;
+        None if they are known or there is no such line."""
         if self._is_lost and self._last is None:
             return Doubt.LENGTH
         if self._is_unnamed:
@@ -126,7 +126,8 @@ class StepReader:
 
     @property
     def _is_unnamed(self) -> bool:
-        """True for bars of any kind, such as those of images that are generated."""
+        """True if the only steps are those of repeated bars without a name, as of generated
+        images."""
         return self.strength == UNNAMED and self._base > 0 and not self.trains
 
     @property
@@ -146,10 +147,10 @@ class StepReader:
 
     def read(
         self, text: str, at: Optional[float] = None, slack_s: float = MARK_S
-    ) -> Optional[Told]:
-        """None where the line tells of no step, or of one that is no news.
+    ) -> Optional[StepReading]:
+        """Read a line; return its step, or None if it has none or none that is new.
 
-        `at` is when it was written, at most `slack_s` earlier than said.
+        `at` is the time at which it was written, at most `slack_s` too late.
         """
         own, rank, self.evaluated = self._pattern, split_tag(text)[0], None
         if own is not None:
@@ -162,12 +163,12 @@ class StepReader:
         if found is None or found.is_evaluation:
             if found is None or not self._is_reached(found):
                 return self._learn(text, at, slack_s)
-            told = self._take(found, LINE, rank, at, slack_s)
+            reading = self._take(found, LINE, rank, at, slack_s)
             self.pause()
-            return told
+            return reading
         if found.step == NO_STEP:
             self._has_losses = True
-            return Told(found, at, False, None, LINE)
+            return StepReading(found, at, False, None, LINE)
         strength = LINE if not found.is_bar else BAR if found.is_named else UNNAMED
         return self._take(found, strength, rank, at, slack_s)
 
@@ -179,12 +180,12 @@ class StepReader:
         return self.strength == LINE and is_ahead and "train" in found.evaluations
 
     def skip(self) -> None:
-        """Lines are left out here."""
+        """Note that lines are missing here."""
         self._learner.skip()
         self.pause()
 
-    def _learn(self, text: str, at: Optional[float], slack_s: float) -> Optional[Told]:
-        """By what the lines so far have in common."""
+    def _learn(self, text: str, at: Optional[float], slack_s: float) -> Optional[StepReading]:
+        """Read the line with the learner."""
         if not any(word in text for word in HINTS):
             return None
         readings: Sequence[Counted] = ()
@@ -194,16 +195,18 @@ class StepReader:
             readings = self._learner.read(rank, plain, at, slack_s)
         loss = None if readings else self._learner.read_loss(plain)
         if loss is not None:
-            return Told(Iteration(NO_STEP, losses={"loss": loss}), at, False, None, self.strength)
+            return StepReading(
+                Iteration(NO_STEP, losses={"loss": loss}), at, False, None, self.strength
+            )
         if not readings:
             if "poch" in text:
                 self._note_epoch(text)
             return None
         taken = [self._take_learned(one, rank) for one in readings]
-        found = [told for told in taken if told is not None]
+        found = [reading for reading in taken if reading is not None]
         return replace(found[-1], earlier=tuple(found[:-1])) if found else None
 
-    def _take_learned(self, one: Counted, rank: Optional[int]) -> Optional[Told]:
+    def _take_learned(self, one: Counted, rank: Optional[int]) -> Optional[StepReading]:
         strength = EPOCHS if one.unit == "epoch" else LEARNED
         found = parse_values(
             one.text, step=one.step, num_steps=one.num_steps, epoch=one.epoch,
@@ -219,8 +222,8 @@ class StepReader:
         if is_other:
             self._restart()
             self._last = self.num_steps = None
-        told = self._take(found, strength, rank, one.at, one.slack_s)
-        return replace(told, is_anew=True) if told is not None and is_other else told
+        reading = self._take(found, strength, rank, one.at, one.slack_s)
+        return replace(reading, is_anew=True) if reading is not None and is_other else reading
 
     def _take(
         self,
@@ -229,7 +232,7 @@ class StepReader:
         rank: Optional[int],
         at: Optional[float],
         slack_s: float,
-    ) -> Optional[Told]:
+    ) -> Optional[StepReading]:
         if strength < self.strength:
             return None
         is_surer = strength > self.strength >= 0
@@ -242,13 +245,13 @@ class StepReader:
         if self._is_lost and self._is_of_epoch(found) and found.num_steps:
             self._restart()  # the number of steps of an epoch is known by now
             is_surer = True
-        told = self._place(found, at, slack_s)
+        reading = self._place(found, at, slack_s)
         if self._is_lost:
             return self._tell_epoch(found, at)
-        return replace(told, is_anew=True) if told is not None and is_surer else told
+        return replace(reading, is_anew=True) if reading is not None and is_surer else reading
 
     def save(self) -> Dict[str, Any]:
-        """Its state as JSON has it, for `go_on`."""
+        """Return the state as JSON values, for `go_on`."""
         found = {name: getattr(self, name) for name in _STATE}
         turns = [[rank, count] for rank, count in self._turns.items()]
         return {
@@ -257,7 +260,7 @@ class StepReader:
         }  # fmt: skip
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
-        """As another one that had read what came before."""
+        """Restore a saved state."""
         for name in _STATE:
             value = saved[name]
             setattr(self, name, tuple(value) if isinstance(value, list) else value)
@@ -269,14 +272,15 @@ class StepReader:
         """A checkpoint or an evaluation: no step is blamed for the time up to the next line."""
         self._anchor = None
 
-    def is_slow(self, told: Told) -> bool:
-        """True for a time by the times of writing that may be one of a pause."""
-        if told.num_timed is None or told.line.time_ms is None or not self._recent:
+    def is_slow(self, reading: StepReading) -> bool:
+        """True if a time by the times of writing may contain a pause."""
+        if reading.num_timed is None or reading.line.time_ms is None or not self._recent:
             return False
-        return told.line.time_ms > SLOW * statistics.median(self._recent)
+        return reading.line.time_ms > SLOW * statistics.median(self._recent)
 
-    def _tell_epoch(self, found: Iteration, at: Optional[float]) -> Optional[Told]:
-        """The epoch, where the number of steps in one is not known."""
+    def _tell_epoch(self, found: Iteration, at: Optional[float]) -> Optional[StepReading]:
+        """Return the epoch as a step of unit `epoch`: the number of steps in an epoch is not
+        known."""
         is_first, self.num_steps = self.unit == "step", found.num_epochs
         self._last = found.epoch
         if found.epoch is None:
@@ -285,7 +289,7 @@ class StepReader:
         line = replace(
             found, step=found.epoch, num_steps=found.num_epochs, time_ms=None, unit="epoch"
         )
-        return Told(line, at, is_first, None, EPOCHS)
+        return StepReading(line, at, is_first, None, EPOCHS)
 
     def _is_followed(self, rank: Optional[int], step: int) -> bool:
         if rank == self._rank:
@@ -318,7 +322,9 @@ class StepReader:
         self._is_lost, self.unit, self._by, self._spent_ms = False, "step", 0, 0.0
         self._recent.clear()
 
-    def _place(self, found: Iteration, at: Optional[float], slack_s: float) -> Optional[Told]:
+    def _place(
+        self, found: Iteration, at: Optional[float], slack_s: float
+    ) -> Optional[StepReading]:
         if found.is_bar and found.step == 0:  # nothing is done: a bar that stands, or will
             return None
         if found.is_bar and self._is_small_bar(found):
@@ -344,7 +350,7 @@ class StepReader:
         time_ms, num_timed = self._measure(line, at, slack_s)
         if num_timed is not None:
             line = replace(line, time_ms=time_ms)
-        return Told(line, at, is_anew, num_timed, self.strength)
+        return StepReading(line, at, is_anew, num_timed, self.strength)
 
     def _is_small_bar(self, found: Iteration) -> bool:
         """The bar of an evaluation runs while that of the training stands still, or before its next

@@ -28,7 +28,7 @@ _PREFIX = re.compile(r"\[rank\d+\]: ?")
 """Before each line of a traceback, where torch's hook writes it."""
 _FRAME = re.compile(r'  File ".*", line \d+')
 _NAME = re.compile(r"[A-Za-z_][\w.]*(:|$)")
-"""How the line of an exception begins: its class."""
+"""Beginning of an exception's line: its class."""
 _LINKS = ("During handling of the above exception", "The above exception was the direct cause")
 _ASIDE = re.compile(
     r"Exception (ignored|in)\b|Error in |Process \S+:$|Task exception was never|--- Logging error"

@@ -1,5 +1,4 @@
-"""When a script is to save and leave: the run is about to change its nodes, to be cancelled, or its
-time is over.
+"""Tells a script to save and leave: its run will change its nodes, be cancelled or reach its limit.
 
     from varuna_core import leaving
 

@@ -128,7 +128,7 @@ class Counter:
         self._is_off = self._is_off or self._tally.count > 0
 
     def _stop(self, error: Exception) -> None:
-        """What goes wrong here is one line, and the training goes on."""
+        """Stop counting after an error: print it as one line and let the training continue."""
         self._is_off = True
         print(f"vjob: steps of this rank are not counted: {error}", file=sys.stderr)
 

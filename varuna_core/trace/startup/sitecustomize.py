@@ -1,5 +1,5 @@
-"""What the ranks' Python reads first: the agent puts this folder, which lies in agent.pyz, in front
-of their PYTHONPATH, unless a conf has `profile.count_steps: false`.
+"""First module that the ranks' Python imports. The agent puts this folder, which is in agent.pyz,
+in front of their PYTHONPATH, unless a conf has `profile.count_steps: false`.
 
 Nothing happens until torch is imported. Then the rank's optimizer steps are counted (counter.py),
 and with `profile.timeline: true` varuna_core/trace/hook.py watches for the engines. The

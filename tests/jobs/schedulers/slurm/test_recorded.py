@@ -1,4 +1,4 @@
-"""What Slurm 22.05.8 printed of staged jobs and nodes, and the facts that are read from it."""
+"""Recorded output of Slurm 22.05.8 for staged jobs and nodes, and the facts parsed from it."""
 
 from __future__ import annotations
 
