@@ -1,7 +1,7 @@
 """Debian's Firefox, driven by Marionette, the protocol that it speaks itself: JSON over a socket.
 
 Playwright drives a Firefox of its own build; its way for others asks ESR 153 for a command that it
-does not know (docs/decisions/tooling.md).
+does not know.
 """
 
 from __future__ import annotations
