@@ -64,6 +64,8 @@ class Headline:
     duration_s: Known[float]
     queued_s: Known[float]
     last_step: Known[int]
+    is_counted: bool
+    """`last_step` is the number of optimizer steps: no line tells the program's own number."""
     num_steps: Known[int]
     step_s: Known[float]
     """The median, without each attempt's first."""
@@ -91,7 +93,10 @@ def summarise(
     job: Job, accounting: Accounting, goodput: Goodput, times: pd.DataFrame, idle: Known[float]
 ) -> Headline:
     """`times` as of build_step_times."""
-    step, total = _find_last(goodput), find_num_steps(job)
+    step, is_counted = _find_last(goodput)
+    total = goodput.attempts[-1].steps.total if is_counted else find_num_steps(job)
+    if is_counted and not any(one.steps.fit for one in goodput.attempts):
+        total = find_num_steps(job)  # the conf's: no line is about steps
     step_s = measure_pace(times, goodput)
     state = _describe_state(job)
     held = accounting.rows
@@ -114,6 +119,7 @@ def summarise(
         duration_s=duration,
         queued_s=queued,
         last_step=step,
+        is_counted=is_counted,
         num_steps=total,
         step_s=step_s,
         left_s=_estimate_left(job, step, total, step_s),
@@ -148,10 +154,16 @@ def measure_pace(times: pd.DataFrame, goodput: Goodput) -> Known[float]:
     return Value(float(later["took_s"].median()), evidence)
 
 
-def _find_last(goodput: Goodput) -> Known[int]:
-    seen = [span.last_step for span in goodput.attempts if span.last_step is not None]
-    proof = (Evidence(goodput.source, Sure.REPORTED),)
-    return Value(max(seen), proof) if seen else NotKnown("no step was read", proof)
+def _find_last(goodput: Goodput) -> tuple[Known[int], bool]:
+    """The furthest step, and whether it is counted only."""
+    found = [one.steps for one in goodput.attempts if isinstance(one.steps.step, Value)]
+    numbered = [one.step for one in found if not one.is_counted]
+    if numbered:
+        return max(numbered, key=lambda step: value_of(step) or 0), False
+    if len(goodput.attempts) == 1 and found:
+        return found[0].step, True
+    many = "the steps of several attempts were counted without their numbers"
+    return NotKnown(many if found else "no step was read"), False
 
 
 def _estimate_left(
@@ -220,7 +232,8 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         total, step_s = value_of(found.num_steps), value_of(found.step_s)
         of = f" of {total:,}" if total else ""
         each = f", {format_seconds(step_s)} each" if step_s is not None else ""
-        yield Fact("steps", f"{found.last_step.value:,}{of}{each}")
+        counted = " counted" if found.is_counted else ""
+        yield Fact("steps", f"{found.last_step.value:,}{counted}{of}{each}")
         if isinstance(found.step_s, NotKnown):
             yield Fact("pace", f"not known: {found.step_s.reason}", is_known=False)
     elif isinstance(found.step_s, Value) and found.step_s.evidence[0].source == COUNTER:

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from varuna_core.facts.known import Bounded, Evidence, NotKnown, Sure
+from varuna_core.facts.known import Bounded, Evidence, NotKnown, Sure, value_of
+from varuna_core.records.logs.judge import Lines, Steps, judge_steps
 from varuna_core.records.logs.step_counts import StepCounts
+from varuna_core.records.logs.times import BAR_SLACK_S
 from vjob.reports.analysis.readings import (
     COUNTER,
     LOG,
@@ -207,12 +209,17 @@ class AttemptSpan:
     ran: float | None
     """Time at which its first rank began."""
     first_step: int | None
-    last_step: int | None
+    steps: Steps
+    """Its last step and their number, as of the judge."""
     readings: Readings | None
     """None where no step was read."""
     outcome: str
     may_s: float = 0.0
     """Time that steps may have taken beside those that are known."""
+
+    @property
+    def last_step(self) -> int | None:
+        return None if self.steps.is_counted else value_of(self.steps.step)
 
     @property
     def steps_s(self) -> float:
@@ -349,7 +356,9 @@ def measure_goodput(
                 ended=max(ends, default=None),
                 ran=ran,
                 first_step=int(own_steps.min()) if len(own_steps) else None,
-                last_step=int(own_steps.max()) if len(own_steps) else None,
+                steps=_judge(
+                    label, iterations, ranks, (counts or {}).get(label, {}), own, is_traced
+                ),
                 readings=found,
                 outcome=outcomes.get(label, ""),
                 may_s=found.may_s if found is not None else 0.0,
@@ -375,6 +384,37 @@ def measure_goodput(
         between_s=between,
         source=source,
     )
+
+
+def _judge(
+    label: str,
+    iterations: pd.DataFrame,
+    exits: pd.DataFrame,
+    counts: Mapping[int, StepCounts],
+    times: pd.DataFrame,
+    is_traced: bool,
+) -> Steps:
+    """The steps of an attempt, by the judge that status asks; tables of that attempt alone, but
+    `iterations`."""
+    lines, reference = None, None
+    own = iterations[iterations["attempt"] == label] if len(iterations) else iterations
+    if len(own):
+        node, rows = max(
+            own.groupby("node", sort=False),
+            key=lambda item: (item[1]["step"].iloc[-1], item[1]["loss"].notna().iloc[-1]),
+        )
+        totals = rows["num_steps"].dropna()
+        written = [None if at != at else at for at in rows["written"].astype(float)]
+        pairs = tuple(zip((int(step) for step in rows["step"]), written, strict=True))
+        total = int(totals.iloc[-1]) if len(totals) else None
+        lines = Lines(pairs[-1][0], total, pairs, str(node), BAR_SLACK_S)
+        there = [int(rank) for rank in exits["rank"][exits["node"] == node]] if len(exits) else []
+        reference = next((rank for rank in there if rank in counts), None)
+    traced = None
+    if is_traced:
+        last = times.loc[times["step"].idxmax()]
+        traced = int(last["step"]), None
+    return judge_steps(lines, counts, reference, traced)
 
 
 def _find_repeated(

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 import pandas as pd
 
+from varuna_core.facts.known import value_of
 from varuna_core.records.formatting import (
     format_duration,
     format_seconds,
@@ -207,7 +208,8 @@ def _list_nodes(job: Job) -> ReportTable:
 def _list_attempts(analysis: Analysis) -> ReportTable:
     rows = []
     for attempt in analysis.goodput.attempts:
-        if attempt.started is None and attempt.first_step is None:
+        is_known = attempt.first_step is not None or attempt.steps.is_counted
+        if attempt.started is None and not is_known:
             continue
         begun = took = "-"
         if attempt.started is not None:
@@ -215,12 +217,15 @@ def _list_attempts(analysis: Analysis) -> ReportTable:
             begun = f"{at:%Y-%m-%d %H:%M:%S}"
             took = f"{attempt.ended - attempt.started:.1f}" if attempt.ended is not None else "-"
         steps = f"{attempt.first_step} to {attempt.last_step}"
+        if attempt.steps.is_counted:
+            counted: int | None = value_of(attempt.steps.step)
+            steps = f"{counted} counted"
         rows.append(
             (
                 attempt.label or "-",
                 begun,
                 took,
-                steps if attempt.first_step is not None else "not known",
+                steps if is_known else "not known",
                 f"{attempt.steps_s:.1f}" if attempt.steps_s else "-",
                 f"{attempt.repeated_s:.1f}" if attempt.steps_s else "-",
                 attempt.outcome or "-",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from varuna_core.facts.known import value_of
 from vjob.reports.page.comparison import COLOURS, Compared
 from vjob.reports.page.figure import LEAN, MOST_TICKS, Figure, FigureRows, plain
 from vjob.reports.page.html import Page, PagePart, render
@@ -52,10 +53,10 @@ def find_figures(compared: Compared | None) -> dict[str, float | None]:
     if compared is None:
         return dict.fromkeys(NAMES)
     analysis = compared.analysis
-    steps = [*analysis.times["step"], *analysis.curves.table["step"]]
+    last = value_of(analysis.headline.last_step)
     step_s = compared.figures["step_s"]
     return {
-        "last_step": float(max(steps)) if steps else None,
+        "last_step": None if last is None else float(last),
         "last_loss": _find_last_loss(compared),
         "step_s": step_s,
         "tokens_per_s": _find_tokens(compared, step_s),

@@ -9,9 +9,9 @@ from pathlib import Path
 from re import Pattern
 from typing import Any
 
-from varuna_core.facts.known import NotKnown, Value
+from varuna_core.facts.known import NotKnown, Value, value_of
 from varuna_core.records.files import open_file
-from varuna_core.records.logs.judge import Lines, Source, Unit, judge_steps
+from varuna_core.records.logs.judge import Lines, Source, judge_steps
 from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.step_counts import NUM_RECENT, StepCounts
 from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
@@ -310,27 +310,27 @@ def join_progress(by_lines: Progress | None, traced: Sequence[Point]) -> Progres
     """Merge progress of logs and of the farthest trace: a line has the loss, a trace the time."""
     points = {point.step: point for point in traced}
     last = traced[-1]
-    if by_lines is None:
-        return Progress(
-            step=last.step,
-            at=last.at,
-            points=tuple(traced),
-            source="trace",
-            first_step=min(points),
-        )
-    for point in by_lines.points:
+    steps = judge_steps(_to_lines(by_lines), {}, traced=(last.step, last.at))
+    for point in by_lines.points if by_lines is not None else ():
         known = points.get(point.step)
         joined = point if known is None else replace(point, step_s=known.step_s, at=known.at)
         points[point.step] = joined
-    is_ahead = by_lines.step > last.step
+    is_ahead = by_lines is not None and steps.source is Source.LINES
     return Progress(
-        step=max(last.step, by_lines.step),
-        num_steps=by_lines.num_steps,
-        at=by_lines.at if is_ahead else last.at,
+        step=value_of(steps.step) or 0,
+        num_steps=value_of(steps.total),
+        at=by_lines.at if by_lines is not None and is_ahead else last.at,
         points=tuple(points[step] for step in sorted(points)),
-        source=by_lines.source if is_ahead else "trace",
+        source=by_lines.source if by_lines is not None and is_ahead else Source.TRACE.value,
         first_step=min(points),
     )
+
+
+def _to_lines(progress: Progress | None) -> Lines | None:
+    if progress is None:
+        return None
+    pairs = tuple((point.step, point.at) for point in progress.points)
+    return Lines(progress.step, progress.num_steps, pairs, progress.source, BAR_SLACK_S)
 
 
 def join_counts(
@@ -345,11 +345,7 @@ def join_counts(
     `reference` is a rank of the node whose lines they are; `offset_s` is the file server's clock
     minus that of the rank that did the most steps; `loss` is one that no step is told for.
     """
-    lines = None
-    if by_lines is not None:
-        pairs = tuple((point.step, point.at) for point in by_lines.points)
-        lines = Lines(by_lines.step, by_lines.num_steps, pairs, by_lines.source, BAR_SLACK_S)
-    steps = judge_steps(lines, counts, reference)
+    steps = judge_steps(_to_lines(by_lines), counts, reference)
     rank = max(sorted(counts), key=lambda one: counts[one].count)
     own = counts[rank]
     at = own.last_at + offset_s
@@ -363,7 +359,7 @@ def join_counts(
         return (
             None if by_lines is None else replace(by_lines, at=max(at, by_lines.at or at), **known)
         )
-    is_same = steps.fit is not None and steps.fit.unit is Unit.STEP
+    is_same = not steps.is_counted
     base = steps.step.value - own.count
     first = (steps.fit.offset if is_same and steps.fit else None) or 0
     points = {point.step: point for point in _list_points(own, base, offset_s)}
@@ -388,7 +384,7 @@ def join_counts(
         points=tuple(ordered),
         source=COUNTED,
         first_step=first + 1,
-        is_counted=not is_same,
+        is_counted=steps.is_counted,
         **known,
     )
 

@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 
 from tests.jobs.monitor.readers.test_times_of_writing import NodeLogs
-from varuna_core.facts.known import Bounded, NotKnown, Value, Within
+from varuna_core.facts.known import Bounded, NotKnown, Value, Within, value_of
 from varuna_core.records.logs.step_counts import Tally
+from varuna_core.records.runfolder import AttemptFolder
+from vjob.jobs.monitor.readers.attempt import AttemptReader
 from vjob.reports.analysis.accounting import format_least
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.headline import format_bounded, list_facts
@@ -132,11 +134,11 @@ def test_bounds_that_are_far_apart_tell_nothing(
     assert isinstance(found, NotKnown) if said is None else format_bounded(found) == said
 
 
-def write_counts(folder: Path, steps: int, begin: float) -> None:
-    """The counter of rank 0: a step a second from `begin` on, and a pause of 10 s in the middle."""
+def write_counts(folder: Path, steps: int, begin: float, pause_s: float = 10) -> None:
+    """The counter of rank 0: a step a second from `begin` on, and a pause in the middle."""
     tally = Tally(0.0, BEGAN + 12)
     for number in range(1, steps + 1):
-        tally.add(begin - 12 + number + (10 if number > steps / 2 else 0))
+        tally.add(begin - 12 + number + (pause_s if number > steps / 2 else 0))
         tally.note()
     path = folder / "ranks/0.steps"
     path.parent.mkdir()
@@ -154,6 +156,34 @@ def test_counted_steps_tell_the_goodput_whatever_the_lines_do(lines: Lines, tmp_
     assert isinstance(head.step_s, Value) and head.step_s.value == pytest.approx(1.0, abs=0.01)
     facts = {fact.name: fact.value for fact in list_facts(head)}
     assert lines or facts["steps"] == "70 counted, 1 s each"
+
+
+JUDGED: list[tuple[str, Lines, int, tuple[int | None, int | None, bool]]] = [
+    # Lines, counted steps, and what status and report say: step, total, counted only.
+    ("lines are behind", count(10, 60, 10, 15, 80), 66, (66, 80, False)),
+    ("a resumed program", count(1010, 1060, 10, -985, 1080), 66, (1060, 1080, False)),
+    ("no lines", [], 70, (70, None, True)),
+    ("parts of a step", [(15.0 + at / 4, f"step {at}/320 loss 1.0") for at in range(8, 241, 8)],
+     60, (60, 80, True)),
+    ("lines alone", count(10, 60, 10, 15, 80), 0, (60, 80, False)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "steps", "said"), [row[1:] for row in JUDGED],
+                         ids=[row[0] for row in JUDGED])  # fmt: skip
+def test_the_report_has_the_step_of_status(
+    lines: Lines, steps: int, said: tuple[int | None, int | None, bool], tmp_path: Path
+) -> None:
+    """Status was at step 66 by the optimizers; the report ended at 60, the last line."""
+    write_run(tmp_path, lines)
+    own = tmp_path / "attempt-0"
+    if steps:
+        write_counts(own, steps, 15, pause_s=0)
+    head = analyse(load_job(tmp_path)).headline
+    assert (value_of(head.last_step), value_of(head.num_steps), head.is_counted) == said
+    progress = AttemptReader(AttemptFolder(own, 0), None, 0).read().progress
+    assert progress is not None
+    assert (progress.step, progress.num_steps, progress.is_counted) == said
 
 
 def test_counted_steps_of_an_attempt_before_are_in_doubt_without_their_numbers(

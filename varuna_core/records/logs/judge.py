@@ -16,7 +16,7 @@ and when is by the counter. `fit` says how the two go together:
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Mapping, Optional, Sequence, Tuple
 
@@ -109,20 +109,32 @@ class Steps:
     ranks: Tuple[RankSteps, ...]
 
     @property
+    def is_counted(self) -> bool:
+        """True where `step` is `done`: no line tells the program's own number."""
+        is_same = self.fit is not None and self.fit.unit is Unit.STEP
+        return self.source is Source.COUNTER and not is_same
+
+    @property
     def slowest(self) -> Optional[RankSteps]:
         return min(self.ranks, key=lambda one: (one.done, one.rank), default=None)
 
 
 def judge_steps(
-    lines: Optional[Lines], counts: Mapping[int, StepCounts], reference: Optional[int] = None
+    lines: Optional[Lines],
+    counts: Mapping[int, StepCounts],
+    reference: Optional[int] = None,
+    traced: Optional[Tuple[int, Optional[float]]] = None,
 ) -> Steps:
-    """Combine lines and counters into the steps of a job. `reference` is a rank on the node that
-    wrote the lines: both use one clock."""
+    """Combine lines, counters and traces into the steps of a job. `reference` is a rank on the node
+    that wrote the lines: both use one clock. `traced` is the last step of the farthest trace, which
+    has the program's own numbers, and its end."""
     counts = {rank: one for rank, one in counts.items() if one.count}
     ranks = tuple(
         RankSteps(rank, one.count, one.last_at, one.median_s)
         for rank, one in sorted(counts.items())
     )
+    if traced is not None:
+        return _take_trace(lines, ranks, *traced)
     if not counts:
         return _take_lines(lines, ranks)
     most = max(sorted(counts), key=lambda rank: counts[rank].count)
@@ -154,16 +166,8 @@ def judge_steps(
         if lines.total is not None and lines.step <= lines.total:
             step = min(step, lines.total)
         evidence = (*by_lines.step.evidence, seen)
-        return Steps(
-            Value(step, evidence),
-            by_lines.total,
-            done,
-            own.last_at,
-            Source.COUNTER,
-            fit,
-            None,
-            ranks,
-        )
+        counted = replace(by_lines, step=Value(step, evidence), source=Source.COUNTER)
+        return replace(counted, done=done, at=own.last_at, fit=fit)
     return Steps(
         done, _convert(lines, fit), done, own.last_at, Source.COUNTER, fit, lines.step, ranks
     )
@@ -240,7 +244,18 @@ def _take_lines(lines: Optional[Lines], ranks: Tuple[RankSteps, ...]) -> Steps:
     return Steps(Value(lines.step, (seen,)), total, unknown, at, Source.LINES, None, None, ranks)
 
 
+def _take_trace(
+    lines: Optional[Lines], ranks: Tuple[RankSteps, ...], step: int, at: Optional[float]
+) -> Steps:
+    """A rank that was killed has not written the last seconds of its trace."""
+    found = _take_lines(lines, ranks)
+    if lines is not None and lines.step > step:
+        return found
+    taken: Known[int] = Value(step, (Evidence("trace", Sure.MEASURED),))
+    return replace(found, step=taken, at=at, source=Source.TRACE)
+
+
 def _with(
     steps: Steps, *, done: Known[int], fit: Optional[Fit] = None, other: Optional[int] = None
 ) -> Steps:
-    return Steps(steps.step, steps.total, done, steps.at, steps.source, fit, other, steps.ranks)
+    return replace(steps, done=done, fit=fit, other=other)
