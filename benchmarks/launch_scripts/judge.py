@@ -107,7 +107,8 @@ def judge_start(start: Start, conf: Mapping[str, Any], kind: str, words: Sequenc
     if kind == "command":
         words = [part for word in words for part in split_line(word, start.program)]
     elif (kind == start.kind == "module") or (kind != "module" and start.kind == "script"):
-        words = words if kind != "megatron" else ask_dry_run(conf, words[0])
+        has_keys = kind == "script" and re.search(r"(?<!\$)\$\{[a-z]", str(conf["program"]))
+        words = ask_dry_run(conf, words[0]) if kind == "megatron" or has_keys else words
     else:
         return Verdict.WRONG
     names = [word if start.kind == "module" else PurePath(word).name for word in words]
@@ -134,7 +135,8 @@ def ask_dry_run(conf: Mapping[str, Any], program: str) -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         stand_in = Path(folder) / PurePath(program).name
         stand_in.touch()
-        typed = {**conf, "program": {**conf["program"], "megatron": stand_in.name}}
+        program_kind = "megatron" if "megatron" in conf["program"] else "script"
+        typed = {**conf, "program": {**conf["program"], program_kind: stand_in.name}}
         Path(folder, "conf.yaml").write_text(yaml.safe_dump(typed))
         said = run_vjob("submit", "conf.yaml", "--dry-run", cwd=Path(folder)).stdout
     listed = re.search(r'(?s)"command": (\[.*?\n#? *\])', said)

@@ -48,7 +48,7 @@ def init(source: Path | None, minimal: bool, kind: str | None, folder: Path | No
     vjob init --minimal > conf.yaml
     vjob init --for ddp > conf.yaml
     vjob init --for lightning first-try
-    vjob init --from _00_conf.sh > conf.yaml
+    vjob init --from train.sbatch > conf.yaml
     vjob init --from examples/pretrain_gpt2_distributed.sh > conf.yaml
     vjob init --from Megatron-LM-2/ > conf.yaml
     """

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.redact import REDACTED, is_secret, redact_string
+from vjob.jobs.conf.references import spell_value
 from vjob.jobs.errors import ConfError, Problem
 from vjob.shelf.importers.draft import Draft, render_draft
 
@@ -44,9 +46,12 @@ def _drop(draft: Draft, problem: Problem) -> bool:
         key = re.sub(r"\[.*", "", problem.key)
         while key and key not in draft.values:
             key = key.rpartition(".")[0]
-        if not key or key in ("program", "name", "model"):
-            return _stand_in(draft, problem)
+        if not key and problem.key.startswith("model."):  # it needs all its numbers, or none
+            key = next((name for name in draft.values if name.startswith("model.")), "")
+        if not key or key in ("program", "name"):
+            return False
         value = draft.values.pop(key)
+        _spell_out(draft, key, value)
         if key in ("env", "cluster.sbatch") and isinstance(value, dict):
             inner = problem.key.removeprefix(f"{key}.")
             rest = {name: item for name, item in value.items() if name != inner}
@@ -60,19 +65,12 @@ def _drop(draft: Draft, problem: Problem) -> bool:
     return True
 
 
-def _stand_in(draft: Draft, problem: Problem) -> bool:
-    """A model or data for Megatron-LM in the place of those that could not be used."""
-    values, section = draft.values, problem.key.partition(".")[0]
-    missing = {"model": ("model", "gpt2-small"), "data": ("data.synthetic", True)}
-    if section not in missing or missing[section][0] in values:
-        return False
-    for key in [key for key in values if key.startswith(f"{section}.")]:
-        draft.note(f"{key} = {values.pop(key)} is left out: {problem.message}")
-        draft.comments.pop(key, None)
-    key, value = missing[section]
-    values[key] = value
-    draft.note(f"{key}: {value} stands in: {problem.key} {problem.message}")
-    return True
+def _spell_out(draft: Draft, key: str, value: Any) -> None:
+    """Put the value of a key that goes in place of references to it: the words stay the same."""
+    program = draft.values.get("program", {})
+    program["args"] = [
+        word.replace(f"${{{key}}}", spell_value(value)) for word in program.get("args", [])
+    ]
 
 
 def find_absent(draft: Draft, base: Path | None) -> list[str]:

@@ -266,6 +266,16 @@ def _build_launch(kind: Kind, words: list[Word], command: Command) -> Launch | N
                   args=tuple(rest[1:]))  # fmt: skip
 
 
+def split_groups(args: Sequence[Word]) -> list[list[Word]]:
+    """The words of each `--option`, as they were written; those before the first are a group."""
+    groups: list[list[Word]] = []
+    for word in args:
+        if not groups or re.match(r"--?[A-Za-z]", word.text):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
 def group_arguments(args: Sequence[Word]) -> list[tuple[str, tuple[Word, ...]]]:
     """Each `--option` with the words after it; words before the first have the name ""."""
     groups: list[tuple[str, list[Word]]] = []

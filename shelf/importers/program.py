@@ -1,8 +1,8 @@
 """`program` and the keys that its arguments set: of Megatron-LM, DeepSpeed, Varuna and any script.
 
-Options of Megatron-LM and DeepSpeed that are keys set `model`, `data`, `train` and `parallel`; all
-others are passed on in `program.args`. Options of the launcher are keys, or are left out with the
-reason.
+A script's words are passed on in `program.args` as they are. Where a key of the conf spells a word
+of Megatron-LM's, the key has the value and the word is a reference to it; DeepSpeed's script gets
+both. Options of the launcher are keys, or are left out with the reason.
 """
 
 from __future__ import annotations
@@ -13,22 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from vjob.jobs.conf.redact import is_secret_name, redact_string
+from vjob.jobs.conf.references import spell_value
 from vjob.jobs.conf.slurm_words import to_number
 from vjob.shelf.importers.draft import Draft
-from vjob.shelf.importers.launchers import Launch, group_arguments
-from vjob.shelf.importers.megatron_options import DEEPSPEED_KEYS, KEYS, OURS
+from vjob.shelf.importers.launchers import Launch, group_arguments, split_groups
+from vjob.shelf.importers.megatron_options import DEEPSPEED_KEYS, KEYS, LAYOUT, MODEL
 from vjob.shelf.importers.shell import Word, parse_shell_conf
-from vjob.shelf.importers.values import to_any_number, to_decimal
+from vjob.shelf.importers.values import to_whole
 
-MODELS: Mapping[str, str] = {"small": "gpt2-small", "xl": "gpt2-xl"}
-SHAPE: Mapping[str, str] = {
-    "layers": "NUM_LAYERS",
-    "hidden": "HIDDEN_SIZE",
-    "heads": "NUM_ATTN_HEADS",
-    "sequence": "SEQ_LENGTH",
-}
-MEGATRON_BETAS = [0.9, 0.999]
-"""Of its Adam where no option says otherwise; since 2.0 vjob passes those of the conf."""
 LAUNCHER_REASONS: Mapping[str, str] = {
     "node_rank": "nodes are counted by group",
     "master_addr": "it is the first node of the first group",
@@ -50,62 +42,6 @@ LAUNCHER_REASONS: Mapping[str, str] = {
 }
 
 
-def build_old_program(draft: Draft) -> None:
-    """A shell conf whose program stands elsewhere: a patched Megatron-LM's."""
-    draft.values["program"] = {"megatron": ".", "args": []}
-    draft.comments["program"] = "the checkout that the shell conf lay in"
-    draft.note(
-        "program.megatron is the folder of this file, where the shell conf lay; write the path "
-        "of your Megatron-LM checkout if it is another, and in args what _01_run_inter.sh "
-        "passed"
-    )
-    model = draft.take("MODEL", "model", lambda text: MODELS.get(text.lower()))
-    if model is not None:
-        draft.values["model"] = model
-    if model == MODELS["small"]:
-        draft.note(
-            "MODEL=small is taken for gpt2-small, 12 layers of 768; compare it with NUM_LAYERS "
-            "and HIDDEN_SIZE in an old job's output"
-        )
-    draft.values.update({"train.steps": 50, "train.precision": "fp16", "train.log_every": 10})
-    for key, option in (("steps", "train-iters 50"), ("precision", "fp16")):
-        draft.comments[f"train.{key}"] = f"_01_run_inter.sh passed --{option}"
-    draft.comments["train.log_every"] = "_01_run_inter.sh passed --log-interval 10"
-    _require_megatron(draft)
-
-
-def _require_megatron(draft: Draft) -> None:
-    """A model and data, which Megatron-LM cannot start without."""
-    for key in ("DATA_PATH", "DATA_PREFIX", "DATASET"):
-        if "data.synthetic" not in draft.values and key not in draft.used:
-            draft.take_into(key, "data.prefix", draft.to_path)
-    for key in ("CHECKPOINT_PATH", "SAVE_PATH"):
-        if key not in draft.used:
-            draft.take_into(key, "train.checkpoint.folder", draft.to_path)
-    if "data.prefix" not in draft.values and not draft.values.get("data.synthetic"):
-        named = {word.partition("=")[0] for word in draft.values["program"]["args"]}
-        if not named & {"--data-path", "--train-data-path", "--data-args-path"}:
-            draft.values["data.synthetic"] = True
-            draft.comments["data.synthetic"] = "no data was named; write data.prefix instead"
-            draft.note(
-                "no data was named (DATA_PATH, --data-path): data.synthetic stands in; write "
-                "data.prefix"
-            )
-    if "model" not in draft.values:
-        for key, name in SHAPE.items():
-            draft.take_into(name, f"model.{key}", to_number)
-    shape = {key for key in draft.values if key.startswith("model.")}
-    if "model" in draft.values or {"model.layers", "model.hidden", "model.heads"} <= shape:
-        return
-    for key in sorted(shape):
-        draft.note(
-            f"{key} = {draft.values.pop(key)} is left out: a model needs layers, hidden and heads"
-        )
-        draft.comments.pop(key, None)
-    draft.values["model"] = "gpt2-small"
-    draft.note("no model was named: gpt2-small stands in; write model")
-
-
 def build_program(draft: Draft, launch: Launch) -> None:
     folder = _find_folder(draft, launch)
     script = _place(draft, launch.script.text, folder)
@@ -114,19 +50,14 @@ def build_program(draft: Draft, launch: Launch) -> None:
         draft.note(f"{where}: the script {launch.script.text} is not known; train.py stands in")
         script = "train.py"
     flags = {name for name, _ in group_arguments(launch.args)}
-    is_megatron = {"--num-layers", "--hidden-size"} <= flags and launch.kind in (
-        "torch",
-        "python",
-    )
+    is_megatron = bool(flags & LAYOUT) and launch.kind in ("torch", "python")
     if launch.kind == "deepspeed":
         _build_deepspeed(draft, launch, script)
     elif is_megatron:
-        args = _take_megatron(draft, launch)
-        draft.values["program"] = {"megatron": script, "args": args}
-        _require_megatron(draft)
+        draft.values["program"] = {"script": script, "args": _refer(draft, launch)}
     else:
         draft.values["program"] = {"script": script, "args": _pass_on(draft, launch.args, where)}
-    kind = "megatron" if is_megatron else "deepspeed" if launch.kind == "deepspeed" else "script"
+    kind = "deepspeed" if launch.kind == "deepspeed" else "script"
     draft.record(f"{where}: {launch.script.text}", f"program.{kind}")
     if launch.kind == "varuna":
         _build_varuna(draft, launch)
@@ -194,72 +125,29 @@ def _pass_on(draft: Draft, args: Sequence[Word], where: str) -> list[str]:
     return kept
 
 
-def _take_megatron(draft: Draft, launch: Launch) -> list[str]:
-    """Options that are keys of the conf; the others, as arguments."""
+def _refer(draft: Draft, launch: Launch) -> list[str]:
+    """Megatron-LM's arguments, word for word: where a key spells a word, by reference to the key.
+
+    A word that its key would spell otherwise stays as it is, and so does an option's second one.
+    """
     where = f"line {launch.command.line}"
-    kept: list[Word] = []
-    groups = group_arguments(launch.args)
-    texts = {name: " ".join(word.text for word in values) for name, values in groups}
-    opens = {name for name, values in groups if any(word.is_open for word in values)}
-    for name, values in groups:
-        text, said = texts[name], f"{where}: {name} {texts[name]}".rstrip()
-        if name in opens:
-            draft.note(f"{said} is left out: its value is not known; write it in the conf")
-        elif _take_special(draft, name, text, texts, said):
-            continue
-        elif name in KEYS and (value := KEYS[name][1](text)) is not None:
-            key = KEYS[name][0]
-            if key == "data.prefix":
-                value = draft.find_copied(value, key, launch.command)
-            if key in ("train.checkpoint.folder", "data.prefix"):
-                value = draft.shorten(value)
-            draft.put(key, value, said)
-        else:
-            kept += [word for word in (Word(name),) if name]
-            kept += values
+    known = {name for name, values in group_arguments(launch.args) if len(values) == 1}
+    has_model = {KEYS[name][0] for name in known & KEYS.keys()} >= MODEL
+    args: list[str] = []
+    for words in split_groups(launch.args):
+        [(name, values)] = group_arguments(words)
+        said = f"{where}: {name} {' '.join(word.text for word in values)}".strip()
+        key, convert = KEYS.get(name, ("", to_whole))
+        text = values[0].text if len(values) == 1 and not values[0].is_open else ""
+        value = convert(text) if key and text else None
+        is_model = not key.startswith("model.") or has_model
+        if value is None or not is_model or key in draft.values or spell_value(value) != text:
+            args += _pass_on(draft, words, where)
             draft.record(said, "program.args")
-    if "--model-parallel-size" not in texts and "train.optimizer.betas" not in draft.values:
-        draft.values["train.optimizer.betas"] = MEGATRON_BETAS
-        draft.comments["train.optimizer"] = "betas: Megatron-LM's own"
-    if "--batch-size" in texts and "train.global_batch_size" not in draft.values:
-        draft.record("--batch-size, of a replica", "train.micro_batch_size; no global one")
-    if draft.values.get("train.evaluate.steps") == 0:
-        draft.values["train.evaluate.every"] = 0
-        del draft.values["train.evaluate.steps"]
-    return _pass_on(draft, kept, where)
-
-
-def _take_special(draft: Draft, name: str, text: str, texts: Mapping[str, str], said: str) -> bool:
-    """Options whose key depends on another one."""
-    if OURS.get(name, ("", ""))[0] == text and name in OURS:
-        draft.note(f"{said} is left out: {OURS[name][1]}")
-    elif name == "--load" and text == texts.get("--save"):
-        draft.record(said, "train.checkpoint.folder")
-    elif name == "--max-position-embeddings" and text == texts.get("--seq-length"):
-        draft.record(said, "model.sequence")
-    elif (
-        name in ("--hidden-dropout", "--attention-dropout")
-        and texts.get("--hidden-dropout") == texts.get("--attention-dropout")
-        and to_decimal(text) is not None
-    ):
-        draft.put("model.dropout", to_decimal(text), said)
-    elif name == "--clip-grad" and to_decimal(text) == 0:
-        draft.put("train.clip_grad_norm", None, said)
-    elif name in ("--warmup", "--lr-warmup-fraction"):
-        of = texts.get("--lr-decay-iters") if name != "--warmup" else None
-        steps, share = to_decimal(of or texts.get("--train-iters", "")), to_decimal(text)
-        if steps is None or share is None or not 0 <= share <= 1:
-            return False
-        draft.put("train.schedule.warmup_steps", round(steps * share), said)
-    elif name in ("--adam-beta1", "--adam-beta2") and to_decimal(text) is not None:
-        pair = [texts.get("--adam-beta1", "0.9"), texts.get("--adam-beta2", "0.999")]
-        betas = [to_decimal(value) for value in pair]
-        if None in betas:
-            return False
-        draft.put("train.optimizer.betas", betas, said)
-    else:
-        return False
-    return True
+        else:
+            draft.put(key, value, said)
+            args += [f"{name}=${{{key}}}"] if len(words) == 1 else [name, f"${{{key}}}"]
+    return args
 
 
 def _build_deepspeed(draft: Draft, launch: Launch, script: str) -> None:
@@ -276,14 +164,10 @@ def _build_deepspeed(draft: Draft, launch: Launch, script: str) -> None:
             continue
         kept += [word for word in (Word(name),) if name]
         kept += values
-        key = DEEPSPEED_KEYS.get(name)
         if is_open:
             continue  # _pass_on notes it
-        if key is None:
-            draft.record(said, "program.args")
-            continue
-        convert = KEYS[name][1] if name in KEYS else to_any_number
-        value = convert(text)
+        key, convert = DEEPSPEED_KEYS.get(name, ("", to_whole))
+        value = convert(text) if key else None
         if value is not None and not (name == "--clip-grad" and not value):
             draft.put(key, value, said)
         draft.record(said, "program.args")

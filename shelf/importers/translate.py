@@ -28,7 +28,7 @@ from vjob.shelf.importers.draft import Draft, render_page, spell
 from vjob.shelf.importers.fit import find_absent, leave_out_misfits
 from vjob.shelf.importers.launchers import LINE, Launch, Lines, sort_commands
 from vjob.shelf.importers.nodes import COUNTS, RANKS, build_nodes
-from vjob.shelf.importers.program import build_old_program, build_program
+from vjob.shelf.importers.program import build_program
 from vjob.shelf.importers.shell import ShellConf, parse_shell_conf
 from vjob.shelf.importers.values import (
     to_flag,
@@ -75,6 +75,10 @@ def translate_scripts(
         lines = sort_commands(found.commands)
     if require_known and not is_known(found, lines):
         raise InputError(f"{title} is not what --from takes: {ACCEPTED}")
+    if not lines.launches:
+        raise InputError(
+            f"{title} starts no program; give --from the script that does, or its folder"
+        )
     draft = Draft(found, lines, files, environ or {})
     _build(draft)
     leave_out_misfits(draft)
@@ -103,7 +107,12 @@ def translate_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[
     if not path.is_dir():
         if path.suffix in OTHER_SUFFIXES or "\0" in (text := _read_text(path)):
             raise InputError(f"{path} is not what --from takes: {ACCEPTED}")
-        texts = {path.name: text}
+        # A file of settings alone is read with the scripts beside it that read it.
+        if any(path.name in other for name, other in texts.items() if name != path.name):
+            lines = sort_commands(parse_shell_conf(text, files, name=path.name).commands)
+            texts = {path.name: text} if lines.launches else texts
+        else:
+            texts = {path.name: text}
     elif not texts:
         raise InputError(f"{path} has no shell scripts; --from takes {ACCEPTED}")
     known = {key: environ[key] for key in ("HOME", "USER", "LOGNAME") if key in environ}
@@ -165,11 +174,8 @@ def _build(draft: Draft) -> None:
     launch = _choose_launch(draft)
     build_container(draft)
     _build_profile(draft)
-    if launch is None:
-        build_old_program(draft)
-    else:
-        draft.used |= launch.command.uses
-        build_program(draft, launch)
+    draft.used |= launch.command.uses
+    build_program(draft, launch)
     _build_layout(draft)
     build_nodes(draft, launch)
     _build_port(draft)
@@ -179,7 +185,7 @@ def _build(draft: Draft) -> None:
     _list_left(draft)
 
 
-def _choose_launch(draft: Draft) -> Launch | None:
+def _choose_launch(draft: Draft) -> Launch:
     """The launch that becomes the program; the others are noted."""
     order = ("deepspeed", "varuna", "torch", "python")
     launches = sorted(draft.lines.launches, key=lambda launch: order.index(launch.kind))
@@ -191,7 +197,7 @@ def _choose_launch(draft: Draft) -> Launch | None:
             f"line {other.command.line}: a conf starts one program; this one is left out: "
             f"{redact_string(other.command.raw)}"
         )
-    return launches[0] if launches else None
+    return launches[0]
 
 
 def _build_profile(draft: Draft) -> None:
@@ -274,14 +280,13 @@ def _build_setup(draft: Draft) -> None:
             draft.record(f"line {command.line}: {command.raw}", "setup")
 
 
-def _build_name(draft: Draft, launch: Launch | None) -> None:
-    """The run's name, where `--job-name` gave none: the model's or the script's."""
+def _build_name(draft: Draft, launch: Launch) -> None:
+    """The run's name, where `--job-name` gave none: the script's."""
     if "name" in draft.values:
         return
-    model = draft.values.get("model")
-    script = launch.script.text if launch is not None and not launch.script.is_open else ""
+    script = "" if launch.script.is_open else launch.script.text
     stem = posixpath.basename(script).removesuffix(".py")
-    name = model if isinstance(model, str) else to_name(stem) or to_name(stem.lstrip("_0123456789"))
+    name = to_name(stem) or to_name(stem.lstrip("_0123456789"))
     draft.values["name"] = name or "my-run"
 
 

@@ -65,9 +65,8 @@ def test_a_shell_conf_is_imported_submitted_watched_and_reported(
     for option, value in {
         "--balance": "3-1",
         "--timing-log-option": "all",
-        "--data-path": "/root/indexes/my-gpt2_text_document",
-        "--lr-warmup-iters": "10",
-        "--adam-beta2": "0.999",
+        "--data-path": "/root/trainer/my-gpt2_text_document",
+        "--lr-warmup-fraction": ".01",
     }.items():
         assert command[command.index(option) + 1] == value
     assert container["runtime"] == "enroot" and {"--root", "--rw"} <= set(container["hold"])

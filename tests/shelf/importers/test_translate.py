@@ -10,17 +10,19 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf
-from vjob.jobs.conf.schema import MODELS, Data, JobConf
+from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines
+from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.conf.slurm_words import WORDS, to_gigabytes, to_minutes, to_node_list
+from vjob.jobs.errors import InputError
 from vjob.shelf.importers.shell import parse_shell_conf
 from vjob.shelf.importers.translate import translate_shell_conf
 
+LAUNCH = "torchrun train.py"
 LEGACY = ROOT / "tests/jobs/legacy"
 
 
 def translate(text: str) -> tuple[JobConf, list[str]]:
-    rendered, notes = translate_shell_conf(text)
+    rendered, notes = translate_shell_conf(f"{text}\n{LAUNCH}\n")
     return parse_conf(rendered, "conf.yaml", Path("/old"), environ={}), notes
 
 
@@ -28,16 +30,21 @@ def parse_values(text: str) -> dict[str, str | None]:
     return {name: found.value for name, found in parse_shell_conf(text).variables.items()}
 
 
-@pytest.mark.parametrize("name", ["00_conf", "mixed"])
-def test_an_old_conf_becomes_a_conf_that_can_be_read(name: str, tmp_path: Path) -> None:
-    rendered, notes = translate_shell_conf((LEGACY / f"{name}.sh").read_text(encoding="utf-8"))
-    assert rendered == (LEGACY / f"{name}.yaml").read_text(encoding="utf-8")
-    assert notes == (LEGACY / f"{name}.notes").read_text(encoding="utf-8").splitlines()
-    conf = tmp_path / "conf.yaml"
-    conf.write_text(rendered.replace("/images/pytorch+23.03-py3.sqsh", "docker://x"), "utf-8")
-    (tmp_path / "pretrain_gpt.py").touch()
-    assert read_conf(conf, environ={"HF_TOKEN": "x"}).data == Data(synthetic=True)
-    assert any("no data was named" in note for note in notes)
+def test_a_shell_conf_with_its_launch_is_a_conf_that_can_be_read() -> None:
+    conf, _ = translate((LEGACY / "mixed.sh").read_text(encoding="utf-8"))
+    first, second = conf.cluster.nodes
+    assert (first.count, first.queue, first.gpus) == (1, "gpu1", "a100:4")
+    assert (second.count, second.queue, second.gpus) == (7, "gpu2", "a10:4")
+    parallel, train = conf.parallel, conf.train
+    assert (parallel.pipeline, parallel.data, str(parallel.partition)) == (4, 8, "2-4-4-2")
+    assert (train.global_batch_size, conf.cluster.walltime_min) == (64, 2160)
+    assert conf.model is None and conf.data is None, "no script names one"
+
+
+@pytest.mark.parametrize("text", ["NNODES=3\nMODEL=small\n", "#SBATCH --nodes=2\necho\n", ""])
+def test_scripts_that_start_nothing_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"starts no program; give --from the script that does"):
+        translate_shell_conf(text)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +52,7 @@ def test_an_old_conf_becomes_a_conf_that_can_be_read(name: str, tmp_path: Path) 
     [("RELOAD_CONTAINER=true", True), ("RELOAD_CONTAINER=false", False), ("", False)],
 )
 def test_a_container_that_was_reloaded_is_told_to_be_unpacked_anew(line: str, note: bool) -> None:
-    conf, notes = translate(line + "\n")
+    conf, notes = translate(f"CONTAINER_IMAGE=/a.sqsh\n{line}\n")
     assert any("RELOAD_CONTAINER=true is container.reuse: false" in text for text in notes) is note
     assert conf.container.reuse is {"t": False, "f": True}.get(line.partition("=")[2][:1], "auto")
 
@@ -119,7 +126,7 @@ def test_a_line_that_is_more_than_assignments_is_handed_back(line: str) -> None:
     found = parse_shell_conf(f"\n{line}\n")
     handed = [*found.not_understood, *((entry.line, entry.raw) for entry in found.commands)]
     assert found.variables == {} and handed == [(2, line)]
-    assert f"line 2: not understood, left out: {line}" in translate(f"\n{line}\n")[1]
+    assert f"line 2: not understood, left out: {line}" in translate(f"\n{line}")[1]
 
 
 @pytest.mark.parametrize(
@@ -170,15 +177,14 @@ def test_numbers_that_never_fitted_are_told() -> None:
 
 def test_a_value_that_cannot_be_used_is_told() -> None:
     conf, notes = translate("MODEL=T5\nDP_SIZE=four\nPARTITION=a\nNSYS=maybe\nFOO=1\n")
-    assert conf.model == MODELS["gpt2-small"] and conf.parallel.data == "auto"
-    assert any("gpt2-small stands in" in note for note in notes)
+    assert conf.model is None and conf.parallel.data == "auto"
     for name in ("MODEL=T5", "DP_SIZE=four", "PARTITION=a", "NSYS=maybe", "FOO=1"):
         assert any(name in note for note in notes), name
 
 
 def test_a_secret_is_neither_kept_nor_told() -> None:
     rendered, notes = translate_shell_conf(
-        "export HF_TOKEN=hunter2\nAPI_KEY=hunter2\nlogin --token hunter2\n"
+        f"export HF_TOKEN=hunter2\nAPI_KEY=hunter2\nlogin --token hunter2\n{LAUNCH}"
     )
     assert "hunter2" not in rendered + "".join(notes)
     assert "pass_env: [HF_TOKEN]" in rendered
@@ -200,7 +206,7 @@ LINES = (
 
 
 def test_a_variable_in_quotes_is_no_reference_to_a_key() -> None:
-    text, _ = translate_shell_conf("export WHERE='${HOME}/x $Y'\n")
+    text, _ = translate_shell_conf(f"export WHERE='${{HOME}}/x $Y'\n{LAUNCH}")
     assert "WHERE: '$${HOME}/x $Y'" in text
 
 
@@ -210,7 +216,7 @@ def test_a_variable_in_quotes_is_no_reference_to_a_key() -> None:
 @example("HOMOGENEOUS_CLUSTER=false\nNNODES=1")
 @example("export A='\0'")
 def test_any_text_becomes_a_conf_and_every_line_is_used_or_told(text: str) -> None:
-    rendered, notes = translate_shell_conf(text)
+    rendered, notes = translate_shell_conf(f"{LAUNCH}\n{text}")
     conf, lines = parse_conf_lines(rendered, "conf.yaml", Path("/old"), environ={})
     assert check_conf(conf, lines, require_paths=False) == []
     assert not any("to correct" in note for note in notes)
