@@ -4,6 +4,7 @@
     later looks    what was appended; where that is more than a look may read, its last part
     renamed away, shrunk, written anew     the file under this name, as at a first look
     gone, stale, forbidden                 nothing new; `problem` says why
+    asked for what was skipped             its lines with one of some words, the last ones first
 
 Unlike `records.logs.tail.Follower`, which owes its caller every line, this may skip, and
 says so. Lines stay bytes: most are only searched, and `show` is for those that people see.
@@ -12,6 +13,8 @@ says so. Lines stay bytes: most are only searched, and `show` is for those that 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +28,31 @@ LOOK_BYTES = 4 * 1024 * 1024
 LONGEST = 16 * 1024
 """Of a line without an end so far; its beginning is kept."""
 SHOWN_CHARS = 2000
+SEARCH_BYTES = 512 * 1024 * 1024
+"""Of what was skipped in all files, between two polls."""
+SEARCH_S = 0.5
+SEARCHED_BYTES = 1024 * 1024
+"""At a time."""
+
+
+class Budget:
+    """Bytes and seconds that searches may still take."""
+
+    def __init__(
+        self,
+        num_bytes: int = SEARCH_BYTES,
+        seconds: float = SEARCH_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._left, self._clock = num_bytes, clock
+        self._until = clock() + seconds
+
+    def take(self, num_bytes: int) -> bool:
+        """False once the bytes or the seconds are used up."""
+        if self._left <= 0 or self._clock() > self._until:
+            return False
+        self._left -= num_bytes
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +95,37 @@ class Tail:
         self._is_within = False
         """What comes next belongs to a line that is not kept whole."""
         self._is_beginning_known = False
+        self.skipped: tuple[int, int] | None = None
+        """Begin and end of what a look skipped and no search has read; of several looks the last
+        one's."""
+
+    def search_back(self, marks: Collection[bytes], budget: Budget) -> Iterator[tuple[int, bytes]]:
+        """Place and text of the lines with a mark in what was skipped, the last line first.
+
+        A search that the budget ends goes on at the next call; `skipped` says where.
+        """
+        if self.skipped is None:
+            return
+        low, end = self.skipped
+        rest = b""
+        """Of a line that begins before what is read."""
+        try:
+            with open_file(Path(self.path)) as handle:
+                while end > low:
+                    begin = max(low, end - SEARCHED_BYTES)
+                    if not budget.take(end - begin):
+                        return
+                    data = _read_at(handle.fileno(), begin, end - begin) + rest
+                    cut = data.find(b"\n") + 1 if begin > low else 0
+                    is_whole = begin == low or cut > 0
+                    rest = data[:cut] if is_whole else data[:LONGEST]
+                    end = begin
+                    if is_whole:
+                        self.skipped = (low, begin + len(rest))
+                        yield from _find_marked(data, cut, begin, marks)
+        except OSError:
+            return
+        self.skipped = None
 
     def read_head(self, num_bytes: int) -> bytes:
         """The first bytes of the file that the first look did not read, up to a bound."""
@@ -117,7 +176,12 @@ class Tail:
         self._offset = first + len(data)
         if first > start:
             self.rest, self._is_within, self._is_beginning_known = b"", True, False
-        return self._take(data, first, first - start, is_anew)
+        added = self._take(data, first, first - start, is_anew)
+        if is_anew:
+            self.skipped = None
+        if first > start:
+            self.skipped = (start, first if added is None else max(first, added.start))
+        return added
 
     def _is_anew(self, found: os.stat_result) -> bool:
         """Being out of reach for a while is no reason to read again: only another file is."""
@@ -168,6 +232,22 @@ def _read_at(fd: int, first: int, size: int) -> bytes:
             break
         data += more
     return data
+
+
+def _find_marked(
+    data: bytes, first: int, place: int, marks: Collection[bytes]
+) -> Iterator[tuple[int, bytes]]:
+    """The lines of `data` from `first` on with a mark, the last one first."""
+    found: set[int] = set()
+    for mark in marks:
+        at = data.find(mark, first)
+        while at >= 0:
+            found.add(max(first, data.rfind(b"\n", first, at) + 1))
+            end = data.find(b"\n", at)
+            at = -1 if end < 0 else data.find(mark, end)
+    for begin in sorted(found, reverse=True):
+        end = data.find(b"\n", begin)
+        yield place + begin, data[begin : len(data) if end < 0 else end]
 
 
 def _last_state(line: bytes) -> bytes:

@@ -11,12 +11,14 @@ from typing import Any
 
 from varuna_core.facts.known import NotKnown, Value, value_of
 from varuna_core.records.files import open_file
+from varuna_core.records.formatting import format_size
 from varuna_core.records.logs.judge import Lines, Source, judge_steps
 from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.step_counts import NUM_RECENT, StepCounts
+from varuna_core.records.logs.steps import LINE
 from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
-from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Tail
+from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Budget, Tail
 from vjob.jobs.monitor.model.snapshot import Gpu, Line, Phase, Point, Progress
 from vjob.jobs.monitor.readers.gpu_logs import FIRST_BYTES, GpuSamples
 from vjob.jobs.monitor.readers.node_logs import LogFile, Times
@@ -89,8 +91,8 @@ class NodeFiles:
             self.logs["out"].is_apart = self.is_ours or "err" in self.logs
 
     def poll(self) -> bool:
-        """Read what is new; True if anything is."""
-        is_new = False
+        """Read what is new; True if anything is, or if a search goes on."""
+        is_new = any(log.is_sought and log.is_unsearched for log in self.logs.values())
         for log in self.logs.values():
             is_new = log.poll() or is_new
         for samples in self.gpus.values():
@@ -115,7 +117,14 @@ class NodeFiles:
 
     def problems(self) -> dict[str, str]:
         tails = self.tails().values()
-        return {Path(tail.path).name: tail.problem for tail in tails if tail.problem}
+        found = {Path(tail.path).name: tail.problem for tail in tails if tail.problem}
+        for log in self.logs.values():
+            if log.is_sought and log.is_unsearched and log.tail.skipped is not None:
+                low, end = log.tail.skipped
+                found[log.name] = (
+                    f"{format_size(end - low)} not yet searched for a line about a step"
+                )
+        return found
 
     def tails(self) -> dict[str, Tail]:
         """The end of each file, by kind."""
@@ -176,6 +185,7 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
         if any(log.trains for log in node.logs.values()):
             for log in node.logs.values():
                 log.trains = True
+    _search_back(nodes)
     found = _find_farthest(nodes)
     if found is None:
         for other in [one for one in _list_logs(nodes) if one.is_behind][:MOST_LEARNED]:
@@ -202,6 +212,20 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
         first_step=log.first_step,
         unit=log.unit,
     )
+
+
+def _search_back(nodes: Collection[NodeFiles]) -> None:
+    """Look for lines about steps in what was skipped: of logs that had some, else of all."""
+    logs = [log for log in _list_logs(nodes) if log.is_unsearched]
+    if not logs:
+        return
+    best = _find_farthest(nodes)
+    is_known = best is not None and best[1].strength >= LINE
+    budget = Budget()
+    for log in sorted(logs, key=lambda log: -log.tail.mtime):
+        if log.points or not is_known:
+            log.is_sought = True
+            log.search_back(budget)
 
 
 def find_doubt(nodes: Iterable[NodeFiles]) -> Doubt | None:

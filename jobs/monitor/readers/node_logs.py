@@ -17,11 +17,14 @@ from typing import Protocol
 from varuna_core.facts.catalogue.patterns import MOST_CHARS
 from varuna_core.facts.catalogue.rank_output import PYTHON_EXCEPTION
 from varuna_core.records.logs.learner import Doubt
+from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import NO_STEP, parse_time, split_tag
-from varuna_core.records.logs.steps import StepReader, StepReading
+from varuna_core.records.logs.steps import BAR, LINE, StepReader, StepReading
 from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, LineTimes
 from varuna_core.records.logs.training_log import (
+    ITERATION_MARK,
     PHASE_MARKS,
+    TIMERS_MARK,
     Iteration,
     parse_job_info,
     parse_mark,
@@ -29,11 +32,12 @@ from varuna_core.records.logs.training_log import (
 from vjob.jobs.monitor.log_lines.errors import (
     DIGITS,
     INFO_MARK,
+    STEP_MARKS,
     Classifier,
     is_end,
 )
 from vjob.jobs.monitor.log_lines.raised import RaisedLines
-from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Added, Tail, show
+from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Added, Budget, Tail, show
 from vjob.jobs.monitor.model.snapshot import Line, Phase, Point
 
 NUM_POINTS = 300
@@ -155,6 +159,10 @@ class LogFile:
         """Places of lines before which others were left out."""
         self._since: list[_Placed] = []
         """Lines after those, kept until the older points are asked for."""
+        self.is_sought = False
+        """Its lines about steps were looked for in what looks have skipped."""
+        self._has_timers = False
+        """Its lines are Megatron's timers, which may be megabytes between two steps."""
 
     @property
     def strength(self) -> int:
@@ -164,7 +172,7 @@ class LogFile:
     @property
     def doubt(self) -> Doubt | None:
         """The reason why the steps that its lines may count are not known."""
-        return self._steps.doubt
+        return Doubt.FAR if self.is_unsearched and not self.points else self._steps.doubt
 
     @property
     def trains(self) -> bool:
@@ -179,6 +187,42 @@ class LogFile:
     def is_behind(self) -> bool:
         """True if lines about steps were left for `catch_up`."""
         return bool(self._since)
+
+    @property
+    def is_unsearched(self) -> bool:
+        """True if the last line about a step may lie in what looks have skipped."""
+        skipped = self.tail.skipped
+        if skipped is None or (self._has_timers and self.strength < LINE):
+            return skipped is not None
+        return self.step_order < skipped[1]
+
+    def search_back(self, budget: Budget) -> None:
+        """Find lines about steps in what looks have skipped, up to a number of them."""
+        if self._pattern is not None:
+            marks = find_marks(self._pattern.pattern) or STEP_MARKS
+        else:
+            marks = (ITERATION_MARK,) if self._has_timers else STEP_MARKS
+        found: list[_Placed] = []
+        for place, line in self.tail.search_back(marks, budget):
+            reading = StepReader(self._pattern).read(_decode(line[:MOST_CHARS]))
+            is_step = reading is not None and reading.line.step != NO_STEP
+            if is_step and reading is not None and reading.strength >= BAR:
+                found.append((place, line))
+            if len(found) >= 2 * NUM_POINTS:
+                self.tail.skipped = None
+                break
+        if not found:
+            return
+        found.reverse()
+        kept = (self.phase, self.phase_ended_at)
+        if self.strength < LINE:
+            self._read_anew([*found, *self._unread, *self._since])
+            self._unread, self._since = [], []
+        else:
+            self._steps.skip()
+            for place, line in found:
+                self._read_line(_decode(line), place)
+        self.phase, self.phase_ended_at = kept
 
     def poll(self) -> bool:
         """Read what is new; whether anything is."""
@@ -218,6 +262,7 @@ class LogFile:
         self._shown.extend(take_last(lines, self._shown.maxlen or 1))
         sifted = self._classifier.sift(data, lines)
         self._written = None
+        self._has_timers = self._has_timers or TIMERS_MARK in data or b" time lst:" in data
         known = self._add_raised(lines, sifted.known, start, data)
         for at, kind in known:
             self._add_known(lines, at, kind, start)
@@ -235,17 +280,21 @@ class LogFile:
             return
         self._since = []
         kept = (self.point_at, self.phase, self.phase_ended_at)
+        self._read_anew(unread)
+        self.point_at, self.phase, self.phase_ended_at = kept
+
+    def _read_anew(self, lines: list[_Placed]) -> None:
+        """Read the points of these lines in place of those so far."""
         self.points.clear()
         self.first_step = None
         self._steps = StepReader(self._pattern)
         self._steps.trains = self._trains
         self._read_head()
-        for place, line in unread:
+        for place, line in lines:
             text = _decode(line)
             self._read_line(text, place)
             if any(mark in line for mark in PHASE_MARKS) and parse_mark(text) is not None:
                 self._steps.pause()
-        self.point_at, self.phase, self.phase_ended_at = kept
 
     def _read_progress(self, found: list[_Placed], start: int, data: bytes, is_first: bool) -> None:
         self._marks = None

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vjob.jobs.monitor.log_lines import tails
-from vjob.jobs.monitor.log_lines.tails import LONGEST, Added, Tail, show
+from vjob.jobs.monitor.log_lines.tails import LONGEST, Added, Budget, Tail, show
 
 PIECES = st.sampled_from([b"one\n", b"two", b"\n", b"\r 10%", b"\r 20%", b"x" * 30, b"\xff\x00\n"])
 STEPS = st.lists(
@@ -112,6 +112,26 @@ def test_more_than_a_look_may_read_is_passed_over_and_said(
     added = look(tail)
     assert added.data.endswith(b"middle\nend\n") and not added.is_anew
     assert added.num_skipped > 500 and len(added.data) <= 100
+
+
+def test_what_was_skipped_is_searched_from_its_end_as_far_as_the_budget_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tails, "SEARCHED_BYTES", 37)  # so that lines lie across two reads
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(b"step %d\n" % n + b"other words here\n" * 9 for n in range(20)))
+    tail = Tail(path, tail_bytes=30)
+    look(tail)
+    assert tail.skipped is not None
+    some = [line for _, line in tail.search_back((b"step", b"ep "), Budget(1000))]
+    low, end = tail.skipped
+    assert some[0] == b"step 19" and low == 0 and end > 1000
+    rest = list(tail.search_back((b"step",), Budget()))
+    assert [*some, *(line for _, line in rest)] == [b"step %d" % n for n in range(19, -1, -1)]
+    assert tail.skipped is None
+    whole = path.read_bytes()
+    assert all(whole[place:].startswith(line + b"\n") for place, line in rest)
+    assert list(tail.search_back((b"step",), Budget())) == []
 
 
 def test_a_gigabyte_without_an_end_of_line_costs_no_more_than_its_tail(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 from tests.command import ROOT, Vjob
 from varuna_core.records.logs.learner import Doubt
 from vjob.jobs.errors import VjobError
+from vjob.jobs.monitor.log_lines.tails import Budget
 from vjob.jobs.monitor.model.snapshot import Health, Snapshot
+from vjob.jobs.monitor.readers import node_files
 from vjob.jobs.monitor.readers.job_reader import open_reader
 from vjob.jobs.monitor.readers.log_folder import is_bare_folder
 from vjob.jobs.monitor.rules.judge import judge
@@ -233,6 +235,49 @@ def test_a_checkpoint_that_began_is_a_phase_until_it_ends(tmp_path: Path) -> Non
     found = reader.read()
     assert found.phase is None and found.phases_s["checkpoint"] == pytest.approx(7)
     assert found.phase_ended_at == pytest.approx(phase.since + 7)
+
+
+CALLS = f" forward-compute start time lst:  {'1686700000.123456 ' * 150}\n"
+
+
+def write_calls(log: Path, step: int, num_bytes: int) -> None:
+    """A line about a step, and the calls of its ranks after it."""
+    with log.open("a") as handle:
+        handle.write(ITERATION.format(step=step, ms=100.0 + step) + "times across ranks (ms):\n")
+        handle.write((CALLS + "     rank 12: 34.5\n") * (num_bytes // len(CALLS) + 1))
+
+
+def test_megabytes_of_calls_after_a_step_hide_it_neither_at_first_nor_later(tmp_path: Path) -> None:
+    log = tmp_path / "gpu-node-07.cluster.site.out"
+    log.write_text(INFO.format(rank=0))
+    for step in (10, 20):
+        write_calls(log, step, 300_000)
+    reader = open_reader(str(tmp_path), tmp_path)
+    found = reader.read()
+    assert found.progress is not None and found.progress.at == log.stat().st_mtime
+    assert [point.step for point in found.progress.points] == [10, 20]
+    assert [point.step_s for point in found.progress.points] == pytest.approx([0.11, 0.12])
+    assert found.info["WORLD_SIZE"] == "32" and found.nodes[0].name == "gpu-node-07.cluster.site"
+    for step in (30, 40):
+        write_calls(log, step, 5_000_000)  # more than a look reads
+    found = reader.read()
+    assert found.progress is not None and found.progress.step == 40
+    assert [point.step for point in found.progress.points] == [10, 20, 30, 40]
+
+
+def test_a_log_too_long_to_search_is_said_and_searched_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_files, "Budget", lambda: Budget(num_bytes=1 << 20))
+    log = tmp_path / "n0.out"
+    write_calls(log, 10, 3_000_000)
+    reader = open_reader(str(tmp_path), tmp_path)
+    found = reader.read()
+    assert found.progress is None and found.doubt is Doubt.FAR
+    assert "not yet searched" in found.unreadable["n0.out"]
+    for _ in range(3):
+        found = reader.read()
+    assert found.progress is not None and found.progress.step == 10 and not found.unreadable
 
 
 def test_sad_files_are_no_trouble(tmp_path: Path) -> None:

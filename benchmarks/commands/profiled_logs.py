@@ -1,0 +1,202 @@
+"""Logs of a Megatron-LM that prints when each of its calls began and ended, staged with one thing
+wrong: what `vjob status` and `vjob report` say of them first.
+
+    python -m benchmarks.commands.profiled_logs [--only NAME] [--keep FOLDER] [--write]
+
+A folder has a log of each node as plain batch scripts leave them. Stages work by 1F1B with 2 % of
+noise; the last rank prints the calls of all ranks after each line about a step, as the option
+`--timing-log-option all` asks for, in times of each node's own clock.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import RESULTS
+from tests.megatron_lines import format_timers
+from varuna_core.records.logs.training_log import Iteration, format_iteration, format_job_info
+from varuna_core.schedule.compiled import simulate
+from varuna_core.schedule.costs import Costs
+from varuna_core.schedule.registry import build_schedule
+
+RESULT = RESULTS / "profiled_logs.md"
+BEGIN_S = 1_686_700_000.0
+NOISE = 0.02
+FILLERS = ("batch-generator", "forward-send", "backward-send", "loss-compute", "post-process")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logged:
+    """A job whose logs are staged; the defaults are healthy."""
+
+    stages: int = 8
+    replicas: int = 4
+    micros: int = 16
+    ranks_per_node: int = 4
+    layers: tuple[int, ...] = (6,) * 8
+    """Of each stage."""
+    layer_s: float = 0.004
+    hop_s: float = 0.002
+    """Of a message between stages."""
+    steps: int = 50
+    log_every: int = 10
+    nodes: tuple[str, ...] = tuple(f"n{60 + at:03d}" for at in range(8))
+    master: str = "192.168.120.70"
+    slow: dict[int, float] = field(default_factory=dict)
+    """By how much longer a rank's work takes."""
+    skew_s: dict[int, float] = field(default_factory=dict)
+    """How far a node's clock is ahead, by its number."""
+    missing: tuple[int, ...] = ()
+    """Nodes whose logs are not there."""
+    cut: float = 1.0
+    """How much of the last block of calls was written."""
+    fillers: int = 2
+    """Further timers that are printed."""
+    prints_calls: bool = True
+    is_tagged: bool = False
+    """Lines have the rank in front, as of `srun --label`."""
+    gathers_ranks: bool = False
+    """All nodes print into the last one's file."""
+    seed: int = 1
+
+    @property
+    def world(self) -> int:
+        return self.stages * self.replicas
+
+
+def write_logs(folder: Path, job: Logged) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    chance = random.Random(job.seed)
+    last = len(job.nodes) - 1
+    texts: dict[int, list[str]] = {}
+    for node in range(len(job.nodes)):
+        settings = {
+            "NODE_RANK": node, "MASTER_ADDR": job.master, "NNODES": len(job.nodes),
+            "WORLD_SIZE": job.world, "GLOBAL_BATCH_SIZE": job.micros * job.replicas,
+            "MICRO_BATCH_SIZE": 1, "TENSOR_MP_SIZE": 1, "DP_SIZE": job.replicas,
+            "PIPELINE_MP_SIZE": job.stages, "PARTITION": "-".join(map(str, job.layers)),
+            "MODEL": "xl", "HIDDEN_SIZE": 1600, "NUM_LAYERS": sum(job.layers),
+            "PROFILE": "true",
+        }  # fmt: skip
+        texts[node] = format_job_info(settings).splitlines()
+        if not node:
+            texts[node].append("[before the start of training step] datetime: 2023-06-14 16:08:12 ")
+    at = BEGIN_S
+    block: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    begun = at
+    cut_lines = 0
+    for step in range(1, job.steps + 1):
+        at = _run_step(job, at, chance, block)
+        if step % job.log_every:
+            continue
+        line = Iteration(
+            step, job.steps, step * job.micros * job.replicas, 1000 * (at - begun) / job.log_every,
+            7e-7, job.micros * job.replicas, {"lm loss": 10.0 - step / 50}, 262144.0, 5.0, 0, 0,
+        )  # fmt: skip
+        texts[last].append(format_iteration(line))
+        if job.prints_calls:
+            written = _format_block(job, block).splitlines()
+            cut_lines = len(written)
+            texts[last] += written
+        if step == job.log_every:
+            for rank in range(0, job.world, job.replicas):
+                words = "memory (MB) | allocated: 1570.7 | max allocated: 3869.2 | reserved: 4020.0"
+                texts[rank // job.ranks_per_node].append(
+                    f"[Rank {rank}] (after {step} iterations) {words} | max reserved: 4020.0"
+                )
+        block, begun = {}, at
+    if job.cut < 1:
+        keep = len(texts[last]) - cut_lines + int(cut_lines * job.cut)
+        torn = texts[last][keep]
+        texts[last] = [*texts[last][:keep], torn[: len(torn) // 2]]
+    _write_files(folder, job, texts, chance)
+
+
+def _write_files(
+    folder: Path, job: Logged, texts: dict[int, list[str]], chance: random.Random
+) -> None:
+    last = len(job.nodes) - 1
+    if job.is_tagged:
+        for node, lines in texts.items():
+            rank = (node + 1) * job.ranks_per_node - 1
+            texts[node] = [f"{rank}: {line}" for line in lines]
+    if job.gathers_ranks:
+        others = [line for node in range(last) for line in texts.pop(node)]
+        places = sorted(chance.sample(range(len(texts[last])), len(others)), reverse=True)
+        for place, line in zip(places, reversed(others), strict=True):
+            texts[last].insert(place, line)
+    for node, lines in texts.items():
+        if node not in job.missing:
+            end = "" if job.cut < 1 and node == last else "\n"
+            (folder / f"{job.nodes[node]}.out").write_text("\n".join(lines) + end)
+            (folder / f"{job.nodes[node]}.err").write_text("  warnings.warn(\n")
+
+
+def _run_step(
+    job: Logged,
+    at: float,
+    chance: random.Random,
+    block: dict[str, dict[int, list[tuple[float, float]]]],
+) -> float:
+    """Add the calls of one step; return when it ended."""
+    schedule = build_schedule("1f1b", job.stages, job.micros)
+    ends: dict[int, float] = {}
+
+    def add(name: str, rank: int, begin: float, end: float) -> None:
+        ahead = job.skew_s.get(rank // job.ranks_per_node, 0.0)
+        block.setdefault(name, {}).setdefault(rank, []).append((begin + ahead, end + ahead))
+
+    for replica in range(job.replicas):
+        work = tuple(
+            max(job.layers[stage], 0.2)
+            * job.layer_s
+            * job.slow.get(stage * job.replicas + replica, 1.0)
+            * chance.gauss(1, NOISE)
+            for stage in range(job.stages)
+        )
+        hops = (job.hop_s,) * (job.stages - 1)
+        costs = Costs(forward=work, input_grad=work, weight_grad=work, hops=hops)
+        timing = simulate(schedule, costs)
+        for index, actions in enumerate(schedule.ranks):
+            rank, free = index * job.replicas + replica, at
+            for action, start in zip(actions, timing.starts[index], strict=True):
+                begin, cost = at + start, costs.by_kind[action.kind][action.stage]
+                way = "forward" if action.kind == "F" else "backward"
+                is_first = index == (0 if action.kind == "F" else job.stages - 1)
+                if not is_first:
+                    add(f"{way}-recv", rank, free, begin)
+                add(f"{way}-compute", rank, begin, begin + cost)
+                for name in FILLERS[: job.fillers]:
+                    add(name, rank, begin + cost, begin + cost + 1e-5)
+                free = begin + cost + 1e-5
+            ends[rank] = free
+    for rank in range(job.world):
+        peers = [ends[rank // job.replicas * job.replicas + one] for one in range(job.replicas)]
+        add("grads-all-reduce", rank, ends[rank], max(peers) + 0.01)
+    done = max(ends.values()) + 0.01
+    for rank in range(job.world):
+        add("optimizer", rank, done, done + 0.02)
+    return done + 0.03
+
+
+def _format_block(job: Logged, block: dict[str, dict[int, list[tuple[float, float]]]]) -> str:
+    timers = {
+        name: {rank: 1000 * sum(e - b for b, e in own) / job.log_every for rank, own in
+               sorted(ranks.items())}
+        for name, ranks in block.items()
+    }  # fmt: skip
+    calls = {
+        (name, rank): ([b for b, _ in own], [e for _, e in own])
+        for name, ranks in block.items()
+        for rank, own in ranks.items()
+    }
+    return format_timers(timers, calls)
+
+
+SMALL = Logged(
+    stages=4, replicas=2, micros=8, ranks_per_node=2, layers=(4,) * 4, layer_s=0.01,
+    steps=20, log_every=5, nodes=("n1", "n2", "n3", "n4"),
+)  # fmt: skip
+"""For tests."""
