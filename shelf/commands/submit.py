@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -82,6 +83,12 @@ CANCEL_S = 60
 )
 @click.option("--new-job", is_flag=True, help="A job of its own, in a shell that is inside one.")
 @click.option("--dry-run", is_flag=True, help="Print the scripts; write and submit nothing.")
+@click.option(
+    "--check-against",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="SCRIPT",
+    help="With --dry-run: how the program's words differ from a script's.",
+)
 @click.option("--test-only", is_flag=True, help="Ask Slurm when and where it would start.")
 @click.option("--follow", "-f", is_flag=True, help="Follow the run's lines to its end.")
 @json_option
@@ -98,6 +105,7 @@ def submit(
     at_most: int | None,
     new_job: bool,
     dry_run: bool,
+    check_against: Path | None,
     test_only: bool,
     follow: bool,
     as_json: bool,
@@ -108,6 +116,7 @@ def submit(
 
     \b
     vjob submit conf.yaml --dry-run | less
+    vjob submit conf.yaml --dry-run --check-against _03_submit.sh
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
     vjob submit conf.yaml --after last             starts when that has ended well
@@ -120,6 +129,8 @@ def submit(
     from vjob.jobs.submit import submit as submitting
     from vjob.jobs.submit.chain import find_after
 
+    if check_against is not None and (not dry_run or sweeps or sweep_file):
+        raise InputError("--check-against goes with --dry-run, of one run")
     if (conf is None) == (like is None):
         raise InputError("give a conf, or --like JOB: vjob submit conf.yaml")
     if new_job:
@@ -165,9 +176,10 @@ def submit(
         resolved = resolve_conf(conf, overrides, plan=plan, require_env=not dry_run)
     refuse_function(resolved.conf)
     if dry_run:
-        preview_run(
-            submitting.prepare(resolved, for_preview=True, snapshot=snapshot), before, as_json
-        )
+        ready = submitting.prepare(resolved, for_preview=True, snapshot=snapshot)
+        if check_against is not None:
+            sys.exit(_check(ready, check_against, as_json=as_json))
+        preview_run(ready, before, as_json)
         return
     if test_only:
         from vjob.jobs.submit import preview
@@ -188,6 +200,19 @@ def submit(
     if ready.launch.why:
         more["launch"] = str(ready.launch)
     print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
+
+
+def _check(ready: Prepared, script: Path, *, as_json: bool) -> int:
+    """Show how the program's words differ from the script's; 1 if they do."""
+    from vjob.shelf.importers import compare
+    from vjob.shelf.importers.translate import read_launch
+
+    found = compare.compare_program(ready.plan, read_launch(script, os.environ))
+    if as_json:
+        print_object(compare.describe_comparison(found))
+    else:
+        say(compare.render_comparison(found, shlex.join))
+    return int(bool(found.differences))
 
 
 def preview_run(ready: Prepared, after: AfterRuns, as_json: bool) -> None:

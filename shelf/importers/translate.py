@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,25 +65,36 @@ def translate_scripts(
 ) -> tuple[str, list[str]]:
     """The scripts as one conf; `files` are others of their folder, read where they are named."""
     files = {**(files or {}), **texts}
+    found, lines = _read_scripts(texts, files, environ or {})
+    if require_known and not is_known(found, lines):
+        raise InputError(f"{title} is not what --from takes: {ACCEPTED}")
+    launch, *others = _choose_launch(lines, title)
+    draft = Draft(found, lines, files, environ or {})
+    _note_others(draft, launch, others)
+    _build(draft, launch)
+    leave_out_misfits(draft)
+    notes = [*draft.notes, *find_absent(draft, base)]
+    return render_page(draft, title, notes), notes
+
+
+def _read_scripts(
+    texts: Mapping[str, str], files: Mapping[str, str], environ: Mapping[str, str]
+) -> tuple[ShellConf, Lines]:
     found = ShellConf()
     for name in _order_scripts(texts):
         if name not in found.files:
             parse_shell_conf(texts[name], files, name=name, environ=environ, found=found)
     lines = sort_commands(found.commands)
     if not lines.launches:
-        _read_variables(found, environ or {})
+        _read_variables(found, environ)
         lines = sort_commands(found.commands)
-    if require_known and not is_known(found, lines):
-        raise InputError(f"{title} is not what --from takes: {ACCEPTED}")
-    if not lines.launches:
-        raise InputError(
-            f"{title} starts no program; give --from the script that does, or its folder"
-        )
-    draft = Draft(found, lines, files, environ or {})
-    _build(draft)
-    leave_out_misfits(draft)
-    notes = [*draft.notes, *find_absent(draft, base)]
-    return render_page(draft, title, notes), notes
+    return found, lines
+
+
+def read_launch(path: Path, environ: Mapping[str, str]) -> Launch:
+    """What the scripts start; InputError where they start nothing."""
+    texts, files, known = _find_scripts(path, environ)
+    return _choose_launch(_read_scripts(texts, {**files, **texts}, known)[1], path.name)[0]
 
 
 def import_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -101,6 +112,17 @@ def import_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str
 
 def translate_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     """A file or a folder of scripts as conf.yaml; InputError where it is neither."""
+    texts, files, known = _find_scripts(path, environ)
+    title, base = path.name or str(path), Path(known["PWD"])
+    return translate_scripts(
+        texts, files=files, environ=known, title=title, require_known=True, base=base
+    )
+
+
+def _find_scripts(
+    path: Path, environ: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Texts of the scripts to read, of all files beside them, and the variables that are set."""
     folder = path if path.is_dir() else path.parent
     files = _read_folder(folder)
     texts = {name: text for name, text in files.items() if name.endswith(SUFFIXES)}
@@ -117,10 +139,7 @@ def translate_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[
         raise InputError(f"{path} has no shell scripts; --from takes {ACCEPTED}")
     known = {key: environ[key] for key in ("HOME", "USER", "LOGNAME") if key in environ}
     known |= {"PWD": str(folder.absolute()), "UID": str(os.getuid())}
-    title = path.name or str(path)
-    return translate_scripts(
-        texts, files=files, environ=known, title=title, require_known=True, base=folder.absolute()
-    )
+    return texts, files, known
 
 
 def _read_text(path: Path) -> str:
@@ -169,9 +188,8 @@ def is_known(found: ShellConf, lines: Lines) -> bool:
     return bool(found.blocks or lines.launches or wraps or names & found.variables.keys())
 
 
-def _build(draft: Draft) -> None:
+def _build(draft: Draft, launch: Launch) -> None:
     """All sections, in order: a later one finds the keys that earlier ones set."""
-    launch = _choose_launch(draft)
     build_container(draft)
     _build_profile(draft)
     draft.used |= launch.command.uses
@@ -185,19 +203,25 @@ def _build(draft: Draft) -> None:
     _list_left(draft)
 
 
-def _choose_launch(draft: Draft) -> Launch:
-    """The launch that becomes the program; the others are noted."""
+def _choose_launch(lines: Lines, title: str) -> list[Launch]:
+    """The launch that becomes the program, then the others."""
+    if not lines.launches:
+        raise InputError(
+            f"{title} starts no program; give --from the script that does, or its folder"
+        )
     order = ("deepspeed", "varuna", "torch", "python")
-    launches = sorted(draft.lines.launches, key=lambda launch: order.index(launch.kind))
-    for other in launches[1:]:
-        if other.command.words == launches[0].command.words:
+    return sorted(lines.launches, key=lambda launch: order.index(launch.kind))
+
+
+def _note_others(draft: Draft, launch: Launch, others: Sequence[Launch]) -> None:
+    for other in others:
+        if other.command.words == launch.command.words:
             continue
         draft.used |= other.command.uses
         draft.note(
             f"line {other.command.line}: a conf starts one program; this one is left out: "
             f"{redact_string(other.command.raw)}"
         )
-    return launches[0]
 
 
 def _build_profile(draft: Draft) -> None:

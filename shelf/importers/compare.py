@@ -1,0 +1,142 @@
+"""The words of a program as a conf starts it, against those that a script of the user's own has."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from difflib import SequenceMatcher
+from enum import Enum
+from typing import Any
+
+from varuna_core.records.plan import Plan
+from vjob.jobs.errors import InputError
+from vjob.shelf.importers.launchers import Launch, split_groups
+from vjob.shelf.importers.shell import Word
+
+Words = tuple[str, ...]
+
+
+class Change(Enum):
+    """How words of the conf differ from the script's."""
+
+    MISSING = "missing"
+    ADDED = "added"
+    CHANGED = "changed"
+    MOVED = "moved"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """An option with its values that is not the same in both, or words without an option."""
+
+    change: Change
+    script: Words
+    """The script's words; none where the conf adds some."""
+    conf: Words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two program lines, and all in which they differ."""
+
+    place: str
+    """Line of the script, with its program."""
+    words: int
+    """Number of the script's words, the program's name included."""
+    open: Words
+    """Those that only the job or the user knows; whatever stands in their place is right."""
+    differences: tuple[Difference, ...]
+
+
+def compare_program(plan: Plan, launch: Launch) -> Comparison:
+    """The program line of a plan against the script's; InputError where neither has the other's."""
+    name = posixpath.basename(launch.script.text)
+    ours = [word.replace("%{percent}{", "%{") for word in plan.command]
+    place = next((i for i, word in enumerate(ours) if posixpath.basename(word) == name), None)
+    said = f"line {launch.command.line}: {launch.script.text}"
+    if place is None:
+        raise InputError(f"the conf starts {' '.join(ours[:4])}, the script ({said}) another one")
+    return Comparison(
+        place=said,
+        words=1 + len(launch.args),
+        open=tuple(word.text for word in launch.args if word.is_open),
+        differences=tuple(compare_words(launch.args, ours[place + 1 :])),
+    )
+
+
+def compare_words(script: Sequence[Word], conf: Sequence[str]) -> list[Difference]:
+    """The differences by option, in the order of the lines."""
+    theirs, ours = split_groups(script), _split(conf)
+    known = [_fill(group, ours) for group in theirs]
+    found: list[tuple[Words, Words]] = []
+    matcher = SequenceMatcher(None, known, ours, autojunk=False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        if kind != "equal":
+            found += _pair(known[a:b], ours[c:d])
+    return list(_name_changes(found))
+
+
+def _split(words: Sequence[str]) -> list[Words]:
+    return [tuple(word.text for word in group) for group in split_groups([*map(Word, words)])]
+
+
+def _fill(group: Sequence[Word], ours: Sequence[Words]) -> Words:
+    """An option's words, with the conf's in the place of those that are not known."""
+    texts = tuple(word.text for word in group)
+    if any(word.is_open for word in group):
+        for other in ours:
+            pairs = zip(group, other, strict=False)
+            if len(other) == len(group) and all(w.is_open or w.text == text for w, text in pairs):
+                return other
+    return texts
+
+
+def _pair(theirs: Sequence[Words], ours: Sequence[Words]) -> Iterator[tuple[Words, Words]]:
+    """Options of the same name beside each other; the others, alone."""
+    left = list(ours)
+    for words in theirs:
+        other = next((one for one in left if _get_option(one) == _get_option(words)), ())
+        if other:
+            left.remove(other)
+        yield words, other
+    for words in left:
+        yield (), words
+
+
+def _get_option(words: Words) -> str:
+    return words[0].partition("=")[0] if words[0].startswith("-") else ""
+
+
+def _name_changes(found: Sequence[tuple[Words, Words]]) -> Iterator[Difference]:
+    gone = [script for script, conf in found if not conf]
+    new = [conf for script, conf in found if not script]
+    for script, conf in found:
+        if script and conf:
+            yield Difference(change=Change.CHANGED, script=script, conf=conf)
+        elif script:
+            is_there = script in new
+            change = Change.MOVED if is_there else Change.MISSING
+            yield Difference(change=change, script=script, conf=script if is_there else ())
+        elif conf not in gone:
+            yield Difference(change=Change.ADDED, script=(), conf=conf)
+
+
+def render_comparison(found: Comparison, quote: Callable[[Sequence[str]], str]) -> str:
+    """Lines for a person."""
+    same = "no difference" if not found.differences else f"{len(found.differences)} differences"
+    lines = [f"{found.place}, {found.words} words: {same}".replace("1 differences", "1 difference")]
+    for one in found.differences:
+        shown = quote(one.script or one.conf)
+        if one.change is Change.CHANGED:
+            shown += f"  ->  {quote(one.conf)}"
+        lines.append(f"  {one.change.value:<8} {shown}")
+    for word in found.open:
+        lines.append(f"  open     {word}: only the job or you know it")
+    return "\n".join(lines)
+
+
+def describe_comparison(found: Comparison) -> Mapping[str, Any]:
+    """The same for scripts."""
+    rows = [{**asdict(one), "change": one.change.value} for one in found.differences]
+    return {**asdict(found), "differences": rows, "is_equal": not rows}
