@@ -79,11 +79,16 @@ def test_a_model_of_others_is_trained_in_two_stages_as_the_plain_one(kind: Archi
 
 
 def render_table() -> list[str]:
-    return [
-        f"| {kind.title} | {', '.join(f'`{pattern}`' for pattern in kind.patterns)} | "
-        f"{kind.remedy or 'trained as the plain one'} |"
-        for kind in ARCHITECTURES
-    ]
+    """Rows of the page: models by the pattern that cuts them, refused ones with their remedy."""
+    trained: dict[str, list[str]] = {}
+    refused = []
+    for kind in ARCHITECTURES:
+        patterns = ", ".join(f"`{pattern}`" for pattern in kind.patterns)
+        if kind.remedy:
+            refused.append(f"| {patterns} | {kind.title}: {kind.remedy} |")
+        else:
+            trained.setdefault(patterns, []).append(kind.title)
+    return [f"| {patterns} | {', '.join(titles)} |" for patterns, titles in trained.items()] + refused
 
 
 def test_a_pattern_without_any_module_is_refused_with_those_that_there_are() -> None:
