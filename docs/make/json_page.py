@@ -92,7 +92,7 @@ TABLES: Mapping[str, Table] = {
         kind=model.Verdict,
         without=("main", "details", "others", "job"),
         after=(
-            ("rule", "string", "A heading of docs/verdict_rules.md"),
+            ("rule", "string", "A heading of docs/verdicts.md"),
             ("exit_code", "integer", "As of the command"),
             ("findings[]", "VerdictFinding", "The first is why it has this health"),
         ),

@@ -489,7 +489,7 @@ class Verdict:
 
     health: Health
     main: Finding
-    """The finding of the rule that spoke; its `rule` is a heading of docs/verdict_rules.md."""
+    """The finding of the rule that spoke; its `rule` is a heading of docs/verdicts.md."""
     details: tuple[Finding, ...] = ()
     """What else belongs to it."""
     others: tuple[Finding, ...] = ()

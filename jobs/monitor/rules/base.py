@@ -1,7 +1,7 @@
 """Shared parts of the rules: their type, how they name ranks, nodes and the job, common questions.
 
 A rule is a pure function from a snapshot to a verdict, or None where it does not apply. Its name,
-in words, is a heading of docs/verdict_rules.md and the key of its sentence in `words.py`: a rule
+in words, is a heading of docs/verdicts.md and the key of its sentence in `words.py`: a rule
 returns values and remedies, and no words of its own.
 """
 
