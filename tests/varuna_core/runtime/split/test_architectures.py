@@ -88,7 +88,8 @@ def render_table() -> list[str]:
             refused.append(f"| {patterns} | {kind.title}: {kind.remedy} |")
         else:
             trained.setdefault(patterns, []).append(kind.title)
-    return [f"| {patterns} | {', '.join(titles)} |" for patterns, titles in trained.items()] + refused
+    rows = [f"| {patterns} | {', '.join(titles)} |" for patterns, titles in trained.items()]
+    return rows + refused
 
 
 def test_a_pattern_without_any_module_is_refused_with_those_that_there_are() -> None:
