@@ -154,8 +154,8 @@ def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None
     assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == [*pages, "make"]
 
 
-def test_the_readme_spells_the_files_of_a_split_run_as_the_code_does() -> None:
-    text = (ROOT / "README.md").read_text()
+def test_the_page_of_files_spells_those_of_a_split_run_as_the_code_does() -> None:
+    text = (ROOT / "docs/events.md").read_text()
     run = RunFolder(Path("log/<run>"))
     of_group = [run.batch_script("<group>"), run.scheduler_log("<group>"), run.events("<group>")]
     for path in (*of_group, run.vjob_events, run.plan, run.node_script):
