@@ -6,7 +6,8 @@ times; the checkout's own files tell which it has, and none of it is imported:
 
     v1     1.x, and DeepSpeedExamples' copies: --model-parallel-size, --batch-size, --warmup
     v2     2.0 to 3.0 and the releases named by month: today's names, --data-impl
-    core   since Megatron Core (megatron/training): today's; uneven stages from 0.13 on
+    core   since Megatron Core (megatron/training): today's; the first and the last stage
+           of another size from 0.9 on, any stages from 0.13 on
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vjob.jobs.errors import KeyProblem
 
 _FLAG = re.compile(r"""["'](--[A-Za-z][A-Za-z0-9_-]*)["']""")
 LAYOUT_FILE = "megatron/core/transformer/pipeline_parallel_layer_layout.py"
+FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 SCRIPTS = ("pretrain_gpt.py", "pretrain_gpt2.py")
 
 
@@ -35,8 +37,9 @@ class Checkout:
     script: str = "pretrain_gpt.py"
     """File to run, relative to the folder or absolute."""
     generation: Literal["v1", "v2", "core"] = "core"
-    partition: Literal["layout", "balance"] | None = "layout"
-    """How it is told layers per stage: its own layout, the `--balance` of some forks, or not."""
+    partition: Literal["layout", "ends", "balance"] | None = "layout"
+    """How it is told layers per stage: by its own layout, for the first and the last stage alone,
+    by the `--balance` of some forks, or not."""
     flags: frozenset[str] = frozenset()
     """Every option of v1 and v2; empty where not known (core makes many of them from types)."""
 
@@ -52,11 +55,12 @@ def find_checkout(path: str) -> Checkout:
     found = next((name for name in SCRIPTS if (root / name).is_file()), SCRIPTS[0])
     script = path if is_script else str(root / found)
     if (root / "megatron/training/arguments.py").is_file():
-        has_layout = (root / LAYOUT_FILE).is_file()
-        return Checkout(script=script, partition="layout" if has_layout else None)
-    try:
-        text = (root / "megatron/arguments.py").read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        if (root / LAYOUT_FILE).is_file():
+            return Checkout(script=script)
+        has_ends = FIRST in _read(root / "megatron/training/arguments.py")
+        return Checkout(script=script, partition="ends" if has_ends else None)
+    text = _read(root / "megatron/arguments.py")
+    if not text:
         return Checkout(script=script)
     flags = frozenset(_FLAG.findall(text))
     return Checkout(
@@ -65,6 +69,13 @@ def find_checkout(path: str) -> Checkout:
         partition="balance" if "--balance" in flags else None,
         flags=flags,
     )
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 Options = Iterator[tuple[str, ...]]
@@ -145,6 +156,24 @@ def split_layers(conf: JobConf) -> tuple[int, ...] | None:
     return conf.parallel.partition.blocks(conf.model.layers).counts
 
 
+def spell_partition(
+    parts: Sequence[int], checkout: Checkout, pipeline: int
+) -> list[tuple[str, ...]] | None:
+    """The options that give each stage its layers: none for as many everywhere; None: it cannot."""
+    if checkout.partition == "balance":
+        return [("--balance", "-".join(map(str, parts)))]
+    if checkout.partition == "layout" and pipeline > 1:
+        return [("--pipeline-model-parallel-layout", spell_layout(parts))]
+    if len(set(parts)) == 1:
+        return []
+    first, *middle, last = parts
+    is_told = checkout.partition == "ends" and len(parts) == pipeline and first and last
+    if not is_told or len(set(middle)) > 1:
+        return None
+    wanted = [(FIRST, first)] if not middle else [(FIRST, first), (LAST, last)]
+    return [(option, str(count)) for option, count in wanted if count not in middle]
+
+
 def spell_layout(parts: Sequence[int]) -> str:
     """0-11-8-0 as `E|t*11|t*8|L`: the embedding first, the loss last."""
     stages = ["" if count == 0 else "t" if count == 1 else f"t*{count}" for count in parts]
@@ -211,10 +240,9 @@ def _build_layout(conf: JobConf, checkout: Checkout, replicas: int) -> Options:
         yield "--tensor-model-parallel-size", str(parallel.tensor)
         yield "--pipeline-model-parallel-size", str(parallel.pipeline)
     parts = split_layers(conf)
-    if parts is not None and checkout.partition == "layout" and pipeline > 1:
-        yield "--pipeline-model-parallel-layout", spell_layout(parts)
-    elif parts is not None and checkout.partition == "balance":
-        yield "--balance", "-".join(map(str, parts))
+    stages = [] if parts is None else spell_partition(parts, checkout, pipeline)
+    if stages:
+        yield from stages
     elif parallel.schedule == "interleaved":
         layers = conf.model.layers if conf.model is not None else 0
         yield "--num-layers-per-virtual-pipeline-stage", str(layers // (2 * pipeline))
@@ -306,13 +334,18 @@ def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
     """Settings that this checkout cannot do, although others can; the conf is checked before."""
     parallel, parts, model = conf.parallel, split_layers(conf), conf.model
     assert model is not None, "find_problems refuses a conf without one"
-    if checkout.partition is None and parts is not None and len(set(parts)) > 1:
+    pipeline = require_number(parallel.pipeline)
+    if parts is not None and spell_partition(parts, checkout, pipeline) is None:
+        what = (
+            "gives only the first and the last stage a number of their own"
+            if checkout.partition == "ends"
+            else "cuts the layers evenly"
+        )
         message = (
             "needs a Megatron-LM with --pipeline-model-parallel-layout (Core 0.13, July 2025, or "
-            "later) or a fork with --balance; this one cuts the layers evenly"
+            f"later) or a fork with --balance; this one {what}"
         )
         yield "parallel.partition", parallel.partition, message
-    pipeline = require_number(parallel.pipeline)
     stages = pipeline * (2 if parallel.schedule == "interleaved" else 1)
     if parts is None and model.layers % stages:
         message = f"{stages} stages do not divide {model.layers} layers; give parallel.partition"

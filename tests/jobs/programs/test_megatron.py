@@ -49,6 +49,31 @@ def build(text: str, checkout: Checkout | None = None) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.parametrize(
+    ("parts", "pipeline", "wanted"),
+    [
+        ((6, 6, 6), 3, []),
+        ((5, 6, 7), 3, ["first 5", "last 7"]),
+        ((5, 6, 6), 3, ["first 5"]),
+        ((6, 6, 5), 3, ["last 5"]),
+        ((7, 5), 2, ["first 7"]),
+        ((5, 6, 7, 6), 4, None),  # the middle is uneven
+        ((0, 6, 6), 3, None),  # its own check wants more than none
+        ((5, 6, 7), 1, None),  # chunks of one stage
+    ],
+)
+def test_the_ends_of_a_partition_are_options_of_core_before_its_layout(
+    parts: tuple[int, ...], pipeline: int, wanted: list[str] | None
+) -> None:
+    found = megatron.spell_partition(parts, Checkout(partition="ends"), pipeline)
+    said = "--decoder-{}-pipeline-num-layers"
+    assert found == (
+        wanted
+        if wanted is None
+        else [(said.format(end), count) for end, count in map(str.split, wanted)]
+    )
+
+
 def pair(words: tuple[str, ...] | list[str]) -> dict[str, list[str]]:
     """Options with their values."""
     found: dict[str, list[str]] = {}
@@ -239,6 +264,8 @@ def test_the_generation_of_a_checkout_is_read_off_its_files(tmp_path: Path) -> N
     assert (found.script, found.generation, found.partition) == (script, "v2", "balance")
     write("core/megatron/training/arguments.py")
     assert find_checkout(str(tmp_path / "core")).partition is None
+    write("core/megatron/training/arguments.py", f"add('{megatron.FIRST}')")
+    assert find_checkout(str(tmp_path / "core")).partition == "ends"
     write(f"core/{LAYOUT_FILE}")
     assert find_checkout(str(tmp_path / "core")).partition == "layout"
 
