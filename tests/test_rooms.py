@@ -98,6 +98,7 @@ BELOW = {
     ],
     "shelf": [
         "shelf",
+        "shelf/importers/bash",
         "shelf/importers",
         "shelf/doctor",
         "shelf/trial",

@@ -1,0 +1,248 @@
+"""One pass of bash over a script: the commands it would start, and what else came to light."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from vjob.jobs.errors import InputError
+from vjob.jobs.process import run_fed
+from vjob.shelf.importers.bash.jail import FILTERS
+
+ROOM = Path(__file__).parent
+BASH = "/bin/bash"
+SECONDS = 4.0
+MOST_RECORDS = 500
+START = (
+    'builtin source "$__VJ/prelude"; BASH_ARGV0=$1; RANDOM=$__VJ_SEED; shift; '
+    'builtin source "$__VJ/script" "$@"'
+)
+_DECLARED = re.compile(
+    r'^declare -(?P<flags>[\w-]+) (?P<name>[A-Za-z_]\w*)=(?:"(?P<value>(?:[^"\\]|\\.)*)"'
+    r"|(?P<list>\(.*\))|\$'(?P<special>(?:[^'\\]|\\.)*)')$",
+    re.MULTILINE | re.DOTALL,
+)
+_ELEMENT = re.compile(r'\[[^\]]*\]="((?:[^"\\]|\\.)*)"', re.DOTALL)
+_REDIRECTION = re.compile(
+    r"(?P<sign>&>>?|\d?>>?\|?)[ \t]*(?!&|\(|/dev/|\"?\$\(__vj_file)"
+    r"(?P<path>\"[^\"]*\"|'[^']*'|(?:\$\([^()]*\)|[^\s;|&()<>\"'])+)"
+)
+_FAILED = re.compile(
+    r"line (\d+): .*: (?:No such file or directory|Permission denied|ambiguous redirect"
+    r"|Read-only file system|Is a directory)$"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A command that would have been started."""
+
+    words: tuple[str, ...]
+    cwd: str
+    is_asked: bool
+    """Within `$(...)`, a pipe or `( )`."""
+
+    stdin: str
+    frames: tuple[tuple[str, int], ...]
+    """Files and lines, the innermost first."""
+
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """What a variable was when the script ended."""
+
+    value: str
+    file: str
+    line: int
+    is_exported: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """All that one pass brought."""
+
+    status: int | str
+    """Bash's own, or `timeout` or `full`."""
+
+    error: str
+    """What bash said."""
+
+    records: Sequence[Record] = ()
+    notes: Sequence[tuple[str, str, str, int]] = ()
+    """Kind (source, file, condition, cd), text, file, line."""
+
+    variables: Mapping[str, Variable] = field(default_factory=dict)
+    written: Mapping[str, str] = field(default_factory=dict)
+    """Files that the script wrote, by name."""
+
+    layers: tuple[str, ...] = ()
+
+
+def run_pass(
+    text: str,
+    *,
+    name: str,
+    folder: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    without: Sequence[str] = (),
+    seconds: float = SECONDS,
+) -> Pass:
+    """Bash reads `text`, as if it were the file `name` of `folder`. InputError without a jail."""
+    with tempfile.TemporaryDirectory(prefix="vjob-read-") as scratch:
+        for inner in ("rec", "bin", "out", "tmp", "root"):
+            Path(scratch, inner).mkdir()
+        for tool in FILTERS:
+            if found := shutil.which(tool, path="/usr/bin:/bin"):
+                Path(scratch, "bin", tool).symlink_to(os.path.realpath(found))
+        shutil.copy(ROOM / "prelude.bash", f"{scratch}/prelude")
+        own = re.sub(r"\$\{BASH_SOURCE(\[0\]|\[@\])?\}|\$BASH_SOURCE\b", "${0}", text)
+        Path(scratch, "script").write_text(own, encoding="utf-8", errors="surrogateescape")
+        given = {
+            "argv": [BASH, "--noprofile", "--norc", "-c", START, "bash", f"{folder}/{name}", *args],
+            "env": {
+                **env,
+                "PATH": f"{scratch}/bin",
+                "TMPDIR": f"{scratch}/tmp",
+                "LC_ALL": "C.UTF-8",
+                "__VJ": scratch,
+                "__VJ_FOLDER": folder,
+            },
+            "cwd": folder,
+            "scratch": scratch,
+            "readable": [folder],
+            "seconds": seconds,
+            "without": list(without),
+        }
+        answer = run_fed(
+            [sys.executable, "-I", "-S", str(ROOM / "jail.py")],
+            json.dumps(given).encode(errors="replace"),
+            env={"PATH": os.defpath},
+            timeout_s=seconds + 10,
+        )
+        said = json.loads(answer.out) if answer.code == 0 and answer.out else {}
+        if said.get("status") in (None, "no jail"):
+            why = said.get("why") or answer.err.strip()[-200:]
+            raise InputError(
+                f"{name} is not read: this machine has no jail for it ({why}). A kernel from 5.13 "
+                "on, or user namespaces, are needed; with --trust it runs without a jail: the "
+                "programs that it names are stubs, but what bash does by itself is done"
+            )
+        return _collect(Path(scratch), said, name, folder)
+
+
+def _collect(scratch: Path, said: Mapping[str, object], name: str, folder: str) -> Pass:
+    own = {f"{scratch}/script": f"{folder}/{name}"}
+
+    def place(path: str) -> str:
+        return own.get(path, path)
+
+    records = []
+    for path in sorted(scratch.joinpath("rec").iterdir())[:MOST_RECORDS]:
+        if not path.is_file() or path.is_symlink():
+            continue
+        record = _parse_record(path.read_bytes().decode(errors="replace").split("\0"), str(scratch))
+        if record is not None:
+            frames = tuple((place(file), line) for file, line in record[1])
+            records.append(Record(frames=frames, **record[0]))  # type: ignore[arg-type]
+    notes = _read_parts(scratch / "notes")
+    error = _read(scratch / "stderr").replace(f"{scratch}/script", name)
+    variables = {}
+    parts = _read(scratch / "variables").split("\0")
+    lines = dict(entry.split("\n", 1) for entry in parts[1:] if entry.count("\n") >= 2)
+    for found in _DECLARED.finditer(parts[0]):
+        if found["name"] in lines:
+            file, _, line = lines[found["name"]].rpartition("\n")
+            variables[found["name"]] = Variable(
+                value=_unquote(found).replace(f"{scratch}/bin", "$PATH"),
+                file=Path(place(file)).name,
+                line=int(line) if line.isdigit() else 0,
+                is_exported="x" in found["flags"],
+            )
+    status = said["status"]
+    return Pass(
+        status=status if isinstance(status, int) else str(status),
+        error=error,
+        records=records,
+        notes=[(a, b, place(c), int(d) if d.isdigit() else 0)
+               for a, b, c, d in zip(*(iter(notes),) * 4, strict=False)],
+        variables=variables,
+        written={path.name: _read(path) for path in scratch.joinpath("out").iterdir()},
+        layers=tuple(map(str, said.get("layers") or ())),  # type: ignore[call-overload]
+    )  # fmt: skip
+
+
+def _read(path: Path) -> str:
+    if path.is_symlink() or not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        return file.read(1 << 20).decode(errors="replace")
+
+
+def _read_parts(path: Path) -> list[str]:
+    return _read(path).split("\0")[:-1]
+
+
+def _parse_record(
+    parts: list[str], scratch: str
+) -> tuple[dict[str, object], list[tuple[str, int]]] | None:
+    """The fields of a record but for its frames, and those; None where it was cut."""
+    try:
+        count = int(parts[0])
+        words, (cwd, depth, stdin, num_frames) = parts[1 : count + 1], parts[count + 1 : count + 5]
+        at = count + 5
+        places = parts[at : at + 2 * (int(num_frames) - 1)]
+        exported = parts[at + len(places)]
+    except (ValueError, IndexError):
+        return None
+    frames = [
+        (file, int(line))
+        for file, line in zip(places[::2], places[1::2], strict=False)
+        if file not in (f"{scratch}/prelude", "environment", "main", "") and line.isdigit()
+    ]
+    env = {
+        found["name"]: _unquote(found).replace(f"{scratch}/bin", "$PATH")
+        for found in _DECLARED.finditer(exported)
+        if not found["name"].startswith("__VJ")
+    }
+    fields = {"words": tuple(words), "cwd": cwd, "is_asked": depth != "0", "stdin": stdin}
+    return {**fields, "env": env}, frames
+
+
+def _unquote(found: re.Match[str]) -> str:
+    """The value of a `declare -p` line; of a list its values with blanks between."""
+    if found["special"] is not None:
+        return found["special"].encode().decode("unicode_escape", errors="replace")
+    if found["list"] is not None:
+        return " ".join(map(_unescape, _ELEMENT.findall(found["list"])))
+    return _unescape(found["value"])
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r'\\(["$`\\])', r"\1", text)
+
+
+def mend(text: str, error: str) -> str:
+    """The text with the redirections that failed going to the scratch folder: here no file of the
+    script's may be written. As it was where none failed."""
+    lines = text.split("\n")
+    for failed in {int(found[1]) for line in error.splitlines() if (found := _FAILED.search(line))}:
+        near = [*range(failed - 1, min(failed + 60, len(lines))), *range(failed - 2, -1, -1)[:60]]
+        for at in near:
+            if at < len(lines) and not lines[at].lstrip().startswith("#"):
+                changed = _REDIRECTION.sub(
+                    lambda m: f'{m["sign"]}"$(__vj_file {m["path"]})"', lines[at]
+                )
+                if changed != lines[at]:
+                    lines[at] = changed
+                    break
+    return "\n".join(lines)

@@ -1,0 +1,181 @@
+# Read by bash before the user's script, in the jail. Commands that bash does not have, and those
+# that would change something, become functions that write a record into $__VJ/rec and answer.
+__vj_call() {  # a command that would be started, with its words
+    local __vj_out=$__VJ/rec/$EPOCHREALTIME.$BASHPID __vj_body= __vj_at
+    case " ${*: -1} $1 " in
+    *" bash "* | *" sh "* | *" - "* | *" -s "* | *" sbatch "*)
+        if builtin test ! -c /dev/stdin; then IFS= builtin read -r -d '' -t 1 -u 0 __vj_body; fi ;;
+    esac
+    {
+        builtin printf '%s\0' "$#" "$@" "$PWD" "$BASH_SUBSHELL" "$__vj_body" "${#BASH_LINENO[@]}"
+        for ((__vj_at = 1; __vj_at < ${#BASH_LINENO[@]}; __vj_at++)); do
+            builtin printf '%s\0' "${BASH_SOURCE[__vj_at]}" "${BASH_LINENO[__vj_at - 1]}"
+        done
+        builtin declare -px
+        builtin printf '\0'
+    } >"$__vj_out" 2>/dev/null
+    builtin printf '@OUT:%s@\n' "${1##*/}" 2>/dev/null  # for the $(...) around it
+    return 0
+}
+__vj_tell() {  # a note: its kind, its text, and the line
+    local __vj_at=1
+    while [[ ${BASH_SOURCE[__vj_at]-} == "$__VJ/prelude" ]]; do ((__vj_at++)); done
+    builtin printf '%s\0' "$1" "$2" "${BASH_SOURCE[__vj_at]-}" "${BASH_LINENO[__vj_at - 1]}" >>"$__VJ/notes"
+}
+__vj_file() {  # where a file lies that the script writes
+    if builtin test -n "$1"; then builtin printf %s "$__VJ/out/${1##*/}"; else builtin printf /dev/null; fi
+}
+command_not_found_handle() { __vj_call "$@"; }
+exec() {
+    if [[ $1 == -[cl] ]]; then shift; elif [[ $1 == -a ]]; then shift 2; fi
+    if builtin test $# -eq 0; then return 0; fi
+    __vj_call "$@"
+    builtin exit 0
+}
+command() {
+    case $1 in
+    -v | -V) builtin printf '%s\n' "$2" ;;
+    -p) shift; "$@" ;;
+    *) "$@" ;;
+    esac
+}
+which() { builtin printf '%s\n' "$1"; }
+cd() {
+    local __vj_to=${1:-$HOME} __vj_was=$PWD
+    if [[ $__vj_to == -- || $__vj_to == -[LP] ]]; then __vj_to=$2; fi
+    if [[ $__vj_to == - ]]; then __vj_to=$OLDPWD; fi
+    if [[ $__vj_to != /* ]]; then __vj_to=$PWD/$__vj_to; fi
+    builtin cd "$__vj_to" 2>/dev/null || {  # a folder that is not here: the name alone
+        while [[ $__vj_to == */./* ]]; do __vj_to=${__vj_to/\/.\///}; done
+        while [[ $__vj_to =~ ^(.*)/[^/]+/\.\.(/.*)?$ && $__vj_to != */../.. ]]; do
+            __vj_to=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+        done
+        __vj_to=${__vj_to%/.} PWD=${__vj_to%/}
+        __vj_tell cd "$PWD"
+    }
+    OLDPWD=$__vj_was
+}
+pushd() { __vj_stack+=("$PWD"); cd "$@"; }
+popd() { if ((${#__vj_stack[@]})); then cd "${__vj_stack[-1]}"; unset '__vj_stack[-1]'; fi; }
+pwd() { builtin printf '%s\n' "$PWD"; }
+source() {
+    local __vj_path=$1 __vj_own=$__VJ_FOLDER/${1##*/}
+    shift
+    if [[ $__vj_path != /* ]]; then __vj_path=$PWD/$__vj_path; fi
+    if [[ $__vj_path == /dev/fd/* || $__vj_path == /proc/* ]]; then
+        if [[ -p $__vj_path ]]; then builtin source "$__vj_path" "$@"; return; fi
+    elif builtin test ! -f "$__vj_path" -a -f "$__vj_own"; then
+        __vj_path=$__vj_own  # it is started elsewhere, beside the same file
+    fi
+    if [[ $__vj_path == "$__VJ_FOLDER"/* ]] && builtin test -f "$__vj_path" && (: <"$__vj_path") 2>/dev/null; then
+        __vj_tell source "$__vj_path"
+        builtin source "$__vj_path" "$@"
+    else
+        __vj_call source "$__vj_path" "$@" >/dev/null
+    fi
+}
+.() { source "$@"; }
+[() {  # a file that this machine does not have: answered as this pass says
+    local __vj_words=("$@")
+    case $1$2 in
+    -[defrswxL]* | !-[defrswxL]*)
+        if [[ $1 == '!' ]] && ((${#__vj_words[@]} > 4)) || [[ $1 != '!' ]] && ((${#__vj_words[@]} > 3)); then
+            builtin [ "$@"
+            return
+        fi
+        if builtin test -e "${__vj_words[-2]}"; then builtin [ "$@"; return; fi
+        __vj_tell file "${__vj_words[-2]}"
+        if ((__VJ_FILES)); then builtin test "$1" != '!'; else builtin test "$1" = '!'; fi
+        return ;;
+    esac
+    builtin [ "$@"
+}
+test() { [ "$@" ]; }
+ulimit() { :; }
+kill() { :; }
+sleep() { :; }
+mkdir() { :; }
+clear() { :; }
+nc() { return 1; }  # nobody listens at a port: it is free
+enable() { :; }
+hash() { :; }
+scontrol() {
+    local __vj_at __vj_all=  # one write: with pipefail, `| head -1` must not end it
+    case "$*" in
+    *hostname*)
+        for ((__vj_at = 0; __vj_at < ${SLURM_NNODES:-2}; __vj_at++)); do __vj_all+="@NODE$__vj_at@"$'\n'; done
+        builtin printf %s "$__vj_all" ;;
+    *) __vj_call scontrol "$@" ;;
+    esac
+}
+hostname() {
+    case $1 in
+    -I | --all-ip*) builtin printf '@IP%s@ \n' "$__VJ_RANK" ;;
+    -i | --ip*) builtin printf '@IP%s@\n' "$__VJ_RANK" ;;
+    *) builtin printf '@NODE%s@\n' "$__VJ_RANK" ;;
+    esac
+}
+getent() { builtin printf '@IP0@ @NODE0@\n'; }
+nvidia-smi() {
+    local __vj_at
+    for ((__vj_at = 0; __vj_at < __VJ_GPUS; __vj_at++)); do builtin printf 'GPU %s: @OUT:nvidia-smi@\n' "$__vj_at"; done
+}
+nproc() { builtin printf '%s\n' "$__VJ_CPUS"; }
+shuf() { builtin printf '@OUT:shuf@\n'; }
+whoami() { builtin printf '%s\n' "$USER"; }
+logname() { whoami; }
+uname() { builtin printf 'Linux\n'; }
+date() {
+    case "$*" in
+    *+%s*) builtin printf '%s\n' "$__VJ_TIME" ;;
+    *) builtin printf '@OUT:date@\n' ;;
+    esac
+}
+mktemp() { builtin printf '@OUT:mktemp@\n'; }
+srun() {  # a question about a node is answered, all else is a launch
+    case " $* " in
+    *" hostname "*-I* | *" hostname --all-ip"*) builtin printf '@IP0@ \n' ;;
+    *" hostname "*-i* | *" hostname --ip"*) builtin printf '@IP0@\n' ;;
+    *" hostname "*) builtin printf '@NODE0@\n' ;;
+    *) __vj_call srun "$@" ;;
+    esac
+}
+__vj_debug() {  # before each command: where variables are set; a path gets a function of its name
+    local __vj_line=$BASH_COMMAND __vj_word
+    if [[ $PATH != "$__VJ/bin" ]]; then __VJ_PATH=$PATH PATH=$__VJ/bin; fi
+    case $__vj_line in '[[ '*-[defrswx]' '*) __vj_tell condition "$__vj_line" ;; esac
+    if [[ $__vj_line =~ ^((export|declare|local|readonly|typeset)[[:space:]]+(-[a-z]+[[:space:]]+)*)?([A-Za-z_][A-Za-z0-9_]*)\+?= ]]; then
+        __vj_set[${BASH_REMATCH[4]}]="${BASH_SOURCE[1]-}"$'\n'"${BASH_LINENO[0]}"
+    fi
+    while [[ ${__vj_line%%[[:space:]]*} == [A-Za-z_]*=* ]]; do
+        if [[ $__vj_line != *[[:space:]]* ]]; then return 0; fi
+        __vj_line=${__vj_line#*[[:space:]]}
+    done
+    __vj_word=${__vj_line%%[[:space:]]*}
+    if [[ $__vj_word != *[/\$~]* || $__vj_word == *[!A-Za-z0-9_./:@+{}~\$\"\'-]* ]]; then return 0; fi
+    case $__vj_word in  # a syntax error in eval would end bash
+    *[\"\']*) [[ $__vj_word =~ ^\"[^\"]*\"$ || $__vj_word =~ ^\'[^\']*\'$ || $__vj_word =~ ^\"[^\"]*\"[^\"\']*$ ]] || return 0 ;;
+    esac
+    case $__vj_word in *[{}]*) [[ $__vj_word =~ ^[^{}]*(\$\{[A-Za-z0-9_:/.@+-]*\}[^{}]*)+$ ]] || return 0 ;; esac
+    builtin eval "__vj_word=( $__vj_word )" 2>/dev/null || return 0
+    if [[ $__vj_word != */* || $__vj_word == *[!A-Za-z0-9_./@+:-]* ]]; then return 0; fi
+    builtin eval "function $__vj_word { __vj_call '$__vj_word' \"\$@\"; }" 2>/dev/null
+    return 0
+}
+__vj_end() {  # what the script set, when it is over; what it left running may still record
+    local __vj_at
+    for ((__vj_at = 0; __vj_at < 20; __vj_at++)); do
+        if [[ -z $(jobs -rp) ]]; then break; fi
+        builtin read -r -t 0.02 <> <(:)
+    done 2>/dev/null
+    {
+        builtin declare -p
+        builtin printf '\0'
+        for __vj_word in "${!__vj_set[@]}"; do builtin printf '%s\0' "$__vj_word"$'\n'"${__vj_set[$__vj_word]}"; done
+    } >"$__VJ/variables" 2>/dev/null
+}
+declare -A __vj_set
+declare -a __vj_stack
+builtin set -T
+builtin trap __vj_end EXIT
+builtin trap __vj_debug DEBUG

@@ -1,0 +1,629 @@
+"""A script's launches, as bash itself found them: `read_script` and its answer, `Recording`.
+
+    found = read_script(path, environ=os.environ)
+    for launch in found.walk():
+        launch.file, launch.line           # where it stands
+        launch.texts                       # words as bash has them, launcher and all
+        launch.program                     # those after srun, env, a container's runtime
+        launch.words[i].unknown            # what only the job knows, an argument, an unset name
+        launch.cwd, launch.env             # where it starts, and with what
+
+`walk` goes down into `bash -c`, here-documents and scripts of the same folder, each with its own
+`Recording`, whose launch it yields in place of the shell's. Bash reads the script four times: as
+rank 0; as another rank of another job, which shows the words that only the job knows; with every
+tested file there; and with a mark in each unset variable and argument. A script that asks for what
+nobody said is not refused here: its words are open (`Word.is_open`), and `Recording.problems` has
+what bash said. `options` are the #SBATCH lines, `setup` the commands that prepare (`module load`),
+`variables` what the script set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from vjob.jobs.conf.redact import is_secret
+from vjob.jobs.errors import InputError
+from vjob.shelf.importers.bash.passes import Pass, Record, Variable, mend, run_pass
+from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, find_program, is_launch
+
+MOST_DEPTH = 4
+MAX_FILE = 1_000_000
+SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
+_TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
+PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
+"""A word to be replaced by the user."""
+_NAME = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
+_ASSIGNED = re.compile(
+    r"(?:^|[\s;({&|\"])(?:(?:for|select|read|mapfile|readarray)\s+(?:-\S+\s+(?:\d+\s+|'[^']*'\s+)?)*)?"
+    r"([A-Za-z_]\w*)(?=\+?=|\[[^\]]*\]\+?=|\s+in\b|\s*(?:$|[<;]))",
+    re.ASCII | re.MULTILINE,
+)
+_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]", re.ASCII)
+_COUNTED = re.compile(r"\$\{?#\}?\"?\s*\)?(?:-\w\w|[!=<>]+)\s*\"?([1-9])\b", re.ASCII)
+_OWN = frozenset(
+    "BASHPID CONDA_PREFIX CPATH DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HOME "  # noqa: SIM905
+    "HOSTNAME HOSTTYPE IFS LANG LD_LIBRARY_PATH LIBRARY_PATH LINENO LOGNAME MACHTYPE OLDPWD OPTARG "
+    "OPTIND OSTYPE PATH PIPESTATUS PPID PS1 PWD PYTHONPATH RANDOM REPLY SECONDS SHELL SHLVL TERM "
+    "TMPDIR UID USER VIRTUAL_ENV".split()
+)
+JOB_VALUES: Mapping[str, tuple[str, str]] = {
+    "SLURM_JOB_ID": ("7300421", "7300842"),
+    "SLURM_JOBID": ("7300421", "7300842"),
+    "SLURM_PROCID": ("0", "71"),
+    "SLURM_NODEID": ("0", "37"),
+    "SLURM_LOCALID": ("0", "5"),
+    "SLURM_ARRAY_JOB_ID": ("7300422", "7300843"),
+}
+"""What only the job knows, in two jobs of which the second is seen by another rank."""
+_TEXTS: Mapping[str, str] = {
+    "SLURM_JOB_NODELIST": "@NODELIST@",
+    "SLURM_NODELIST": "@NODELIST@",
+    "SLURM_STEP_NODELIST": "@NODELIST@",
+    "SLURM_SUBMIT_DIR": "@SUBMIT@",
+    "SLURM_LAUNCH_NODE_IPADDR": "@IP0@",
+}
+_COUNTS = {"nodes": (2, 3), "ntasks": (2, 3), "gpus": (8, 5), "cpus": (64, 48)}
+"""Where nothing names a count: two values, so that words that hang on it differ."""
+A_COUNT = "a count of the job"
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word of a command line."""
+
+    text: str
+    """With `${NAME}`, `$1` or `$(command)` in the place of what is not known."""
+
+    unknown: frozenset[str] = frozenset()
+    """These, each as it is written in the text, or A_COUNT."""
+
+    shell: str = ""
+    """The word as a shell in the job makes it again, if what is unknown has a name there."""
+
+    @property
+    def is_open(self) -> bool:
+        """True where its text is not known: a variable, or a place to fill in."""
+        return bool(self.unknown) or bool(PLACEHOLDER.fullmatch(self.text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of an #SBATCH line, or of an sbatch command."""
+
+    name: str
+    """Long, without dashes."""
+
+    value: str
+    line: int
+    file: str
+    component: int = 0
+    """Of a het job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A command that the script would start."""
+
+    words: tuple[Word, ...]
+    file: str
+    line: int
+    cwd: str
+    env: Mapping[str, Word]
+    """What the script exported or set before it, unlike the environment that it got."""
+
+    inner: Recording | None = None
+    """What the text, here-document or script of the folder that it runs would start."""
+
+    only: str = ""
+    """Under which circumstances it is started, if not always."""
+
+    @property
+    def texts(self) -> list[str]:
+        return [word.text for word in self.words]
+
+    @property
+    def program(self) -> tuple[Word, ...]:
+        return self.words[find_program(self.texts) :]
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """What bash did with one script."""
+
+    file: str
+    options: list[Option] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    setup: list[Launch] = field(default_factory=list)
+    """Commands that prepare; `cd` too, where the folder is not here."""
+
+    sourced: list[str] = field(default_factory=list)
+    variables: dict[str, Variable] = field(default_factory=dict)
+    tested: dict[str, str] = field(default_factory=dict)
+    """Files that were asked for and are not here, and where."""
+
+    unset: list[str] = field(default_factory=list)
+    """Variables that words need and nobody sets; `$1` for an argument."""
+
+    problems: list[str] = field(default_factory=list)
+    """What bash said, and why it was ended."""
+
+    written: dict[str, str] = field(default_factory=dict)
+    layers: tuple[str, ...] = ()
+    """Of the jail."""
+
+    def walk(self) -> Iterator[Launch]:
+        """Launches, inner ones in the place of the shells that run them."""
+        for launch in self.launches:
+            inner = list(launch.inner.walk()) if launch.inner is not None else []
+            yield from inner or [launch]
+
+    def walk_recordings(self) -> Iterator[Recording]:
+        yield self
+        for launch in self.launches:
+            if launch.inner is not None:
+                yield from launch.inner.walk_recordings()
+
+
+def read_script(
+    path: Path,
+    *,
+    args: Sequence[str] = (),
+    environ: Mapping[str, str],
+    trust: bool = False,
+    without: Sequence[str] = (),
+) -> Recording:
+    """Let bash read a file. InputError where it is no text, or this machine has no jail.
+
+    `environ` is the user's: the script gets of it HOME, USER and what it uses without setting it,
+    but for secrets. `without` leaves out layers of the jail, for tests.
+    """
+    text = read_text(path)
+    layers = ("jail",) if trust else tuple(without)
+    reader = _Reader(path.absolute().parent, environ, layers)
+    return reader.read(text, path.name, list(args), {}, 0)
+
+
+def read_text(path: Path) -> str:
+    if path.stat().st_size > MAX_FILE:
+        raise InputError(f"{path} is over 1 MB, which no shell script is")
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    return text.replace("\r\n", "\n").replace("\0", "")
+
+
+@dataclass
+class _Reader:
+    folder: Path
+    environ: Mapping[str, str]
+    without: tuple[str, ...]
+    written: dict[str, str] = field(default_factory=dict)
+
+    def read(
+        self,
+        text: str,
+        name: str,
+        args: list[str],
+        given: Mapping[str, str],
+        depth: int,
+        asked: Sequence[Option] = (),
+    ) -> Recording:
+        found = Recording(file=name, options=[*read_options(text, name), *asked])
+        is_job = bool(found.options) or "srun" in text or depth > 0
+        is_step = depth > 0
+        main, text = self._run(found, text, name, args, given, is_job, is_step)
+        other, _ = self._run(found, text, name, args, given, is_job, is_step, rank=1)
+        there, _ = self._run(found, text, name, args, given, is_job, is_step, files=True)
+        self._note(found, main, there)
+        marks, words = self._mark(text, main, args, given)
+        marked = main
+        if marks or words:
+            given = {**given, **marks}
+            marked, _ = self._run(found, text, name, words or args, given, is_job, is_step)
+        self._compare(found, main, other, there, marked)
+        for index, launch in enumerate(found.launches):
+            found.launches[index] = self._go_down(launch, found, depth)
+        return found
+
+    def _run(
+        self,
+        found: Recording,
+        text: str,
+        name: str,
+        args: Sequence[str],
+        given: Mapping[str, str],
+        is_job: bool,
+        is_step: bool,
+        *,
+        rank: int = 0,
+        files: bool = False,
+    ) -> tuple[Pass, str]:
+        """A batch script runs on the first node; a step's on its own."""
+        env = build_environment(found.options, rank, is_job=is_job)
+        env |= {key: self.environ[key] for key in ("HOME", "USER", "LOGNAME")
+                if key in self.environ}  # fmt: skip
+        env |= self._inherit(text) | dict(given)
+        env |= {key: value[rank] for key, value in JOB_VALUES.items() if key in env}
+        env |= {"__VJ_RANK": str(rank * is_step), "__VJ_FILES": str(int(files)),
+                "__VJ_SEED": str(rank + 11), "__VJ_TIME": str(1_700_000_000 + 86_401 * rank)}  # fmt: skip
+        for _ in range(4):
+            done = run_pass(text, name=name, folder=str(self.folder), args=args, env=env,
+                            without=self.without)  # fmt: skip
+            mended = mend(text, done.error)
+            if mended == text:
+                break
+            text = mended
+        return done, text
+
+    def _inherit(self, text: str) -> dict[str, str]:
+        """Variables of the user's that the script uses."""
+        names = set(_NAME.findall(text)) - _OWN
+        return {
+            name: self.environ[name]
+            for name in names
+            if name in self.environ and not is_secret(name) and not name.startswith("SLURM_")
+        }
+
+    def _mark(
+        self, text: str, main: Pass, args: Sequence[str], given: Mapping[str, str]
+    ) -> tuple[dict[str, str], list[str]]:
+        """A mark for each variable that nobody sets, and for each argument."""
+        texts = [text]
+        for kind, path, _, _ in main.notes:
+            if kind == "source":
+                with contextlib.suppress(OSError, InputError):
+                    texts.append(read_text(Path(path)))
+        whole = "\n".join(re.sub(r"(?m)^\s*#.*$", "", one) for one in texts)
+        known = {*_ASSIGNED.findall(whole), *_DEFAULTED.findall(whole), *given, *_OWN}
+        known |= self._inherit(whole).keys()
+        names = {name for name in _NAME.findall(whole) if name not in known}
+        names = {name for name in names if not name.startswith(("SLURM", "BASH", "__VJ"))}
+        marks = {one: f"@UNSET:{one}@" for one in names}
+        if args:
+            return marks, []
+        numbers = [int(one) for one in re.findall(r"\$\{?([1-9])", whole)]
+        numbers += [int(one) for one in _COUNTED.findall(whole)]
+        more = bool(re.search(r"\$\{?[@*]", whole))
+        count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0]) + more
+        return marks, [f"@ARG{index}@" for index in range(1, count + 1)]
+
+    def _note(self, found: Recording, *passes: Pass) -> None:
+        for done in passes:
+            for kind, text, file, line in done.notes:
+                where = f"{posixpath.basename(file)}:{line}"
+                if kind == "source" and text not in found.sourced:
+                    found.sourced.append(text)
+                elif kind in ("file", "condition"):
+                    found.tested.setdefault(text, where)
+        main = passes[0]
+        found.layers = main.layers
+        found.variables = dict(main.variables)
+        found.written = dict(main.written)
+        self.written.update(main.written)
+        if main.status in ("timeout", "full", -9, 137):
+            found.problems.append(
+                "it does not end: bash was stopped after some seconds"
+                if main.status != "full"
+                else "it writes without end: bash was stopped"
+            )
+        for said in main.error.splitlines():
+            short = re.sub(r"^.*?(?=line \d+:)", "", said)
+            if (
+                re.match(r"line \d+: (?!.*Permission denied)", short)
+                and short not in found.problems
+            ):
+                found.problems.append(short)
+
+    def _compare(
+        self, found: Recording, main: Pass, other: Pass, there: Pass, marked: Pass
+    ) -> None:
+        tables = [_index(one.records) for one in (main, other, there, marked)]
+        needs: list[str] = []
+        rows = [(key, "") for key in tables[0]]
+        if not any(is_launch(record.words) for record in main.records):
+            for table, only in (
+                (tables[3], ""),
+                (tables[2], "the files that it asks for are there"),
+            ):
+                if any(is_launch(record.words) for record in table.values()):
+                    rows = [(key, only) for key in table]
+                    tables[0] = table
+                    break
+        else:
+            rows += [
+                (key, "it is not rank 0")
+                for key, record in tables[1].items()
+                if key not in tables[0] and is_launch(record.words)
+            ]
+        for key, only in rows:
+            table = tables[0] if key in tables[0] else tables[1]
+            record = table[key]
+            words, missing = _settle(record, tables[1].get(key), tables[3].get(key))
+            launch = Launch(
+                words=words,
+                file=posixpath.basename(record.frames[0][0]) if record.frames else found.file,
+                line=record.frames[0][1] if record.frames else 0,
+                cwd=_tidy(record.cwd, str(self.folder)),
+                env=_find_env(record, tables[1].get(key), tables[3].get(key), self.environ),
+                only=only,
+            )
+            if is_launch(record.words):
+                found.launches.append(_with_stdin(launch, record))
+                needs += [name for name in missing if name not in needs]
+            else:
+                found.setup.append(launch)
+        found.unset = needs
+
+    def _go_down(self, launch: Launch, outer: Recording, depth: int) -> Launch:
+        """The launch with what a text or script that it runs would start."""
+        if depth >= MOST_DEPTH:
+            return launch
+        texts = launch.texts
+        stdin = getattr(launch, "stdin", "")
+        asked: list[Option] = []
+        if posixpath.basename(texts[0]) == "sbatch":
+            at, wrap = find_batch_file(texts)
+            asked = parse_options(texts[1:at], launch.file, launch.line)
+            rest = texts[at:]
+            if wrap is not None:
+                return self._inner(launch, wrap, "--wrap", [], depth, asked)
+            if not rest:
+                return self._inner(launch, stdin, outer.file, [], depth, asked) if stdin else launch
+        else:
+            rest = texts[find_program(texts) :]
+        if not rest:
+            return self._inner(launch, stdin, outer.file, [], depth, asked) if stdin else launch
+        if posixpath.basename(rest[0]) in SHELLS:
+            flags = [word for word in rest[1:] if word.startswith(("-", "+"))]
+            words = [word for word in rest[1:] if word not in flags]
+            if any("c" in flag and not flag.startswith("--") for flag in flags):
+                at = next((i for i, word in enumerate(rest) if i and not word.startswith("-")), 0)
+                return (
+                    self._inner(launch, rest[at], outer.file, rest[at + 2 :], depth, asked)
+                    if at
+                    else launch
+                )
+            if not words:
+                return self._inner(launch, stdin, outer.file, [], depth, asked) if stdin else launch
+            rest = rest[rest.index(words[0]) :]
+        name = posixpath.basename(rest[0])
+        if name in self.written:
+            return self._inner(launch, self.written[name], name, rest[1:], depth, asked)
+        for path in (Path(launch.cwd, rest[0]), self.folder / rest[0], self.folder / name):
+            if (
+                name.endswith(SUFFIXES)
+                and path.is_file()
+                and path.parent.resolve().is_relative_to(self.folder.resolve())
+            ):
+                return self._inner(launch, read_text(path), name, rest[1:], depth, asked)
+        return launch
+
+    def _inner(
+        self, launch: Launch, text: str, name: str, args: list[str], depth: int,
+        asked: Sequence[Option],
+    ) -> Launch:  # fmt: skip
+        env = {key: word.text for key, word in launch.env.items() if not word.is_open}
+        found = self.read(text, name, args, env, depth + 1, asked)
+        return replace(launch, inner=found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fed(Launch):
+    stdin: str = ""
+
+
+def _with_stdin(launch: Launch, record: Record) -> Launch:
+    if not record.stdin:
+        return launch
+    return _Fed(**{**vars(launch), "stdin": record.stdin})
+
+
+_Key = tuple[tuple[tuple[str, int], ...], str, int]
+"""Frames, the first word, and how often it was passed."""
+
+
+def _index(records: Sequence[Record]) -> dict[_Key, Record]:
+    seen: dict[tuple[object, str], int] = {}
+    table: dict[_Key, Record] = {}
+    for record in records:
+        head = posixpath.basename(record.words[0])
+        place = (record.frames, head)
+        seen[place] = seen.get(place, 0) + 1
+        table[(record.frames, head, seen[place])] = record
+    return table
+
+
+def _settle(
+    record: Record, other: Record | None, marked: Record | None
+) -> tuple[tuple[Word, ...], list[str]]:
+    """The words, open where another job or a mark shows it; names that are needed and not set."""
+    texts = list(record.words)
+    needs: list[str] = []
+    if marked is not None and any(_TOKEN.search(word) for word in marked.words):
+        kept = [
+            word for at, word in enumerate(marked.words)
+            if not (re.fullmatch(r"@(ARG\d+|UNSET:\w+)@", word)
+                    and not marked.words[at - 1].startswith("-"))
+        ]  # fmt: skip
+        if kept != texts:
+            texts = list(marked.words)
+            needs = [_spell(found) for word in kept for found in _TOKEN.finditer(word)
+                     if found["kind"] in ("ARG", "UNSET")]  # fmt: skip
+    others = list(other.words) if other is not None and not needs else texts
+    if len(others) != len(texts):
+        others = texts
+    words = []
+    for mine, its in zip(texts, others, strict=True):
+        words.append(make_word(mine, its))
+    return tuple(words), list(dict.fromkeys(needs))
+
+
+def make_word(mine: str, its: str) -> Word:
+    """A word of rank 0's and of another job's, by what they share."""
+    pieces: list[tuple[str, str]] = []
+    """Text, and the name that stands for it."""
+    pattern = "|".join(
+        [_TOKEN.pattern, *(rf"(?<!\d){one}(?!\d)" for one in ("7300421", "7300422"))]
+    )
+    at = 0
+    for found in re.finditer(pattern, mine):
+        pieces.append((mine[at : found.start()], ""))
+        if found[0].startswith("@"):
+            pieces.append(("", _spell(found)))
+        else:
+            number = {"7300421": "SLURM_JOB_ID", "7300422": "SLURM_ARRAY_JOB_ID"}[found[0]]
+            pieces.append(("", f"${{{number}}}"))
+        at = found.end()
+    pieces.append((mine[at:], ""))
+    if mine != its and "".join(text or _value(name, 1) for text, name in pieces) != its:
+        ranks = {name: pair for name, pair in JOB_VALUES.items() if pair[0] == "0"}
+        for name, (one, two) in ranks.items():
+            if its.count(two) == 1 and its.replace(two, one) == mine and two not in mine:
+                head, _, tail = its.partition(two)
+                pieces = [(head, ""), ("", f"${{{name}}}"), (tail, "")]
+                break
+        else:
+            return Word(_TOKEN.sub(_spell, mine), frozenset([A_COUNT]))
+    names = frozenset(name for _, name in pieces if name)
+    text = "".join(piece or name for piece, name in pieces)
+    is_named = all(re.fullmatch(r"\$\{(SLURM_\w+|MASTER_ADDR)\}", name) for name in names)
+    shell = "".join(
+        shlex.quote(piece) if piece else f'"{name}"' if name else "" for piece, name in pieces
+    )
+    return Word(text, names, shell if is_named else "")
+
+
+def _value(name: str, rank: int) -> str:
+    """What a name is in the job of a pass, as the prelude and the environment have it."""
+    pair = JOB_VALUES.get(name.strip("${}"))
+    if pair is not None:
+        return pair[rank]
+    return {"${MASTER_ADDR}": "@NODE0@", "${SLURM_JOB_NODELIST}": "@NODELIST@",
+            "${SLURM_SUBMIT_DIR}": "@SUBMIT@"}.get(name, name)  # fmt: skip
+
+
+def _spell(found: re.Match[str]) -> str:
+    """A token as a script has it."""
+    kind, more = found["kind"], found["more"].lstrip(":")
+    if kind == "ARG":
+        return f"${more}"
+    if kind == "OUT":
+        return f"$({more})"
+    if kind == "UNSET":
+        return f"${{{more}}}"
+    if kind in ("NODE", "IP"):
+        return "${MASTER_ADDR}" if more == "0" else "$(hostname)"
+    return {"NODELIST": "${SLURM_JOB_NODELIST}", "SUBMIT": "${SLURM_SUBMIT_DIR}"}.get(
+        kind, "${SLURM_JOB_NAME}"
+    )
+
+
+def _find_env(
+    record: Record, other: Record | None, marked: Record | None, environ: Mapping[str, str]
+) -> dict[str, Word]:
+    """Variables that the script exported."""
+    found = {}
+    for name, value in record.env.items():
+        if name.startswith("SLURM_") or name in ("OLDPWD", "SHLVL", "PWD", "_", "TMPDIR", "LC_ALL"):
+            continue
+        if environ.get(name) == value or (name == "PATH" and value == "$PATH"):
+            continue
+        theirs = other.env.get(name, value) if other is not None else value
+        marks = marked.env.get(name, value) if marked is not None else value
+        if _TOKEN.search(marks) and value != marks:
+            found[name] = make_word(marks, marks)
+        else:
+            found[name] = make_word(value, theirs)
+    return found
+
+
+def _tidy(path: str, folder: str) -> str:
+    return posixpath.normpath(path) if path else folder
+
+
+def build_environment(options: Sequence[Option], rank: int, *, is_job: bool) -> dict[str, str]:
+    """Slurm's variables as a job of these options has them; those nobody knows are two values."""
+    named: dict[str, int] = {}
+    for option in options:
+        if option.component == 0 and (found := re.search(r"(\d+)\)?$", option.value)):
+            named.setdefault(option.name, int(found[1]))
+    nodes = named.get("nodes", _COUNTS["nodes"][rank])
+    per = named.get("ntasks-per-node")
+    gpus = named.get("gpus-per-node", named.get("gres", _COUNTS["gpus"][rank]))
+    tasks = named.get("ntasks", nodes * per if per else None)
+    if tasks is None:
+        tasks = nodes if "nodes" in named else _COUNTS["ntasks"][rank]
+    if "nodes" not in named and "ntasks" in named and named["ntasks"] == 1:
+        nodes = 1
+    cpus = named.get("cpus-per-task")
+    env = {"__VJ_GPUS": str(gpus), "__VJ_CPUS": str(_COUNTS["cpus"][rank])}
+    if not is_job:
+        return env
+    values: dict[str, object] = {
+        "NNODES": nodes, "JOB_NUM_NODES": nodes, "NTASKS": tasks, "NPROCS": tasks,
+        "NTASKS_PER_NODE": per, "GPUS_ON_NODE": gpus, "CPUS_PER_TASK": cpus,
+        "GPUS_PER_NODE": named.get("gpus-per-node"), "CPUS_ON_NODE": _COUNTS["cpus"][rank],
+        "TASKS_PER_NODE": f"{per}(x{nodes})" if per else None,
+    }  # fmt: skip
+    name = next((one.value for one in options if one.name == "job-name"), "@NAME@")
+    values["JOB_NAME"] = name
+    values["JOB_PARTITION"] = next((one.value for one in options if one.name == "partition"), None)
+    if any(one.name == "array" for one in options):
+        values["ARRAY_TASK_ID"] = rank
+    env |= {f"SLURM_{key}": str(value) for key, value in values.items() if value is not None}
+    env |= {key: pair[rank] for key, pair in JOB_VALUES.items()}
+    return env | dict(_TEXTS)
+
+
+SHORT: Mapping[str, str] = {
+    "J": "job-name", "N": "nodes", "n": "ntasks", "p": "partition", "c": "cpus-per-task",
+    "t": "time", "A": "account", "q": "qos", "x": "exclude", "o": "output", "e": "error",
+    "w": "nodelist", "C": "constraint", "G": "gpus", "D": "chdir", "d": "dependency", "a": "array",
+    "M": "clusters", "L": "licenses", "H": "hold", "s": "oversubscribe", "m": "distribution",
+    "b": "begin", "i": "input", "k": "no-kill", "W": "wait", "O": "overcommit",
+}  # fmt: skip
+"""One-letter options of sbatch and srun."""
+_HET = re.compile(r"(?:--)?(?:hetjob|packjob)")
+
+
+def read_options(text: str, file: str) -> list[Option]:
+    """The #SBATCH lines before the first command, as sbatch reads them."""
+    found: list[Option] = []
+    component = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("#SBATCH"):
+            continue
+        try:
+            words = shlex.split(line[7:], comments=True)
+        except ValueError:
+            words = line[7:].split()
+        if words and _HET.fullmatch(words[0]):
+            component += 1
+            continue
+        found += parse_options(words, file, number, component)
+    return found
+
+
+def parse_options(words: Sequence[str], file: str, line: int, component: int = 0) -> list[Option]:
+    found = []
+    left = list(words)
+    while left and left[0].startswith("-"):
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            name, value = word[1:2], word[2:].removeprefix("=")
+            name, equals = SHORT.get(name, name), value
+        if not equals and left and not left[0].startswith("-"):
+            value = left.pop(0)
+        found.append(
+            Option(name=name.lstrip("-"), value=value, line=line, file=file, component=component)
+        )
+    return found

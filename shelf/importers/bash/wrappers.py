@@ -1,0 +1,157 @@
+"""What stands before a program on a command line: srun, env, a container's runtime and the like."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+SHELLS = _names("bash sh zsh dash ksh")
+SETUP = _names(
+    "apt apt-get aws chmod chown cmake cmp column conda cp curl dcgmi df diff du env file find "
+    "free gcloud git gsutil gunzip hf hostname htop huggingface-cli ibstat ibv_devinfo id "
+    "ifconfig ip jq kubectl ldd less ln ls lscpu lsof lspci make mamba md5sum micromamba mkdir ml "
+    "module more mv nc ninja nvcc nvidia-smi pip pip3 printenv ps ray rm rmdir rsync sacct "
+    "scancel scontrol scp sha256sum sinfo source spack squeue ssh-keygen stat stty sync sysctl "
+    "tar touch tput ulimit uname unzip vim wandb wget xargs yq yum zip"
+)
+"""Commands that prepare or show something; alone they are no launch."""
+_FLAGS: Mapping[str, frozenset[str]] = {
+    "srun": _names(
+        "l u v vv Q q X k s O Z I H E label unbuffered verbose quiet pty exclusive overlap no-kill "
+        "oversubscribe contiguous spread-job use-min-nodes container-remap-root "
+        "no-container-remap-root container-writable container-readonly container-mount-home "
+        "no-container-mount-home no-container-entrypoint multi-prog disable-status test-only exact "
+        "preserve-env reboot kill-on-bad-exit overcommit wait-all-nodes immediate whole"
+    ),
+}
+"""Of a wrapper most of whose options take a value: those that take none."""
+_VALUES: Mapping[str, frozenset[str]] = {
+    "env": _names("u unset C chdir S"),
+    "nohup": frozenset(),
+    "time": _names("f o"),
+    "stdbuf": _names("i o e"),
+    "nice": _names("n"),
+    "ionice": _names("c n"),
+    "setsid": frozenset(),
+    "exec": _names("a"),
+    "eval": frozenset(),
+    "builtin": frozenset(),
+    "sudo": _names("u g"),
+    "timeout": _names("s k signal kill-after"),
+    "apptainer": _names("B H W bind home pwd env env-file workdir overlay"),
+    "singularity": _names("B H W bind home pwd env env-file workdir overlay"),
+    "enroot": _names("m e c mount env conf"),
+    "docker": _names(
+        "v e w volume env workdir gpus name network net shm-size ipc ulimit user u entrypoint p "
+        "publish mount env-file runtime device h hostname"
+    ),
+    "nsys": _names(
+        "o t s w output trace sample capture-range capture-range-end stop-on-exit "
+        "cuda-memory-usage force-overwrite f"
+    ),
+    "ncu": _names("o export target-processes set section metrics k kernel-name"),
+}
+"""Of the others: options that take a value as a word of its own."""
+_FLAGS_OF_SBATCH = _names("parsable wait verbose quiet hold test-only exclusive requeue no-requeue")
+VERBS: Mapping[str, frozenset[str]] = {
+    "apptainer": _names("exec run"),
+    "singularity": _names("exec run"),
+    "enroot": _names("start exec"),
+    "docker": _names("run exec"),
+    "nsys": _names("profile"),
+}
+PLACED = _names("apptainer singularity enroot docker timeout")
+"""Wrappers with a word of their own after the options: an image, a container, a time."""
+ALIASES: Mapping[str, str] = {"podman": "docker", "nvidia-docker": "docker"}
+
+
+def find_program(words: Sequence[str]) -> int:
+    """The place of the program after all wrappers; the number of words where there is none."""
+    at = 0
+    while at < len(words):
+        after = skip_wrapper(words, at)
+        if after is None:
+            break
+        at = after
+    return at
+
+
+def skip_wrapper(words: Sequence[str], at: int) -> int | None:
+    """The place after the wrapper that stands at `at`; None where none stands there."""
+    name = posixpath.basename(words[at])
+    name = ALIASES.get(name, name)
+    if name not in _VALUES and name not in _FLAGS:
+        return None
+    at += 1
+    if name in VERBS:
+        if at >= len(words) or words[at] not in VERBS[name]:
+            return None
+        at += 1
+    is_placed = name in PLACED
+    while at < len(words):
+        word = words[at]
+        if word == "--":
+            return at + 1
+        if name == "env" and re.match(r"[A-Za-z_]\w*=", word):
+            at += 1
+        elif word.startswith("-") and len(word) > 1:
+            bare = word.lstrip("-")
+            if name in _FLAGS:
+                takes = bare not in _FLAGS[name] and (word.startswith("--") or len(bare) == 1)
+            else:
+                takes = bare in _VALUES[name]
+            at += 2 if takes and "=" not in word else 1
+        elif is_placed:
+            at, is_placed = at + 1, False
+        else:
+            break
+    return min(at, len(words))
+
+
+def find_batch_file(words: Sequence[str]) -> tuple[int, str | None]:
+    """Of sbatch: the place of its script, and the text of --wrap."""
+    at, wrap = 1, None
+    while at < len(words) and words[at].startswith("-"):
+        name, equals, value = words[at].partition("=")
+        takes = not equals and name.lstrip("-") not in _FLAGS_OF_SBATCH
+        takes = takes and (name.startswith("--") or len(name) == 2)
+        if name == "--wrap":
+            wrap = value if equals else (words[at + 1] if at + 1 < len(words) else "")
+        at += 2 if takes else 1
+    return min(at, len(words)), wrap
+
+
+def is_launch(words: Sequence[str]) -> bool:
+    """True where a command line starts a program that is more than preparation."""
+    at = find_program(words)
+    names = {posixpath.basename(word) for word in words[:1]}
+    if at >= len(words):
+        return bool(at > 0 and names - {"env", "exec", "eval", "time", "timeout"})
+    name = posixpath.basename(words[at])
+    rest = list(words[at + 1 :])
+    if name.startswith("@") or not name:
+        return False
+    if name in ("conda", "mamba", "micromamba", "ray"):
+        return rest[:1] == ["run"] or (name == "ray" and rest[:2] == ["job", "submit"])
+    if name in ("python", "python2", "python3") or re.fullmatch(r"python3\.\d+", name):
+        return _is_python_launch(rest)
+    if name in ("uv", "poetry", "pixi", "pdm", "rye", "pipenv", "hatch"):
+        return rest[:1] == ["run"]
+    return name not in SETUP and name != "enroot"
+
+
+def _is_python_launch(rest: list[str]) -> bool:
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-", "-V"):
+        if rest[0] == "--version":
+            return False
+        rest = rest[2 if rest[0] in ("-X", "-W") else 1 :]
+    if not rest or rest[0] in ("-c", "-", "-V", "setup.py"):
+        return False
+    tools = ("pip", "venv", "build", "compileall", "json.tool", "ensurepip", "site")
+    return not (rest[0] == "-m" and (len(rest) < 2 or rest[1].partition(".")[0] in tools))

@@ -1,0 +1,86 @@
+"""Launches of a script are those that bash itself would start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vjob.shelf.importers.bash.recording import Recording, read_script
+
+ENVIRON = {"HOME": "/home/kim", "USER": "kim", "DATA": "/corpus", "MY_TOKEN": "s3cr3t"}
+
+
+def read(folder: Path, text: str, *args: str, **files: str) -> Recording:
+    for name, content in files.items():
+        (folder / name.replace("_sh", ".sh")).write_text(content)
+    (folder / "x.sh").write_text(text)
+    return read_script(folder / "x.sh", args=args, environ=ENVIRON)
+
+
+def list_launches(found: Recording) -> list[str]:
+    return [f"{launch.where} {' '.join(launch.texts)}" for launch in found.walk()]
+
+
+@pytest.mark.parametrize(
+    ("text", "launches"),
+    [
+        ("python train.py 'a b' $DATA", ["x.sh:1 python train.py a b /corpus"]),
+        ("A=(1 2)\nfor i in ${A[@]}; do\n./run $i\ndone", ["x.sh:3 ./run 1", "x.sh:3 ./run 2"]),
+        ("N=$((6000 + 4 / 2))\ntorchrun --master_port $N t.py", 
+         ["x.sh:2 torchrun --master_port 6002 t.py"]),
+        ("case $USER in kim) L=3;; *) L=4;; esac\npython t.py $L", ["x.sh:2 python t.py 3"]),
+        ("[[ $USER == kim ]] && X=yes\npython t.py $X", ["x.sh:2 python t.py yes"]),
+        ("f() {\n  python t.py $1\n}\nf 7", ["x.sh:2 python t.py 7"]),
+        ("python t.py > logs/out.txt 2>&1 &", ["x.sh:1 python t.py"]),
+        ("srun bash -c 'cd /w; python t.py $DATA'", ["x.sh:1 python t.py /corpus"]),
+        ("srun bash <<E\npython t.py\nE", ["x.sh:1 python t.py"]),
+        ("cat > job.sh <<E\npython t.py $USER\nE\nsbatch job.sh", ["job.sh:1 python t.py kim"]),
+        ("bash other.sh 5", ["other.sh:2 python o.py 5"]),
+        (". conf.sh\npython t.py $LR", ["x.sh:2 python t.py 0.1"]),
+        ("module load cuda\npip install x\necho python t.py", []),
+        ("exec python t.py\npython never.py", ["x.sh:1 python t.py"]),
+        ("eval 'python t.py'", ["x.sh:1 python t.py"]),
+        ("python t.py | tee log", ["x.sh:1 python t.py"]),
+    ],
+)  # fmt: skip
+def test_launches_are_found_with_file_and_line(
+    text: str, launches: list[str], tmp_path: Path
+) -> None:
+    found = read(tmp_path, text, other_sh="A=1\npython o.py $A$1".replace("$A", ""),
+                 conf_sh="LR=0.1\n")  # fmt: skip
+    assert list_launches(found) == launches
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "unknown"),
+    [
+        ("python t.py --out run-$SLURM_JOB_ID", "run-${SLURM_JOB_ID}", {"${SLURM_JOB_ID}"}),
+        ("python t.py --rank $SLURM_PROCID", "${SLURM_PROCID}", {"${SLURM_PROCID}"}),
+        ("python t.py --addr $(hostname):29500", "${MASTER_ADDR}:29500", {"${MASTER_ADDR}"}),
+        ("python t.py --lr $1", "$1", {"$1"}),
+        ("python t.py --lr $LR", "${LR}", {"${LR}"}),
+        ("python t.py --n $SLURM_NNODES", "2", {"a count of the job"}),
+        ("python t.py --x $(ls | head -1)", "$(ls)", {"$(ls)"}),
+        ("python t.py --key $MY_TOKEN", "${MY_TOKEN}", {"${MY_TOKEN}"}),
+    ],
+)
+def test_a_word_that_nobody_knows_before_the_job_is_open(
+    text: str, word: str, unknown: set[str], tmp_path: Path
+) -> None:
+    found = read(tmp_path, f"#SBATCH --partition=q\n{text}\n")
+    [launch] = found.walk()
+    assert (launch.words[-1].text, launch.words[-1].unknown) == (word, unknown)
+    assert bool(launch.words[-1].shell) is word.startswith(("run-", "${SLURM", "${MASTER"))
+
+
+def test_what_may_be_left_out_is_not_asked_for(tmp_path: Path) -> None:
+    found = read(tmp_path, 'python t.py --lr 1 a $EXTRA "$@"\n')
+    assert list_launches(found) == ["x.sh:1 python t.py --lr 1 a"] and found.unset == []
+
+
+def test_options_of_sbatch_are_read_with_their_lines(tmp_path: Path) -> None:
+    found = read(tmp_path, "#SBATCH -N 2 --gres=gpu:4 # two\n#SBATCH hetjob\n#SBATCH -D/w\n")
+    assert [(one.name, one.value, one.line, one.component) for one in found.options] == [
+        ("nodes", "2", 1, 0), ("gres", "gpu:4", 1, 0), ("chdir", "/w", 3, 1)
+    ]  # fmt: skip
