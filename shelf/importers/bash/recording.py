@@ -252,8 +252,12 @@ class _Reader:
                 if key in self.environ}  # fmt: skip
         env |= self._inherit(text) | dict(given)
         env |= {key: value[rank] for key, value in JOB_VALUES.items() if key in env}
-        env |= {"__VJ_RANK": str(rank * is_step), "__VJ_FILES": str(int(files)),
-                "__VJ_SEED": str(rank + 11), "__VJ_TIME": str(1_700_000_000 + 86_401 * rank)}  # fmt: skip
+        env |= {
+            "__VJ_RANK": str(rank * is_step),
+            "__VJ_FILES": str(int(files)),
+            "__VJ_SEED": str(rank + 11),
+            "__VJ_TIME": str(1_700_000_000 + 86_401 * rank),
+        }
         for _ in range(4):
             done = run_pass(text, name=name, folder=str(self.folder), args=args, env=env,
                             without=self.without)  # fmt: skip
