@@ -16,7 +16,7 @@ SETUP = _names(
     "apt apt-get aws chmod chown cmake cmp column conda cp curl dcgmi df diff du env file find "
     "free gcloud git gsutil gunzip hf hostname htop huggingface-cli ibstat ibv_devinfo id "
     "ifconfig ip jq kubectl ldd less ln ls lscpu lsof lspci make mamba md5sum micromamba mkdir ml "
-    "module more mv nc ninja nvcc nvidia-smi pip pip3 printenv ps ray rm rmdir rsync sacct "
+    "module more mv nc ninja nvcc pip pip3 printenv ps ray rm rmdir rsync sacct "
     "scancel scontrol scp sha256sum sinfo source spack squeue ssh-keygen stat stty sync sysctl "
     "tar touch tput ulimit uname unzip vim wandb wget xargs yq yum zip"
 )
@@ -143,7 +143,7 @@ def is_launch(words: Sequence[str]) -> bool:
         return _is_python_launch(rest)
     if name in ("uv", "poetry", "pixi", "pdm", "rye", "pipenv", "hatch"):
         return rest[:1] == ["run"]
-    return name not in SETUP and name != "enroot"
+    return name not in SETUP and name != "enroot" and not name.endswith("-smi")
 
 
 def _is_python_launch(rest: list[str]) -> bool:
