@@ -138,7 +138,7 @@ def build_root(root: str, readable: list[str], scratch: str) -> None:
             os.makedirs(target, exist_ok=True)
         else:
             os.makedirs(os.path.dirname(target), exist_ok=True)
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o600))
+            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         mount(path, target, None, BIND | RECURSIVE)
         if path not in (scratch, "/dev/null"):
             mount("none", target, None, BIND | REMOUNT | READ_ONLY | NO_SUID | NO_DEV)
