@@ -24,6 +24,8 @@ from varuna_core.schedule.generators import build_one_f_one_b, check_sizes
 from varuna_core.schedule.recompute import Memory, Recompute, apply_recompute
 from varuna_core.schedule.verify import verify
 
+PATIENCES = (0.0, 0.5, 1.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -65,6 +67,10 @@ class _Greedy:
         self.arrivals[0].extend([0.0] * num_microbatches)
         self.link_free: dict[tuple[int, int], float] = {}
         self.events = [(0.0, rank) for rank in range(num_ranks)]
+        # Bounds of other policies that would have chosen the same at each moment so far.
+        self.patiences = set(PATIENCES)
+        self.above, self.most = [-1] * stages, [sys.maxsize] * stages
+        self.is_first_alike = self.is_room_alike = True
 
     def run(self) -> list[list[Action]]:
         while self.events:
@@ -73,13 +79,28 @@ class _Greedy:
                 self.choose(rank, now)
         return self.actions
 
+    def is_alike(self, other: Policy) -> bool:
+        """Whether another policy, that splits every backward too, makes the same schedule."""
+        own = self.policy
+        return (
+            other.patience in self.patiences
+            and (self.is_first_alike or other.forward_first == own.forward_first)
+            and (self.is_room_alike or other.make_room == own.make_room)
+            and all(a < n <= e for a, n, e in zip(self.above, other.ahead, self.most, strict=True))
+        )
+
     def has_room(self, rank: int, stage: int) -> bool:
         """For one more graph, with one left for each later stage of the rank."""
         later = sum(1 for other in self.stages[rank] if other > stage)
         return self.graphs[rank] < self.max_graphs[rank] - later
 
     def is_ahead(self, stage: int) -> bool:
-        return self.forwards[stage] - self.inputs[stage] < self.policy.ahead[stage]
+        ahead = self.forwards[stage] - self.inputs[stage]
+        if ahead < self.policy.ahead[stage]:
+            self.above[stage] = max(self.above[stage], ahead)
+            return True
+        self.most[stage] = min(self.most[stage], ahead)
+        return False
 
     def choose(self, rank: int, now: float) -> None:
         """Start one action on a free rank, or leave it idle until something arrives."""
@@ -100,15 +121,22 @@ class _Greedy:
                 else:
                     soonest = min(soonest, arrivals[0])
         weights = self.weights[rank]
+        if ready and lacks_memory and weights:
+            self.is_room_alike = False
         if ready and not (lacks_memory and self.policy.make_room and weights):
+            self.is_first_alike = self.is_first_alike and len({kind for kind, _ in ready}) == 1
             first = "F" if self.policy.forward_first else "I"
             kind, stage = next((some for some in ready if some[0] == first), ready[0])
             self.start(rank, now, kind, stage)
         elif weights:
             stage, _ = weights[0]
-            delay = now + self.costs.weight_grad[stage] - soonest
-            allowed = (1 - self.policy.patience) * self.costs.weight_grad[stage]
-            if lacks_memory or delay <= allowed:
+            whole = self.costs.weight_grad[stage]
+            delay = now + whole - soonest
+            starts = lacks_memory or delay <= (1 - self.policy.patience) * whole
+            if not lacks_memory:
+                alike = (p for p in self.patiences if (delay <= (1 - p) * whole) == starts)
+                self.patiences = set(alike)
+            if starts:
                 self.start(rank, now, "W", stage)
 
     def is_whole(self, rank: int, stage: int) -> bool:
@@ -168,11 +196,15 @@ def build_greedy(
 ) -> Schedule:
     """The schedule that `policy` chooses; needs a graph on each rank for each of its stages."""
     greedy = _Greedy(placement, num_microbatches, costs, max_graphs, policy)
+    return _make_schedule(name, greedy)
+
+
+def _make_schedule(name: str, greedy: _Greedy) -> Schedule:
     return Schedule(
         name=name,
         ranks=tuple(map(tuple, greedy.run())),
-        placement=placement,
-        num_microbatches=num_microbatches,
+        placement=greedy.placement,
+        num_microbatches=greedy.m,
     )
 
 
@@ -279,7 +311,7 @@ def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
             if ahead in seen:
                 continue
             seen.add(ahead)
-            for patience in (0.0, 0.5, 1.0):
+            for patience in PATIENCES:
                 for forward_first, make_room in (
                     (True, False),
                     (True, True),
@@ -305,9 +337,12 @@ def _find_policy(
     bounds = (bound,) * (max(placement) + 1)
     floor = _find_floor(placement, costs, few)
     found: list[tuple[float, Policy]] = []
+    tried: list[_Greedy] = []
     for policy in _list_policies(len(placement), bound):
-        schedule = build_greedy(name, placement, few, costs, bounds, policy)
-        makespan = simulate(schedule, costs).makespan
+        if any(greedy.is_alike(policy) for greedy in tried):
+            continue
+        tried.append(_Greedy(placement, few, costs, bounds, policy))
+        makespan = simulate(_make_schedule(name, tried[-1]), costs).makespan
         if not found or makespan * EQUAL < found[-1][0]:
             found.append((makespan, policy))
         if makespan <= floor * EQUAL:
