@@ -39,6 +39,7 @@ from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.result.plan import LayoutPlan
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Search, Searched
 from varuna_core.planner.search.space import Placements
 from varuna_core.schedule.compiled import Compiled, list_costs, list_hops
@@ -114,8 +115,7 @@ def list_searches(limit_s: float) -> list[str]:
                 profile,
                 TrainingModel(batch=batch),
                 cluster,
-                limit_s=limit_s,
-                clock=time.process_time,
+                deadline=within(limit_s, time.process_time),
             ).run(),
             3 if cluster is MIXED_8 else 1,
         )

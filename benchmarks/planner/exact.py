@@ -26,6 +26,7 @@ from tests.varuna_core.planner.brute_force import (
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import find_front
 from varuna_core.planner.search import space
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Search
 
 RESULT = RESULTS / "planner_exact.md"
@@ -45,8 +46,7 @@ def search(one: Instance) -> Answer:
             one.training,
             one.cluster,
             one.wishes,
-            limit_s=LIMIT_S,
-            clock=time.process_time,
+            deadline=within(LIMIT_S, time.process_time),
         ).run()
     except PlanningError:
         return []
@@ -64,8 +64,7 @@ def search_front(one: Instance) -> Answer:
         one.training,
         one.cluster,
         one.wishes,
-        limit_s=LIMIT_S,
-        clock=time.process_time,
+        deadline=within(LIMIT_S, time.process_time),
     )
     return [(offer.step_s, offer.price) for offer in front.offers]
 

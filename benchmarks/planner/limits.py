@@ -20,6 +20,7 @@ from benchmarks.planner.cases import (
 )
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.result.refusal import search_or_explain
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.space import Wishes
 
 
@@ -38,7 +39,7 @@ def main() -> None:
         for limit_s in map(float, options.limits.split(",")):
             began = time.monotonic()
             found = search_or_explain(
-                profile, TrainingModel(batch=batch), cluster, Wishes(), limit_s=limit_s
+                profile, TrainingModel(batch=batch), cluster, Wishes(), deadline=within(limit_s)
             )
             took = time.monotonic() - began
             print(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,6 +28,7 @@ from varuna_core.planner.result.plan import (
 )
 from varuna_core.planner.result.refusal import search_or_explain
 from varuna_core.planner.search.coverage import PlanClass
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Candidate, Searched
 from vjob.jobs.planning.question import Question
 
@@ -71,7 +71,7 @@ def find_answer(
 ) -> Answer:
     """Search; PlanningError where there is no plan, or none within the budget or the deadline."""
     profile, training, cluster = question.profile, question.training, question.cluster
-    wishes, until = question.wishes, time.monotonic() + limit_s
+    wishes, deadline = question.wishes, within(limit_s)
     is_priced = all(kind.price_per_hour is not None for kind in cluster.kinds)
     is_chosen = budget is not None or deadline_h is not None
     has_front = is_chosen or (wants_front and is_priced)
@@ -80,7 +80,7 @@ def find_answer(
         training,
         cluster,
         wishes,
-        limit_s=limit_s * (1 - FRONT_SHARE if has_front else 1.0),
+        deadline=deadline.part(1 - FRONT_SHARE if has_front else 1.0),
         may_have_zero_3=question.may_have_zero_3,
     )
     candidates = list(searched.candidates)
@@ -89,8 +89,8 @@ def find_answer(
         chosen, chosen_for = searched.simpler, explain_simpler(searched)
     front = None
     if has_front:
-        left_s = min(until - time.monotonic(), MOST_FRONT_S)
-        front = find_front(profile, training, cluster, wishes, candidates, limit_s=left_s)
+        short = within(min(deadline.left_s, MOST_FRONT_S))
+        front = find_front(profile, training, cluster, wishes, candidates, deadline=short)
     if front is not None and is_chosen:
         offer, chosen_for = choose_offer(front, question.steps, budget, deadline_h)
         chosen = offer.candidate

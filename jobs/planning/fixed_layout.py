@@ -8,7 +8,6 @@ in plan.json (records/plan.py, Plan.layouts; varuna_core/morph/layout.py reads i
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.plan import LayoutPlan, build_plan
+from varuna_core.planner.search.deadline import Deadline, within
 from varuna_core.planner.search.partition import CLOSE, find_partition
 from varuna_core.planner.search.search import Candidate
 from varuna_core.planner.search.several import NAMES, count_each, find_at, find_guide
@@ -48,7 +48,7 @@ def plan_fixed_layout(question: Question, conf: JobConf) -> LayoutPlan:
         training = replace(training, batch=replicas * _count_of_fullest(question, conf, replicas))
     tables = Tables(question.profile, training)
     best: Candidate | None = None
-    until = time.monotonic() + LIMIT_S
+    deadline = within(LIMIT_S)
     for option in list_options(question.profile, training, cluster, find_guide(wishes)):
         if option.shape.replicas != replicas:
             continue
@@ -57,7 +57,7 @@ def plan_fixed_layout(question: Question, conf: JobConf) -> LayoutPlan:
                 continue
             found = _find_several(tables, nodes, stages, option, wishes.schedule, best)
         else:
-            found = _find_cuts(tables, nodes, stages, option, best, wishes.least, until)
+            found = _find_cuts(tables, nodes, stages, option, best, wishes.least, deadline)
         best = found or best
     if best is None:
         raise PlanningError("no cut of this layout fits in memory; `vjob plan` says what would")
@@ -71,7 +71,7 @@ def _find_cuts(
     option: Option,
     best: Candidate | None,
     least: int,
-    until: float,
+    deadline: Deadline,
     max_nodes: int = 100_000,
 ) -> Candidate | None:
     """The best cuts of one option; None if none fits, or none is better than `best`."""
@@ -80,7 +80,7 @@ def _find_cuts(
     work = find_schedule_model(option.schedule, stages, option.num_microbatches, option.recompute)
     chain = Chain(tables, shape, placed, work, least)
     incumbent = float("inf") if best is None else best.step_s
-    found = find_partition(chain, incumbent=incumbent, max_nodes=max_nodes, deadline=until)
+    found = find_partition(chain, incumbent=incumbent, max_nodes=max_nodes, deadline=deadline)
     if found is None or not found.step_s < incumbent * (1 - CLOSE):
         return None
     return Candidate(option=option, placed=placed, bounds=found.bounds, step_s=found.step_s)
@@ -129,16 +129,16 @@ def plan_other_nodes(question: Question, conf: JobConf, given: LayoutPlan) -> Ot
     """
     option = given.candidate.option
     tables = Tables(question.profile, question.training)
-    until = time.monotonic() + LIMIT_S
+    deadline = within(LIMIT_S)
     found: dict[str, tuple[int, int, str]] = {}
     groups = build_groups(conf.cluster.nodes)
     steps = {name_nodes([group for group in groups for _ in range(group.count)]): given.step.step_s}
     for counts in itertools.islice(list_node_counts(conf), MOST_LAYOUTS):
-        if time.monotonic() > until:
+        if deadline.is_over():
             break
         chosen = [(i, n) for i, n in enumerate(counts) if n]
         nodes = [question.cluster.kinds[i] for i, n in chosen for _ in range(n)]
-        best = _find_layout(tables, nodes, option, question.wishes.least, until)
+        best = _find_layout(tables, nodes, option, question.wishes.least, deadline)
         if best is not None:
             cuts = Partition([end - begin for begin, end in itertools.pairwise(best.bounds)])
             name = name_nodes([groups[i] for i, n in chosen for _ in range(n)])
@@ -170,7 +170,7 @@ def _find_layout(
     nodes: Sequence[NodeKind],
     option: Option,
     least: int,
-    until: float,
+    deadline: Deadline,
 ) -> Candidate | None:
     """The best depth, replicas and cuts: whole micro-batches, one layer or more for each stage."""
     tensor, size = option.shape.tensor, option.shape.micro_batch
@@ -180,7 +180,7 @@ def _find_layout(
     best: Candidate | None = None
     for stages in range(1, deepest + 1):
         for replicas in range(min(shares // stages, micro_batches), 0, -1):
-            if time.monotonic() > until:
+            if deadline.is_over():
                 return None
             if option.shape.zero == 3 and micro_batches % replicas:
                 continue  # replicas gather weights together: each needs as many micro-batches
@@ -189,6 +189,6 @@ def _find_layout(
             )
             count = -(-micro_batches // replicas)
             changed = replace(option, shape=shape, num_microbatches=count)
-            found = _find_cuts(tables, nodes, stages, changed, best, least, until, MOST_NODES)
+            found = _find_cuts(tables, nodes, stages, changed, best, least, deadline, MOST_NODES)
             best = found or best
     return best

@@ -232,6 +232,7 @@ def _search(base: Path, conf: JobConf) -> Chosen:
         from varuna_core.planner.model.tables import Tables
         from varuna_core.planner.result.plan import build_plan, explain_simpler
         from varuna_core.planner.result.refusal import search_or_explain
+        from varuna_core.planner.search.deadline import within
         from vjob.jobs.planning.question import PlanOptions, load_question
 
         if conf.program.kind in OWN_MODEL:
@@ -246,7 +247,7 @@ def _search(base: Path, conf: JobConf) -> Chosen:
             question.training,
             question.cluster,
             question.wishes,
-            limit_s=LIMIT_S,
+            deadline=within(LIMIT_S),
             may_have_zero_3=question.may_have_zero_3,
         )
         tables = Tables(question.profile, question.training)

@@ -18,6 +18,7 @@ from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.profile.profile_file import read_profile
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Candidate, Search
 from varuna_core.planner.search.space import Wishes
 
@@ -113,9 +114,9 @@ class AutoConfig:
 
     def _search(self, stages: int, replicas: int, size: int) -> Candidate | None:
         wishes = Wishes(stages=stages, replicas=replicas, tensor=1, micro_batch=size)
-        limit_s = self.limit_s / len(self.sizes)
+        deadline = within(self.limit_s / len(self.sizes))
         try:
-            search = Search(self.profile, self.training, self.cluster, wishes, limit_s=limit_s)
+            search = Search(self.profile, self.training, self.cluster, wishes, deadline)
             return search.run().best
         except MissingData:
             raise

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from varuna_core.planner.result.refusal import search_or_explain
+from varuna_core.planner.search.deadline import within
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.planning.question import PlanOptions, Question, load_question
 from vjob.shelf.commands.cli import cli
@@ -102,8 +103,7 @@ def test_a_search_asks_the_clock_until_its_time_is_up_and_ends(
         question.training,
         question.cluster,
         question.wishes,
-        limit_s=100.0,
-        clock=lambda: float(next(ticks)),
+        deadline=within(100.0, lambda: float(next(ticks))),
     )
     assert next(ticks) <= 110
     assert {one.why.value for one in searched.classes if one.why is not None} >= {"time"}

@@ -28,6 +28,7 @@ from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.result.plan import UsedNode, build_plan, list_used_nodes
 from varuna_core.planner.result.refusal import search_or_explain
 from varuna_core.planner.search.coverage import Coverage, PlanClass
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Candidate, Searched
 from varuna_core.planner.search.space import Wishes
 from varuna_core.schedule.costs import Costs
@@ -259,7 +260,7 @@ def check_question(asked: Asked) -> tuple[list[str], dict[str, int]]:
     tables = Tables(asked.profile, asked.training)
     try:
         searched = search_or_explain(
-            asked.profile, asked.training, asked.cluster, asked.wishes, limit_s=1e6
+            asked.profile, asked.training, asked.cluster, asked.wishes, deadline=within(1e6)
         )
     except PlanningError as error:
         return list(_check_refusal(asked, tables, str(error), counts)), counts

@@ -110,7 +110,7 @@ def test_drawn_steps_are_those_of_the_plain_simulation() -> None:
 def find_least_simplicity(question: Search, limit_s: float) -> tuple[int, ...]:
     """By trying all plans."""
     found = []
-    for option, _, counts, _ in question._list_floors(question.placements.tiers[-1]):
+    for option, _, counts, _ in question._list_floors(question.deadline):
         for row in counts.tolist():
             for chain in question._make_chains(option, tuple(row)):
                 every = (
@@ -131,7 +131,7 @@ def test_the_simplest_of_what_is_not_told_apart_is_chosen() -> None:
         profile = spread_out(drawn, WIDE, WIDE if number % 2 else EVEN)
         training = TrainingModel(batch=draw.choice([2, 4]))
         question = Search(profile, training, CLUSTER)
-        searched = prefer_simpler(question, question.run())
+        searched = prefer_simpler(question, question.run(), question.deadline)
         best, chosen = searched.best, searched.chosen
         band = build_plan(question.tables, CLUSTER, best).band
         assert band is not None
@@ -139,13 +139,15 @@ def test_the_simplest_of_what_is_not_told_apart_is_chosen() -> None:
         assert best.step_s <= chosen.step_s <= limit_s, "it never costs more than the band"
         assert measure_simplicity(chosen) == find_least_simplicity(question, limit_s)
         again = Search(profile, training, CLUSTER)
-        assert prefer_simpler(again, again.run()).chosen == chosen
+        assert prefer_simpler(again, again.run(), again.deadline).chosen == chosen
         if searched.simpler is not None:
             simpler += 1
             assert "does not tell from the fastest" in explain_simpler(searched)
         plain = Search(drawn, training, CLUSTER)
         without = plain.run()
-        assert prefer_simpler(plain, without) is without, "nothing is known of its spread"
+        assert prefer_simpler(plain, without, plain.deadline) is without, (
+            "nothing is known of its spread"
+        )
     assert 3 < simpler < 12
 
 

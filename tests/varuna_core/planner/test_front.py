@@ -18,6 +18,7 @@ from varuna_core.planner.result.front import (
     find_front,
     list_parts,
 )
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 
@@ -68,7 +69,7 @@ def test_time_that_runs_out_is_told() -> None:
     draw = random.Random(7)
     profile, cluster = make_profile(draw, 5), make_cluster(draw)
     known = Search(profile, TRAINING, cluster, WISHES).run().candidates
-    front = find_front(profile, TRAINING, cluster, WISHES, known, limit_s=0.0)
+    front = find_front(profile, TRAINING, cluster, WISHES, known, deadline=within(0.0))
     assert front.num_parts == 0 and front.num_left == 5 and front.offers
 
 

@@ -21,6 +21,7 @@ from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import OPTIONAL, Profile
 from varuna_core.planner.result.certificate import render_certificate
 from varuna_core.planner.result.plan import build_plan, render_table
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.partition import is_allowed
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes, list_options
@@ -142,7 +143,11 @@ def test_ways_that_a_profile_does_not_know_are_not_proposed_and_asked_for_refuse
 
 def search(wishes: Wishes, limit_s: float = 60.0, cluster: Cluster = CLUSTER) -> Search:
     return Search(
-        make_profile(random.Random(3), 5), TrainingModel(batch=8), cluster, wishes, limit_s=limit_s
+        make_profile(random.Random(3), 5),
+        TrainingModel(batch=8),
+        cluster,
+        wishes,
+        deadline=within(limit_s),
     )
 
 
@@ -227,8 +232,7 @@ def test_time_that_ran_out_leaves_a_gap_that_is_told() -> None:
         make_profile(random.Random(3), 5),
         TrainingModel(batch=8),
         CLUSTER,
-        limit_s=60,
-        clock=lambda: float(next(times)),
+        deadline=within(60, lambda: float(next(times))),
     )
     searched = question.run()
     assert searched.gap > 0

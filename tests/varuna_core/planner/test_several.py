@@ -22,6 +22,7 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.plan import build_plan, list_used_nodes
 from varuna_core.planner.result.refusal import search_or_explain
 from varuna_core.planner.search.coverage import Coverage
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.partition import is_allowed
 from varuna_core.planner.search.rank_bounds import PlacedBounds
 from varuna_core.planner.search.search import Searched
@@ -146,7 +147,11 @@ class Question:
     def search(self) -> Searched | None:
         try:
             return search_or_explain(
-                self.tables.profile, self.tables.training, self.cluster, self.wishes, limit_s=600
+                self.tables.profile,
+                self.tables.training,
+                self.cluster,
+                self.wishes,
+                deadline=within(600),
             )
         except PlanningError:
             return None
@@ -205,7 +210,7 @@ def search(wishes: Wishes, batch: int = 4, memory: float = 1e12) -> Searched:
     draw = random.Random(7)
     profile = make_profile(draw, 10, memory)
     return search_or_explain(
-        profile, TrainingModel(batch=batch), Cluster(kinds=NODES), wishes, limit_s=600
+        profile, TrainingModel(batch=batch), Cluster(kinds=NODES), wishes, deadline=within(600)
     )
 
 

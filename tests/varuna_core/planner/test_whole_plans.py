@@ -26,6 +26,7 @@ from varuna_core.planner.model.training import RECOMPUTES
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.front import find_front
 from varuna_core.planner.search import space
+from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Search, Searched
 from varuna_core.planner.search.space import Wishes
 
@@ -46,7 +47,7 @@ def draw_instances(name: str, count: int) -> Iterator[tuple[str, Instance]]:
 def search(one: Instance) -> Searched | None:
     try:
         return Search(
-            one.profile, one.training, one.cluster, one.wishes, limit_s=LIMIT_S, clock=CLOCK
+            one.profile, one.training, one.cluster, one.wishes, deadline=within(LIMIT_S, CLOCK)
         ).run()
     except PlanningError:
         return None
@@ -101,7 +102,7 @@ def test_cost_against_time_is_brute_forces() -> None:
     for named, one in draw_instances("front", FEW):
         best = list(keep_front(one, find_best_by_nodes(one)))
         front = find_front(
-            one.profile, one.training, one.cluster, one.wishes, limit_s=LIMIT_S, clock=CLOCK
+            one.profile, one.training, one.cluster, one.wishes, deadline=within(LIMIT_S, CLOCK)
         )
         assert front.num_left == 0, named
         found = [(offer.step_s, offer.price) for offer in front.offers]

@@ -23,6 +23,7 @@ from varuna_core.planner.model.several import SeveralStages
 from varuna_core.planner.model.shared_links import run_together
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.profile.profile import FIGURE_OF, QUANTILES, TIMES, Spread
+from varuna_core.planner.search.deadline import Deadline
 from varuna_core.planner.search.search import Candidate, Search, Searched, measure_simplicity
 from varuna_core.schedule.compiled import KINDS
 
@@ -74,14 +75,14 @@ def find_band(chain: Chain, bounds: Bounds) -> Band | None:
     )
 
 
-def prefer_simpler(question: Search, searched: Searched, until: float = float("inf")) -> Searched:
+def prefer_simpler(question: Search, searched: Searched, deadline: Deadline) -> Searched:
     """With the simplest plan within the band of the best one, if that is simpler."""
     best = searched.best
     chain = build_chain(question.tables, best, question.wishes.least)
     band = find_band(chain, best.bounds)
     if band is None:
         return searched
-    chosen = question.find_simplest(best.step_s * (1 + band.apart), until)
+    chosen = question.find_simplest(best.step_s * (1 + band.apart), deadline)
     is_simpler = measure_simplicity(chosen) < measure_simplicity(best)
     return replace(searched, simpler=chosen if is_simpler else None)
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from varuna_core.planner.model.cluster import Cluster
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
+from varuna_core.planner.search.deadline import Deadline, within
 from varuna_core.planner.search.search import Candidate, Search
 from varuna_core.planner.search.space import Wishes
 
@@ -54,11 +54,10 @@ def find_front(
     cluster: Cluster,
     wishes: Wishes,
     known: Sequence[Candidate] = (),
-    *,
-    limit_s: float = 20.0,
-    clock: Callable[[], float] = time.monotonic,
+    deadline: Deadline | None = None,
 ) -> Front:
     """`known` are plans that were found for all of it. PlanningError where a price is missing."""
+    deadline = deadline or within(20.0)
     missing = [kind.name for kind in cluster.kinds if kind.price_per_hour is None]
     if missing:
         raise PlanningError(
@@ -73,17 +72,15 @@ def find_front(
         return PricedPlan(candidate=candidate, step_s=candidate.step_s, price=price)
 
     parts = list(list_parts(cluster))
-    until = clock() + limit_s
     found = [offer(candidate) for candidate in known]
     done = 0
     for part in parts:
-        left_s = until - clock()
-        if left_s <= 0:
+        if deadline.is_over():
             break
-        share_s = left_s / (len(parts) - done)
+        share = deadline.rest(1 / (len(parts) - done))
         done += 1
         try:
-            searched = Search(profile, training, part, wishes, limit_s=share_s, clock=clock).run()
+            searched = Search(profile, training, part, wishes, share).run()
         except MissingData:
             raise
         except PlanningError:

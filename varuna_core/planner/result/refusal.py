@@ -9,7 +9,6 @@ nearest          the plan that keeps the most wishes, with what it changes
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -19,6 +18,7 @@ from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.result.band import prefer_simpler
+from varuna_core.planner.search.deadline import Deadline, within
 from varuna_core.planner.search.search import Candidate, Search, Searched
 from varuna_core.planner.search.several import (
     NAMES,
@@ -61,35 +61,34 @@ def search_or_explain(
     cluster: Cluster,
     wishes: Wishes,
     *,
-    limit_s: float,
+    deadline: Deadline,
     may_have_zero_3: bool = False,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Searched:
     """Run the search, and prefer a simpler plan within the band of the best.
 
     A refusal comes with its reasons, and with a plan that would do.
     """
-    began = clock()
     impossible = find_impossible(profile, cluster, wishes)
     try:
         if not impossible:
-            question, searched = _search(profile, training, cluster, wishes, limit_s, clock)
+            question, searched = _search(profile, training, cluster, wishes, deadline)
             # Of a schedule that is asked for nothing simpler is.
             if is_by_costs(wishes):
                 return searched
-            return prefer_simpler(question, searched, question.clock() + SIMPLER_SHARE * limit_s)
+            return prefer_simpler(question, searched, deadline)
     except MissingData:
         raise
     except PlanningError as error:
         impossible = str(error)
 
     def find(held: Profile, wanted: Wishes, within_s: float = 0.0) -> Candidate | None:
-        if clock() > began + limit_s:
+        if deadline.is_over():
             raise _TimeIsUp
         if find_impossible(held, cluster, wanted):
             return None
         try:
-            return _search(held, training, cluster, wanted, within_s, clock)[1].best
+            short = within(within_s, deadline.clock)
+            return _search(held, training, cluster, wanted, short)[1].best
         except PlanningError:
             return None
 
@@ -106,14 +105,13 @@ def _search(
     training: TrainingModel,
     cluster: Cluster,
     wishes: Wishes,
-    limit_s: float,
-    clock: Callable[[], float],
+    deadline: Deadline,
 ) -> tuple[Search, Searched]:
     """Search plans with one stage a rank, then plans with several; return the question and the best
     of both."""
     guide = find_guide(wishes)
     share = ONE_STAGE_SHARE if list_names(training, wishes) else 1 - SIMPLER_SHARE
-    question = Search(profile, training, cluster, guide, limit_s=share * limit_s, clock=clock)
+    question = Search(profile, training, cluster, guide, deadline.part(share))
     searched, error = None, None
     try:
         searched = question.run()
@@ -121,8 +119,7 @@ def _search(
         raise
     except PlanningError as nothing:
         error = nothing
-    until = question.began + (1 - SIMPLER_SHARE) * limit_s
-    found = try_several(question, searched, wishes, until)
+    found = try_several(question, searched, wishes, deadline.part(1 - SIMPLER_SHARE))
     if found is None:
         raise error or PlanningError(f"no plan with schedule {wishes.schedule} fits in memory")
     return question, found

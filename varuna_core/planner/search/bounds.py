@@ -248,6 +248,16 @@ class Floors:
         parts = [counts[i : i + CHUNK] for i in range(0, len(counts), CHUNK)]
         return np.concatenate([self._find(option, windows, part) for part in parts])
 
+    def find_least(self, option: Option, columns: Sequence[tuple[str, ...]], most: Array) -> float:
+        """A bound for all rows of counts that have at most so many stages on each kind of place."""
+        windows = self._find_windows(option, tuple(columns))
+        if self.size < 3:
+            return self.tables.training.data_s
+        if not len(windows.limits):
+            return float("inf")
+        slowest = self._find_slowest(windows, most[None, :])
+        return float(option.num_microbatches * slowest[0]) + self.tables.training.data_s
+
     def _find(self, option: Option, windows: _Windows, counts: Array) -> Array:
         m, data_s = option.num_microbatches, self.tables.training.data_s
         if self.size < 3:
@@ -264,7 +274,8 @@ class Floors:
         each, hop, tie = self._find_tail(option.shape)
         crossings = np.maximum(0, -(-stages // each) - 1)
         with np.errstate(invalid="ignore"):
-            bound = np.maximum(bound, windows.once + crossings * hop + factor * slowest)
+            # Where nothing holds all segments 0 times inf is no number.
+            bound = np.fmax(bound, windows.once + crossings * hop + factor * slowest)
         return bound + data_s + np.where(stages > each, tie, 0.0)
 
     def may_recompute(

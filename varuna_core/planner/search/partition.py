@@ -12,7 +12,6 @@ What a budget of nodes or a deadline leaves open is told as a gap, never passed 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,6 +21,7 @@ import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.search.bounds import Cells, Prefix, bound_prefix, extend
+from varuna_core.planner.search.deadline import Deadline
 
 CLOSE = 1e-9
 """Times that differ by less, as a share, are one: sums round."""
@@ -65,12 +65,11 @@ def find_partition(
     *,
     incumbent: float = float("inf"),
     max_nodes: int = 100_000,
-    deadline: float = float("inf"),
-    clock: Callable[[], float] = time.monotonic,
+    deadline: Deadline | None = None,
     improving: bool = True,
     cells: tuple[int, int] = FINE,
 ) -> Found | None:
-    """None if nothing fits, or the bound is no better than `incumbent`; the deadline by `clock`.
+    """None if nothing fits, or the bound is no better than `incumbent`.
 
     Without `improving` what is no better than the incumbent is proved to be so, not optimised.
     """
@@ -80,7 +79,7 @@ def find_partition(
     limit = min(best_s, incumbent)
     proved = chain.bound
     if proved < limit * (1 - CLOSE):
-        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, clock, cells)
+        search = _Search(chain, best, best_s, incumbent, max_nodes, deadline, cells)
         proved = search.run()
         best, best_s = search.best, search.best_s
         limit = min(best_s, incumbent)
@@ -161,13 +160,12 @@ class _Search:
         best_s: float,
         incumbent: float,
         max_nodes: int,
-        deadline: float,
-        clock: Callable[[], float],
+        deadline: Deadline | None,
         cells: tuple[int, int],
     ) -> None:
         self.chain, self.best, self.best_s = chain, best, best_s
         self.incumbent, self.nodes = incumbent, max_nodes
-        self.deadline, self.clock = deadline, clock
+        self.is_late = deadline.is_over if deadline else never
         self.cells = Cells(chain, min(best_s, incumbent), *cells)
         self.leaves: list[Bounds] = []
         self.open = float("inf")
@@ -188,7 +186,7 @@ class _Search:
             near = block.bound < self.limit
             if not near.any():
                 continue
-            if self.nodes <= 0 or self.clock() > self.deadline:
+            if self.nodes <= 0 or self.is_late():
                 self.open = min(self.open, float(block.bound[near].min()))
                 continue
             stack += self._extend(block.pick(near))

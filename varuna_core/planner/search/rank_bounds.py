@@ -30,8 +30,6 @@ from varuna_core.planner.model.tables import Array, Tables, TimeTables
 from varuna_core.planner.search.space import AGAIN, Option
 from varuna_core.schedule.registry import SCHEDULES, place_stages
 
-HALVINGS = 20
-
 
 class _Segments(NamedTuple):
     """Least times of each segment in one kind of place, and what an action of each adds."""
@@ -215,16 +213,11 @@ def _hold_inner(work: Mapping[int, Array], kinds: Sequence[int], before: Array) 
     wanted = len(next(iter(work.values()))) - 2
     if wanted < 1:
         return 0.0
-    groups = [
-        (np.cumsum(np.sort(row[1:-1])), before[[one == kind for one in kinds]])
+    ends = [
+        np.add.outer(before[[one == kind for one in kinds]], np.cumsum(np.sort(row[1:-1]))).ravel()
         for kind, row in work.items()
     ]
-    low, high = 0.0, max(float(row[-1] + after.max()) for row, after in groups)
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        held = sum(int(np.searchsorted(row, middle - b, side="right").sum()) for row, b in groups)
-        low, high = (low, middle) if held >= wanted else (middle, high)
-    return low
+    return float(np.partition(np.concatenate(ends), wanted - 1)[wanted - 1])
 
 
 def bound_counts(
@@ -270,3 +263,21 @@ def bound_counts(
             total = reference.sum() + counts @ (before * rate) + heads
             bound = np.maximum(bound, total / (counts @ rate))
     return bound + tables.training.data_s
+
+
+def bound_least(
+    tables: Tables, option: Option, columns: Sequence[tuple[str, ...]], most: Array
+) -> float:
+    """Compute a lower bound of the step time for all counts that are nowhere above `most`: all work
+    but for what an action costs by itself, shared out among so many ranks."""
+    shape, splits = option.shape, SCHEDULES[option.schedule].splits_backward
+    found = [tables.find_times(c, shape.micro_batch, shape.tensor) for c in columns]
+    rows = [_list_segments(times, splits) for times in found]
+    work = [option.num_microbatches * (row.forward + row.whole) for row in rows]
+    best = 0.0
+    for reference in work:
+        some = reference > 0
+        slowness = np.array([(row[some] / reference[some]).min(initial=np.inf) for row in work])
+        if some.any() and (slowness > 0).all():
+            best = max(best, float(reference.sum() / (most / slowness).sum()))
+    return best + tables.training.data_s

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -35,6 +34,7 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.search.bounds import Cells, Floors
 from varuna_core.planner.search.coverage import PlanClass, Stop, make_class
+from varuna_core.planner.search.deadline import Deadline, within
 from varuna_core.planner.search.partition import (
     CLOSE,
     COARSE,
@@ -133,6 +133,8 @@ class Searched:
 
 TIER_SHARE = 0.7
 """Of the time limit, for a class of placements that a larger one follows."""
+LIST_SHARE = 0.3
+"""Of what is left for a class, for the floors of its options once there is a plan."""
 DIVE_SHARE = 0.3
 """Of the time limit, that may pass before anything is ruled out."""
 PROMISING = 1.05
@@ -152,6 +154,12 @@ _Floor = tuple[Option, list[tuple[str, ...]], Array, Array]
 def measure_simplicity(candidate: Candidate) -> tuple[int, ...]:
     """The smaller, the simpler."""
     return candidate.option.measure_simplicity(len(candidate.placed.sites))
+
+
+class _Group(NamedTuple):
+    """Options that are looked at together, with rows that are not bounded closely yet."""
+
+    floors: list[_Floor]
 
 
 class _Counts(NamedTuple):
@@ -181,10 +189,9 @@ class Search:
         training: TrainingModel,
         cluster: Cluster,
         wishes: Wishes | None = None,
-        *,
-        limit_s: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
+        deadline: Deadline | None = None,
     ) -> None:
+        """Without a deadline it may take a minute."""
         self.wishes = wishes or Wishes()
         self.tables = Tables(profile, training)
         self.floors = Floors(self.tables, cluster)
@@ -193,9 +200,9 @@ class Search:
         if self.wishes.least == 0:
             most = max(most, self.wishes.stages or 0)
         self.placements = Placements(cluster, most)
-        self.clock, self.began = clock, clock()
-        self.limit_s = limit_s
-        self.deadline = self.began + limit_s
+        self.tier = self.placements.tiers[0]
+        """The class of placements that was begun last."""
+        self.deadline = deadline or within(60.0)
         self.found: dict[Option, Candidate] = {}
         self.best_s = float("inf")
         self.open = float("inf")
@@ -239,14 +246,14 @@ class Search:
                 ),
             ),
             num_placements=self.num_placements,
-            took_s=self.clock() - self.began,
+            took_s=self.deadline.took_s,
         )
 
     def _run_tier(self, tier: Tier) -> None:
-        self.open, self.left = float("inf"), set()
+        self.tier, self.open, self.left = tier, float("inf"), set()
         is_last = tier == self.placements.tiers[-1]
-        until = self.began + (1.0 if is_last else TIER_SHARE) * (self.deadline - self.began)
-        floors = self._list_floors(tier)
+        until = self.deadline if is_last else self.deadline.part(TIER_SHARE)
+        floors = self._list_floors(until.rest(LIST_SHARE))
         later = [one for one in floors if self._is_for_memory(one[0])]
         self._dive([one for one in floors if not self._is_for_memory(one[0])])
         for option, columns, counts, floor in later:
@@ -254,9 +261,9 @@ class Search:
             floor[~needs] = np.inf
         self._dive(later)
         self.listed = floors
-        self._look(tier, floors, until)
+        self._look(floors, until)
 
-    def find_simplest(self, limit_s: float, until: float = float("inf")) -> Candidate:
+    def find_simplest(self, limit_s: float, deadline: Deadline) -> Candidate:
         """The simplest plan that takes no longer, and of as simple ones the fastest; after `run`.
 
         A count of looks ends it, so that what is chosen is the same each time; on a slow machine
@@ -279,7 +286,7 @@ class Search:
             for chain in self._make_chains(option, row, limit_s):
                 if chain.bound > limit_s:
                     continue
-                if self.clock() > until:
+                if deadline.is_over():
                     return best
                 looks += 1
                 found = self._find_within(option, chain, limit_s)
@@ -300,30 +307,50 @@ class Search:
             return None
         return Candidate(option=option, placed=chain.placed, bounds=bounds, step_s=step_s)
 
-    def _list_floors(self, tier: Tier) -> list[_Floor]:
-        """Each option's counts with their floors, the most promising option first."""
-        listed = []
-        known: dict[tuple[int, int], tuple[list[tuple[str, ...]], Array]] = {}
+    def _list_floors(self, deadline: Deadline) -> list[_Floor]:
+        """The counts of options with their floors, the most promising option first.
+
+        Once there is a plan, options are left out that are far above it by what bounds all of their
+        counts, and those that time does not suffice for stay open.
+        """
+        rough, most = [], dict[tuple[int, int], Array]()
         for option in self.options:
-            key = option.shape.tensor, option.shape.replicas
-            if key not in known:
-                known[key] = self.placements.list_counts(*key, self.wishes.stages, tier)
-            columns, counts = known[key]
+            shape = option.shape
+            columns, counts = self.placements.list_counts(
+                shape.tensor, shape.replicas, self.wishes.stages, self.tier
+            )
             if len(counts):
-                floor = self.floors.find(option, columns, counts)
-                if np.isfinite(floor).any():
-                    listed.append((option, columns, counts, floor))
+                key = shape.tensor, shape.replicas
+                most[key] = most.get(key, counts.max(axis=0))
+                least = self.floors.find_least(option, columns, most[key])
+                rough.append((least, option, columns, counts))
+        rough.sort(key=lambda one: one[0])
+        listed = []
+        for least, option, columns, counts in rough:
+            if least > self.best_s * BEYOND:
+                break
+            if self.found and deadline.is_over():
+                self._leave_open(least, (option,))
+                continue
+            floor = self.floors.find(option, columns, counts)
+            if np.isfinite(floor).any():
+                listed.append((option, columns, counts, floor))
         return sorted(listed, key=lambda one: float(one[3].min()))
+
+    def _leave_open(self, bound: float, options: Iterable[Option]) -> None:
+        if bound < self.best_s * (1 - CLOSE):
+            self.open = min(self.open, bound)
+            self.left.update(options)
 
     def _dive(self, floors: Sequence[_Floor]) -> None:
         """A plan of each option, of the counts with its least floor: a bar for all that follows.
 
         One plan is looked for whatever the clock says.
         """
-        until = self.began + DIVE_SHARE * (self.deadline - self.began)
+        until = self.deadline.part(DIVE_SHARE)
         for option, _, counts, floor in floors:
             row = int(floor.argmin())
-            if self.found and self.clock() > until:
+            if self.found and until.is_over():
                 return
             if not floor[row] < self.best_s * (1 - CLOSE):
                 continue
@@ -331,15 +358,16 @@ class Search:
                 if chain.bound < self.best_s * (1 - CLOSE):
                     self._time(option, chain)
 
-    def _look(self, tier: Tier, floors: Sequence[_Floor], until: float) -> None:
+    def _look(self, floors: Sequence[_Floor], until: Deadline) -> None:
         """Look into all that may be below the best plan, and prove that nothing is.
 
-        Always what has the least bound comes next: counts give way to their placements, a
+        Always what has the least bound comes next: options give way to their counts with a closer
+        bound, counts to their placements, a
         placement's first partition is timed, and improved if it comes near the best plan; then its
         partitions are ruled out, with eight times the effort each time that it comes back.
         """
         turns = itertools.count()
-        heap: list[tuple[float, int, _Counts | Chain | _Sharp, tuple[Option, ...]]] = []
+        heap: list[tuple[float, int, _Group | _Counts | Chain | _Sharp, tuple[Option, ...]]] = []
 
         def push_counts(rows: _Counts, options: tuple[Option, ...]) -> None:
             if rows.at < len(rows.order):
@@ -351,19 +379,20 @@ class Search:
                 heapq.heappush(heap, (max(bound, chain.bound), next(turns), chain, options))
 
         for group in self._group(floors):
-            options, counts = tuple(one[0] for one in group), group[0][2]
-            own = np.array([self._find_open(tier, one) for one in group])
-            rows = np.flatnonzero(np.isfinite(own).any(axis=0))
-            order = np.argsort(own[:, rows].min(axis=0), kind="stable")
-            push_counts(_Counts(counts[rows], own[:, rows], order, 0), options)
+            least = min(float(one[3].min()) for one in group)
+            heapq.heappush(heap, (least, next(turns), _Group(group), tuple(o for o, *_ in group)))
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):
             bound, _, one, options = heapq.heappop(heap)
-            if self.clock() > until:
-                self.open = min(self.open, bound)
-                near = [one for one in heap if one[0] < self.best_s * (1 - CLOSE)]
-                self.left = {*options, *itertools.chain.from_iterable(one[3] for one in near)}
+            if until.is_over():
+                for least, _, _, those in [(bound, 0, one, options), *heap]:
+                    self._leave_open(least, those)
                 break
-            if isinstance(one, _Sharp):
+            if isinstance(one, _Group):
+                own = np.array([self._find_open(floor) for floor in one.floors])
+                rows = np.flatnonzero(np.isfinite(own).any(axis=0))
+                order = np.argsort(own[:, rows].min(axis=0), kind="stable")
+                push_counts(_Counts(one.floors[0][2][rows], own[:, rows], order, 0), options)
+            elif isinstance(one, _Sharp):
                 (option,) = options
                 if one.nodes == MOST_NODES:
                     self._time(option, one.chain)
@@ -402,14 +431,14 @@ class Search:
             groups.setdefault(shared if is_shared else number, []).append(one)
         yield from groups.values()
 
-    def _find_open(self, tier: Tier, one: _Floor) -> Array:
+    def _find_open(self, one: _Floor) -> Array:
         """Floors of an option; inf where it has no better plan."""
         option, columns, counts, floor = one
         low = floor < self.best_s * (1 - CLOSE)
         if low.any() and self._is_for_memory(option):
             low &= self.floors.may_recompute(option, columns, counts, self.best_s)
         found = np.where(low, floor, np.inf)
-        if low.any() and tier != "orders":  # there a look is sooner taken
+        if low.any() and self.tier != "orders":  # there a look is sooner taken
             sharp = self.floors.sharpen(option, columns, counts[low], self.best_s)
             found[low] = np.maximum(found[low], sharp)
         return found
@@ -458,13 +487,10 @@ class Search:
                 return
         self._keep(option, chain, *self._improve(chain))
 
-    def is_late(self) -> bool:
-        return self.clock() > self.deadline
-
     def _improve(self, chain: Chain) -> tuple[Bounds | None, float]:
         wanted = self.wishes.partition
         if wanted is None:
-            return improve(chain, is_late=self.is_late)
+            return improve(chain, is_late=self.deadline.is_over)
         bounds = tuple(int(n) for n in np.concatenate([[0], np.cumsum(wanted)]))
         if len(wanted) != chain.num_stages or bounds[-1] != chain.size:
             return None, float("inf")
@@ -472,7 +498,7 @@ class Search:
             return None, float("inf")
         return bounds, float(chain.find_steps([bounds])[0])
 
-    def _prove(self, option: Option, chain: Chain, nodes: int, until: float) -> float:
+    def _prove(self, option: Option, chain: Chain, nodes: int, until: Deadline) -> float:
         """Find what is better, or that nothing is; what the chain's plans are not below."""
         if self.wishes.partition is not None:
             return self.best_s  # there was but one to be timed
@@ -481,7 +507,6 @@ class Search:
             incumbent=self.best_s,
             max_nodes=nodes,
             deadline=until,
-            clock=self.clock,
             improving=False,
             cells=COARSE if nodes == MOST_NODES else FINE,
         )

@@ -29,6 +29,7 @@ from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.search.coverage import PlanClass, Stop, list_not_searched, make_class
+from varuna_core.planner.search.deadline import Deadline
 from varuna_core.planner.search.partition import (
     CLOSE,
     IsLate,
@@ -37,7 +38,7 @@ from varuna_core.planner.search.partition import (
     list_moves,
     never,
 )
-from varuna_core.planner.search.rank_bounds import PlacedBounds, bound_counts
+from varuna_core.planner.search.rank_bounds import PlacedBounds, bound_counts, bound_least
 from varuna_core.planner.search.search import Candidate, Search, Searched, measure_simplicity
 from varuna_core.planner.search.space import NAMES as PLACEMENT_CLASSES
 from varuna_core.planner.search.space import SEARCHED, Option, Wishes
@@ -77,7 +78,6 @@ class _Start:
     option: Option
     row: tuple[int, ...]
     stages_per_rank: int
-    expected_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,15 +125,14 @@ def find_guide(wishes: Wishes) -> Wishes:
 
 
 def try_several(
-    question: Search, searched: Searched | None, wishes: Wishes, until: float
+    question: Search, searched: Searched | None, wishes: Wishes, deadline: Deadline
 ) -> Searched | None:
-    """With the plans of several stages a rank that were found, if the wishes allow them; `until` by
-    the question's clock."""
+    """With the plans of several stages a rank that were found, if the wishes allow them."""
     only_several = is_by_costs(wishes)
     names = list_names(question.tables.training, wishes)
     kept = () if only_several or searched is None else searched.candidates
     limit = kept[0].step_s * (1 - CLOSE) if kept else float("inf")
-    search = _Several(question, wishes, names, limit, until)
+    search = _Several(question, wishes, names, limit, deadline)
     search.run()
     if only_several:
         question.found.clear()
@@ -153,7 +152,7 @@ def try_several(
         base,
         candidates=tuple(ordered),
         classes=(*classes, *left_out),
-        took_s=question.clock() - question.began,
+        took_s=deadline.took_s,
     )
 
 
@@ -166,15 +165,16 @@ class _Several:
         wishes: Wishes,
         names: tuple[str, ...],
         limit: float,
-        until: float,
+        deadline: Deadline,
     ) -> None:
-        self.question, self.wishes, self.names, self.until = question, wishes, names, until
+        self.question, self.wishes, self.names, self.deadline = question, wishes, names, deadline
         self.tables, self.best_s = question.tables, limit
         self.shapes = list(self._list_shapes())
         self.found: dict[Option, Candidate] = {}
         self.open: dict[_Shape, float] = {}
         """Least bounds of what was not searched wholly."""
         self.why = Stop.NUMBER
+        self.counts: dict[tuple[int, ...], tuple[list[tuple[str, ...]], Array, Array]] = {}
         self.order_s = ORDER_S
         self.rows_left, self.orders_left = MOST_ROWS, MOST_ORDERS
         self.tries_left = MORE_TRIED
@@ -194,7 +194,7 @@ class _Several:
                 yield make_class(
                     [option for option, _ in own],
                     stages_per_rank=tuple(sorted({each for _, each in own})),
-                    placements=PLACEMENT_CLASSES[self.question.placements.tiers[-1]],
+                    placements=PLACEMENT_CLASSES[self.question.tier],
                     num_open=len(still),
                     of=len(own),
                     why=self.why,
@@ -203,7 +203,7 @@ class _Several:
 
     def is_late(self) -> bool:
         """Time is up, and there is a plan."""
-        return self._is_time_up() and math.isfinite(self.best_s)
+        return math.isfinite(self.best_s) and self.deadline.is_over()
 
     def _list_shapes(self) -> Iterator[_Shape]:
         for option in self.question.options:
@@ -232,7 +232,7 @@ class _Several:
         count, best_s = 0, self.best_s
         found: list[_Tried] = []
         for start in self._list_starts():
-            if count >= MOST_TRIED or self.is_late() or (found and self._is_time_up()):
+            if count >= MOST_TRIED or self.is_late() or (found and self.deadline.is_over()):
                 break
             best = min(found, key=lambda one: one.step_s, default=None)
             if best is not None and not self._has_time(best.option, best.chain.num_stages, 2):
@@ -253,56 +253,57 @@ class _Several:
                     found.append(tried)
         return found
 
-    def _is_time_up(self) -> bool:
-        return self.question.clock() > self.until
-
     def _has_time(self, option: Option, num_stages: int, orders: int = 1) -> bool:
         """So many orders for costs can be made before time is up, as far as others tell; or there
         is no plan yet."""
         took = 0.0
         if SCHEDULES[option.schedule].splits_backward:
             took = orders * self.order_s * option.num_microbatches * num_stages**2
-        return self.question.clock() + took <= self.until or not math.isfinite(self.best_s)
+        return not (math.isfinite(self.best_s) and self.deadline.is_over(took))
 
     def _settle_given(self, option: Option, chain: SeveralStages, bounds: Bounds) -> None:
         """Keep the plan of these cuts; from how long its order took others are foretold."""
-        began = self.question.clock()
+        since = self.deadline.rest()
         settled = settle(option, chain, bounds, is_given=True)
-        took = self.question.clock() - began
-        self.order_s = max(self.order_s, took / option.num_microbatches / chain.num_stages**2)
+        size = option.num_microbatches * chain.num_stages**2
+        self.order_s = max(self.order_s, since.took_s / size)
         if settled is not None:
             self._keep(settled)
 
     def _list_starts(self) -> Iterator[_Start]:
         """What may be worth a try, the most promising first."""
-        starts = []
+        starts: list[tuple[float, int, Option, Array, int]] = []
         size, wishes = self.tables.size, self.wishes
         known = {(one[0].shape, one[0].recompute): one for one in self.shapes}
         for option, _, counts, floors in self.question.listed:
             if option.schedule != GUIDE or (option.shape, option.recompute) not in known:
                 continue
+            if self.is_late():
+                break
             ranks, m = counts.sum(axis=1), option.num_microbatches
+            for several in sorted({each for name in self.names for each in self._count(name)}):
+                expected = floors * (m + (ranks - 1) / several) / (m + ranks - 1)
+                fits = (ranks > 1) & (ranks * several <= size) & np.isfinite(floors)
+                if wishes.partition is not None:
+                    fits &= ranks * several == len(wishes.partition)
+                expected = np.where(fits, expected, np.inf)
+                some = np.argsort(expected, kind="stable")[:MOST_TRIED]
+                for at in some[np.isfinite(expected[some])]:
+                    starts.append((float(expected[at]), len(starts), option, counts[at], several))
+        for _, _, option, row, several in sorted(starts, key=lambda one: one[:2]):
             for name in self.names:
-                for several in count_each(name, self.tables.training):
-                    expected = floors * (m + (ranks - 1) / several) / (m + ranks - 1)
-                    fits = (ranks > 1) & (ranks * several <= size) & np.isfinite(floors)
-                    if wishes.partition is not None:
-                        fits &= ranks * several == len(wishes.partition)
-                    expected = np.where(fits, expected, np.inf)
-                    some = np.argsort(expected, kind="stable")[:MOST_TRIED]
-                    starts += [
-                        _Start(
-                            option=replace(option, schedule=name),
-                            row=tuple(int(n) for n in counts[at]),
-                            stages_per_rank=several,
-                            expected_s=float(expected[at]),
-                        )
-                        for at in some[np.isfinite(expected[some])]
-                    ]
-        yield from sorted(starts, key=lambda one: one.expected_s)
+                if several in self._count(name):
+                    yield _Start(
+                        option=replace(option, schedule=name),
+                        row=tuple(map(int, row)),
+                        stages_per_rank=several,
+                    )
+
+    def _count(self, name: str) -> Sequence[int]:
+        return count_each(name, self.tables.training)
 
     def _try(self, option: Option, chain: SeveralStages) -> _Tried | None:
-        bounds = _choose_cuts(chain, self.wishes.partition, self._is_time_up)
+        bounds = _choose_cuts(chain, self.wishes.partition, self.deadline.is_over)
         if bounds is None:
             return None
         step_s = float(chain.find_steps([bounds])[0])
@@ -331,9 +332,9 @@ class _Several:
 
     def _look(self) -> None:
         turns = itertools.count()
-        heap: list[tuple[float, int, _Rows | PlacedBounds, _Shape]] = []
+        heap: list[tuple[float, int, _Rows | PlacedBounds | None, _Shape]] = []
 
-        def push(bound: float, one: _Rows | PlacedBounds, shape: _Shape) -> None:
+        def push(bound: float, one: _Rows | PlacedBounds | None, shape: _Shape) -> None:
             if bound < self.best_s * (1 - CLOSE):
                 heapq.heappush(heap, (bound, next(turns), one, shape))
 
@@ -342,7 +343,7 @@ class _Several:
                 push(float(rows.floors[rows.at]), rows, shape)
 
         for shape in self.shapes:
-            push_rows(self._list_rows(shape), shape)
+            push(self._bound_shape(shape), None, shape)
         while heap and heap[0][0] < self.best_s * (1 - CLOSE):
             bound, _, one, (option, each) = heapq.heappop(heap)
             is_late = self.is_late()
@@ -351,7 +352,9 @@ class _Several:
                 for least, _, _, shape in [(bound, 0, one, (option, each)), *heap]:
                     self._leave_open(shape, least)
                 return
-            if isinstance(one, _Rows):
+            if one is None:
+                push_rows(self._list_rows((option, each)), (option, each))
+            elif isinstance(one, _Rows):
                 push_rows(one._replace(at=one.at + 1), (option, each))
                 row = tuple(int(n) for n in one.counts[one.at])
                 tensor, replicas = option.shape.tensor, option.shape.replicas
@@ -366,16 +369,29 @@ class _Several:
     def _leave_open(self, shape: _Shape, bound: float) -> None:
         self.open[shape] = min(bound, self.open.get(shape, math.inf))
 
+    def _list_counts(self, shape: _Shape) -> tuple[list[tuple[str, ...]], Array, Array]:
+        """The kinds of places, the counts of ranks on them in rows, and the largest of each."""
+        option, each = shape
+        key = option.shape.tensor, option.shape.replicas, each
+        if key not in self.counts:
+            columns, counts = self.question.placements.list_counts(
+                *key[:2], self.wishes.stages, self.question.tier
+            )
+            ranks = counts.sum(axis=1)
+            # One rank alone has 1f1b's order: of use only where another is asked for.
+            fewest = 1 if each == 1 and self.wishes.schedule is not None else 2
+            counts = counts[(ranks >= fewest) & (ranks * each <= self.tables.size)]
+            self.counts[key] = columns, counts, counts.max(axis=0, initial=0)
+        return self.counts[key]
+
+    def _bound_shape(self, shape: _Shape) -> float:
+        """A lower bound of all rows; inf without rows."""
+        columns, counts, most = self._list_counts(shape)
+        return bound_least(self.tables, shape[0], columns, most) if len(counts) else math.inf
+
     def _list_rows(self, shape: _Shape) -> _Rows:
         option, each = shape
-        placements = self.question.placements
-        columns, counts = placements.list_counts(
-            option.shape.tensor, option.shape.replicas, self.wishes.stages, placements.tiers[-1]
-        )
-        ranks = counts.sum(axis=1)
-        # One rank alone has 1f1b's order: of use only where another is asked for.
-        fewest = 1 if each == 1 and self.wishes.schedule is not None else 2
-        counts = counts[(ranks >= fewest) & (ranks * each <= self.tables.size)]
+        columns, counts, _ = self._list_counts(shape)
         floors = bound_counts(self.tables, option, columns, counts, each)
         order = np.argsort(floors, kind="stable")
         return _Rows(counts[order], floors[order], 0)

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -217,6 +217,7 @@ class Placements:
         self.orders = list_all_orders(cluster, MOST_ORDERS) if several else None
         self._groups: dict[tuple[int, int], dict[tuple[int, ...], list[PlacedPipeline]]] = {}
         self._columns: dict[tuple[int, int], list[tuple[str, ...]]] = {}
+        self._counts: dict[tuple[Any, ...], tuple[list[tuple[str, ...]], Array]] = {}
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
@@ -229,6 +230,14 @@ class Placements:
         self, tensor: int, replicas: int, stages: int | None, tier: Tier
     ) -> tuple[list[tuple[str, ...]], Array]:
         """The kinds of places, and in rows how many stages may be on each of them."""
+        key = tensor, replicas, stages, tier
+        if key not in self._counts:
+            self._counts[key] = self._list_counts(*key)
+        return self._counts[key]
+
+    def _list_counts(
+        self, tensor: int, replicas: int, stages: int | None, tier: Tier
+    ) -> tuple[list[tuple[str, ...]], Array]:
         if self.orders is None:
             limits = [count_stages(kind, tensor, replicas) for kind in self.cluster.kinds]
             columns: list[tuple[str, ...]] = [(kind.gpu,) for kind in self.cluster.kinds]
