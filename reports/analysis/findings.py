@@ -28,7 +28,7 @@ from vjob.reports.analysis.headline import (
     has_ended_badly,
     has_ended_well,
 )
-from vjob.reports.analysis.measures import Analysis, StepAnalysis
+from vjob.reports.analysis.measures import Analysis, Curves, StepAnalysis
 from vjob.reports.load.tables import Job
 
 
@@ -405,6 +405,25 @@ def _on_training(job: Job, analysis: Analysis) -> Iterator[Finding]:
             weight=0.0,
             sentence=f"The loss went from {first:.4g} to {last:.4g}, at best {known.min():.4g}.",
             evidence=f"{len(known)} lines of the log",
+            key="",
+        )
+    yield from _on_evaluations(curves)
+
+
+def _on_evaluations(curves: Curves) -> Iterator[Finding]:
+    for split, metric, rows in curves.list_evaluated():
+        values = [float(value) for value in rows["value"]]
+        best = min(values)
+        said = f"from {values[0]:.4g} to {values[-1]:.4g}"
+        if "loss" in metric:
+            said += f", at best {best:.4g} at step {int(rows['step'][values.index(best)])}"
+        first = f"The {split} {metric} "
+        yield Finding(
+            rule="evaluation",
+            values={"split": split, "metric": metric, "first": values[0], "last": values[-1]},
+            weight=0.0,
+            sentence=f"{first}went {said}." if len(values) > 1 else f"{first}was {values[0]:.4g}.",
+            evidence=f"{len(values)} line{'s' if len(values) > 1 else ''} of the log",
             key="",
         )
 

@@ -78,6 +78,20 @@ class Curves:
     """A row a line: step, loss, grad_norm, loss_scale, learning_rate, skipped, nan."""
     skipped: int
     nan: int
+    evaluations: pd.DataFrame
+    """Metrics that were not of training, one a row: step, split (val, test, dev), metric, value."""
+
+    def list_evaluated(self) -> list[tuple[str, str, pd.DataFrame]]:
+        """Each split with the name of its loss, or of another metric if it has none, and its rows;
+        `train` is the training's own data, measured beside."""
+        found = []
+        for split, own in self.evaluations.groupby("split", sort=False):
+            names = list(dict.fromkeys(own["metric"]))
+            metric = min(names, key=lambda name: (name != "loss", "loss" not in name))
+            rows = own[own["metric"] == metric].dropna(subset=["step"])
+            if split != "train" and len(rows):
+                found.append((str(split), metric, rows.reset_index(drop=True)))
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +162,7 @@ def analyse(job: Job) -> Analysis:
         goodput=goodput,
         accounting=accounting,
         headline=summarise(job, accounting, goodput, times, _measure_idle(bubbles, median)),
-        curves=_build_curves(job.logs["iterations"]),
+        curves=_build_curves(job.logs["iterations"], job.logs["evaluations"]),
         memory=_find_memory(job),
         missing_ranks=_find_missing(job),
     )
@@ -331,14 +345,16 @@ def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
     )
 
 
-def _build_curves(iterations: pd.DataFrame) -> Curves:
+def _build_curves(iterations: pd.DataFrame, evaluations: pd.DataFrame) -> Curves:
     names = ["attempt", "step", "loss", "grad_norm", "loss_scale", "learning_rate", "skipped"]
     if iterations.empty:
-        return Curves(table=pd.DataFrame(columns=[*names, "nan"]), skipped=0, nan=0)
+        table = pd.DataFrame(columns=[*names, "nan"])
+        return Curves(table=table, skipped=0, nan=0, evaluations=evaluations)
     table = iterations.drop_duplicates(["attempt", "step"])[[*names, "nan"]]
     numbers = [pd.to_numeric(table[name], errors="coerce") for name in ("skipped", "nan")]
     skipped, nan = (int(min(column.sum(), 2**53)) for column in numbers)
-    return Curves(table=table.reset_index(drop=True), skipped=skipped, nan=nan)
+    table = table.reset_index(drop=True)
+    return Curves(table=table, skipped=skipped, nan=nan, evaluations=evaluations)
 
 
 def _find_memory(job: Job) -> pd.DataFrame:

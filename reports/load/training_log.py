@@ -47,6 +47,7 @@ from varuna_core.records.logs.training_log import (
     parse_mark,
     parse_memory,
     parse_phase,
+    parse_validation,
 )
 from vjob.reports.load.blocks import MOST_ROWS, BlockReader, Thinned
 from vjob.reports.load.trace_lines import Column
@@ -92,6 +93,8 @@ class LogTables:
 
     iterations: Thinned = field(default_factory=Thinned)
     memory: Thinned = field(default_factory=Thinned)
+    evaluations: Thinned = field(default_factory=Thinned)
+    """Metrics of evaluations, one a row."""
     phases: Thinned = field(default_factory=Thinned)
     job_info: dict[str, str] = field(default_factory=dict)
     """The first that was said of each setting."""
@@ -125,6 +128,10 @@ class LogTables:
         return {
             "iterations": pd.DataFrame(self.iterations.rows),
             "memory": pd.DataFrame(self.memory.rows),
+            "evaluations": pd.DataFrame(
+                self.evaluations.rows,
+                columns=["attempt", "node", "step", "written", "split", "metric", "value"],
+            ).drop_duplicates(["attempt", "step", "split", "metric"]),
             "phases": pd.DataFrame(self.phases.rows),
             "spans": pd.DataFrame(
                 self.spans,
@@ -174,6 +181,7 @@ class LogReader:
         """Time between lines with a checkpoint or an evaluation in it, of which no line has the
         length."""
         self._bar: Iteration | None = None
+        self._evaluated: Mapping[str, Mapping[str, float]] = {}
         self._in_vain = 0
         self._pattern, self._steps = pattern, StepReader(pattern)
         self._marks = MARKS if pattern is None else find_marks(pattern.pattern)
@@ -303,9 +311,14 @@ class LogReader:
 
     def _read_iteration(self, line: bytes, place: int) -> bool:
         """False where the line is about something else."""
-        if self._pattern is not None or not _HEAD.search(line):
+        if self._pattern is not None:
             return False
         text = line.decode("utf-8", "replace")
+        if self._is_megatron and (validation := parse_validation(text)) is not None:
+            at, _ = self._find_written(text, place)
+            self._add_evaluation(validation[0], {"val": validation[1]}, at)
+        if not _HEAD.search(line):
+            return False
         found = parse_progress(text)
         if found is None:
             self._skipped += 1
@@ -331,6 +344,12 @@ class LogReader:
             text = block[begin : min(end, begin + 65536)].decode("utf-8", "replace")
             text = text.rstrip("\r").rpartition("\r")[2]
             reading = self._steps.read(text, *self._find_time(text, offset + begin))
+            found = self._steps.evaluated
+            if found is not None and not (found.is_bar and found.evaluations == self._evaluated):
+                self._evaluated = found.evaluations  # a bar shows the same ones for long
+                is_own = found.step != NO_STEP and found.epoch is None
+                step = found.step if is_own else self._steps.last
+                self._add_evaluation(step, found.evaluations, self._line_at)
             if self._pattern is None:
                 self._in_vain += 1 if reading is None else -10
             if reading is not None:
@@ -341,6 +360,17 @@ class LogReader:
                 for one in (*reading.earlier, reading):
                     self._note(one, between)
                 self._read_to = end
+
+    def _add_evaluation(
+        self, step: int | None, metrics: Mapping[str, Mapping[str, float]], at: float | None
+    ) -> None:
+        """Record metrics by the part of the data."""
+        row = {"attempt": self.attempt, "node": self.node, "step": step, "written": at}
+        for split, named in metrics.items():
+            for metric, value in named.items():
+                self.tables.evaluations.append(
+                    {**row, "split": split, "metric": metric, "value": value}
+                )
 
     def _find_time(self, text: str, place: int) -> tuple[float | None, float]:
         """The earliest time at which a line was written, and how much later it may have been."""

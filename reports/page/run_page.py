@@ -33,7 +33,7 @@ from vjob.reports.page.figure import (
     thin,
 )
 from vjob.reports.page.html import BarPart, Page, PagePart, render, show_table
-from vjob.reports.page.run_figure import draw_run
+from vjob.reports.page.run_figure import draw_evaluations, draw_run
 from vjob.reports.page.sections import ReportTable, build_sections, explain_time
 from vjob.reports.page.timeline import build_lanes, build_steps
 
@@ -137,7 +137,8 @@ def draw_training(analysis: Analysis) -> Figure | None:
         ("learning_rate", "learning rate", PINK),
     )
     for name, title, colour in names:
-        rows.add(110, title, LEAN, draw_lines(table, name, title, colour))
+        lines = draw_lines(table, name, title, colour)
+        rows.add(110, title, LEAN, lines + (draw_evaluations(analysis) if name == "loss" else []))
     return rows.draw({"title": {"text": "step"}, "zeroline": False}) if rows.rows else None
 
 

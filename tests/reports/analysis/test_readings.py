@@ -186,6 +186,36 @@ def test_the_report_has_the_step_of_status(
     assert (progress.step, progress.num_steps, progress.is_counted) == said
 
 
+EVALUATIONS: list[tuple[str, list[str], list[str]]] = [
+    # Lines for each {0}, a step, {1}, a loss; and what the findings say of losses.
+    ("nanoGPT", ["iter {0}: loss {1:.4f}, time 130.22ms, mfu 5.00%",
+                 "step {0}: train loss {1:.4f}, val loss 9{1:.4f}"],
+     ["The loss went from 3 to 1, at best 1.",
+      "The val loss went from 93 to 91, at best 91 at step 30."]),
+    ("JSON", ['{{"step": {0}, "loss": {1}}}', '{{"step": {0}, "eval_loss": 9, "eval_acc": {1}}}'],
+     ["The loss went from 3 to 1, at best 1.",
+      "The eval loss went from 9 to 9, at best 9 at step 10."]),
+    ("beside", ["Epoch {0} step {0} loss {1} test_accuracy {1}", "valid_loss: {1}5"],
+     ["The loss went from 3 to 1, at best 1.", "The test accuracy went from 3 to 1.",
+      "The val loss went from 3.05 to 1.05, at best 1.05 at step 30."]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "said"), [row[1:] for row in EVALUATIONS],
+                         ids=[row[0] for row in EVALUATIONS])  # fmt: skip
+def test_losses_of_evaluations_have_their_own_names(
+    lines: list[str], said: list[str], tmp_path: Path
+) -> None:
+    steps = [(10, 3.0), (20, 2.0), (30, 1.0)]
+    texts = [(20.0 + n, line.format(n, loss)) for n, loss in steps for line in lines]
+    write_run(tmp_path, texts)
+    job = load_job(tmp_path)
+    found = find_all(job, analyse(job))
+    assert sorted(one.sentence for one in found if one.rule in ("loss", "evaluation")) == sorted(
+        said
+    )
+
+
 def test_counted_steps_of_an_attempt_before_are_in_doubt_without_their_numbers(
     tmp_path: Path,
 ) -> None:

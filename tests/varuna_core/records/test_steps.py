@@ -194,3 +194,29 @@ def test_no_lines_make_it_raise(lines: list[tuple[str, float | None]]) -> None:
     for text, at in lines:
         reader.read(text, at)
         parse_own(own, text)
+
+
+TABLE = "| time/ | |\n| iterations | {0} |\n| train/ | |\n"
+LOSSES = [
+    # Lines of a step, with {0} for its number, and the loss of training that they name.
+    (TABLE + "| entropy_loss | -0.67 |\n| policy_gradient_loss | -0.015 |\n| value_loss | 3.1 |",
+     None),
+    (TABLE + "| entropy_loss | -0.67 |\n| loss | 27.5 |\n| value_loss | 3.1 |", 27.5),
+    ("it {0} | value loss: 3.1 | policy loss: 0.2 | lr 0.1", None),
+    ("iter {0}/90 loss_D: 0.4 loss_G: 0.9 g_loss: 0.9", None),
+    ("iter {0}/90 box_loss 0.9 cls_loss 0.8 total_loss 1.7", 1.7),
+    ("update {0} | train/policy_loss -0.01 | train/loss 0.42 | grad 1.1", 0.42),
+    ("step {0}/90 | training loss 0.42 | aux_loss 0.01", 0.42),
+    ("round {0}/90 train iteration, lm loss: 0.42", 0.42),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "loss"), LOSSES)
+def test_a_part_of_a_loss_is_not_the_loss(text: str, loss: float | None) -> None:
+    """PPO's policy_gradient_loss was shown as the loss of its training."""
+    reader, found = StepReader(), []
+    for number in range(1, 6):
+        for line in text.format(number).split("\n"):
+            if (reading := reader.read(line)) is not None:
+                found += [one.line.loss for one in (*reading.earlier, reading)]
+    assert {one for one in found if one is not None} == ({loss} if loss is not None else set())

@@ -21,6 +21,8 @@ from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from varuna_core.records.logs.progress import names_loss
+
 LEAST_READINGS = 3
 MOST_SHAPES = 32
 MOST_NUMBERS = 24
@@ -147,7 +149,9 @@ _METRICS = re.compile(
     re.IGNORECASE,
 )
 """Metrics of an evaluation, which may stand beside those of the training."""
-_LOSS = re.compile(r"(?:loss|nll|cost|\bce|objective|rmse|logloss|\bl[12])['\"]?\W{0,6}$", re.I)
+_LOSS = re.compile(
+    r"(?:((?<!log)loss)|nll|cost|\bce|objective|rmse|logloss|\bl[12])['\"]?\W{0,6}$", re.I
+)
 _NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
 _FILE = re.compile(r"[\w/.-]{1,60}\.py\b")
 """The place in the program from which a logger writes is not what it writes about."""
@@ -368,7 +372,9 @@ class _Shape:
     def find_loss(self, words: List[str]) -> Optional[float]:
         """A loss by whatever name."""
         for part, word in zip(self._parts, words):
-            if _LOSS.search(part) and not _NOT_TRAINED.search(part):
+            named = _LOSS.search(part)
+            is_part = named is not None and named.group(1) and not names_loss(part)
+            if named is not None and not is_part and not _NOT_TRAINED.search(part):
                 return _parse(word)
         return None
 
@@ -540,7 +546,7 @@ class Learner:
         before = shape.partition(_N)[0]
         if len(words) != 1 or not _LOSS_ROW.fullmatch(before) or _NOT_TRAINED.search(before):
             return None
-        return _parse(words[0])
+        return _parse(words[0]) if names_loss(before) else None
 
     def note_total(self, text: str) -> None:
         """Note the number of steps from a line such as `max steps: 60`."""

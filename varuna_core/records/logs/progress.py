@@ -122,6 +122,19 @@ _LOSS = re.compile(
     rf"(?: train| value)?(?:\s*[:=]\s*\[?['\"]?{_NUMBER}|\s+\[?{_FRACTION})",
     re.IGNORECASE,
 )
+_WHOLE = {
+    "all", "and", "at", "average", "avg", "batch", "ce", "cost", "cur", "current", "done",
+    "epoch", "final", "global", "has", "i", "iter", "iteration", "last", "lm", "mean", "mini",
+    "minibatch", "nll", "objective", "overall", "reduced", "running", "smooth", "smoothed",
+    "step", "sum", "the", "total", "train", "training", "update", "with",
+}  # fmt: skip
+"""Words before `loss` that do not make it a part of a loss, as in `value loss` of PPO."""
+_NAME_OF_LOSS = re.compile(
+    r"(?:(?<![a-z])([a-z]{1,30})[_ .-])?(?<![a-z])(?:train)?loss((?:/[a-z]{1,20}){0,3})"
+    r"['\"]?\W{0,9}\Z",
+    re.IGNORECASE,
+)
+MOST_NAME = 80
 _NORM = re.compile(rf"(?:grad[_ ]?norm|global_norm|gnorm){_BETWEEN}{_NUMBER}", re.IGNORECASE)
 _SCALE = re.compile(rf"loss[_ ]scale{_BETWEEN}{_NUMBER}", re.IGNORECASE)
 _RATE_OF_LEARNING = re.compile(
@@ -574,7 +587,7 @@ def parse_values(text: str, **facts: Any) -> Iteration:
     evaluations, text = _find_evaluations(text)
     evaluations.pop("train", None)
     low = text.lower()
-    loss = _find(_LOSS, text) if "loss" in low else None
+    loss = _find_loss(text) if "loss" in low else None
     skipped = _SKIPPED.search(text) if "skipped" in low else None
     is_rate = "tokens" in low or "tps" in low
     known: Dict[str, Any] = {
@@ -594,6 +607,22 @@ def parse_values(text: str, **facts: Any) -> Iteration:
         known["evaluations"] = evaluations
     known.update(facts)
     return Iteration(**known)
+
+
+def names_loss(before: str) -> bool:
+    """True if the text up to a number names the loss of a training, not a part of one."""
+    named = _NAME_OF_LOSS.search(before[-MOST_NAME:])
+    if named is None:
+        return False
+    words = [named.group(1) or "", *named.group(2).split("/")]
+    return all(word.lower() in _WHOLE for word in words if word)
+
+
+def _find_loss(text: str) -> Optional[float]:
+    for match in _LOSS.finditer(text):
+        if names_loss(text[: match.start()] + match.group().partition("oss")[0] + "oss"):
+            return _parse_number(match.group(match.lastindex or 0))
+    return None
 
 
 def _find_time_ms(text: str, low: str) -> Optional[float]:
