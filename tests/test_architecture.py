@@ -19,6 +19,7 @@ OURS = ("shelf", "jobs", "templates", "containers", "reports", "varuna_core")
 TORCH_FREE = (
     "varuna_core/facts",
     "varuna_core/records",
+    "varuna_core/hang",
     "varuna_core/plugins",
     "varuna_core/agent",
     "varuna_core/launch",

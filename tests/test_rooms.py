@@ -44,6 +44,7 @@ BELOW = {
         "varuna_core/trace/startup",
         "varuna_core/runtime/comm",
         "varuna_core/schedule",
+        "varuna_core/hang",
         "varuna_core/agent/processes",
         "varuna_core/agent/gpu",
         "varuna_core/functions",

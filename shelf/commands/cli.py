@@ -68,6 +68,7 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
             "monitor:stacks",
             "Show each rank's Python stack; identical stacks are grouped, smallest group first.",
         ),
+        _row("guard", "monitor:guard", "Pause or resume what JOB's nodes do about a hang."),
         _row(
             "shell",
             "monitor:shell",

@@ -380,6 +380,34 @@ def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> No
     sys.exit(0 if found.groups else 1)
 
 
+@click.command()
+@job_argument
+@click.argument("what", type=click.Choice(("pause", "resume")))
+def guard(job: str, what: str) -> None:
+    """Pause or resume what JOB's nodes do about a hang (`on_hang`).
+
+    Pause it before you stop a rank, or attach a debugger, for longer than half a minute.
+
+    \b
+    vjob guard last pause
+    vjob guard last resume
+    """
+    import getpass
+    import time
+
+    from varuna_core.hang.signs import pause_guard
+    from vjob.jobs.runs.find import find_run
+    from vjob.jobs.runs.owner import expect_ours
+
+    run = find_run(job, Path.cwd())
+    expect_ours(run, "its nodes obey what lies in its folder")
+    pause_guard(run, is_paused=what == "pause", by=getpass.getuser(), at=time.time())
+    if what == "pause":
+        say(f"nothing is done about hangs of {run.path.name} until `vjob guard {job} resume`")
+    else:
+        say(f"hangs of {run.path.name} are acted on as its conf says")
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
 @job_argument
 @click.option("--node", metavar="NODE", help="Its name or its index; default: the first.")

@@ -28,7 +28,7 @@ from typing import Mapping, Optional, Sequence
 import varuna_core
 from varuna_core.plugins.seam import collect_for_nodes
 
-_FOLDERS = ("facts", "records", "plugins", "agent", "morph", "trace")
+_FOLDERS = ("facts", "records", "hang", "plugins", "agent", "morph", "trace")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _SHEBANG = b"#!/usr/bin/env python3\n"
 _MAIN = """\

@@ -50,7 +50,7 @@ or to look around there, in the ranks' container:
 
 _EPILOG = """\
 exit codes: 0 all ranks exited 0; 2 wrong input; 112 preflight refused; 113 a node was lost;
-143 stopped from outside; anything else is the code of the rank that failed first.
+114 a hang; 143 stopped from outside; anything else is the code of the rank that failed first.
 """
 
 

@@ -48,7 +48,7 @@ from varuna_core.records.record import (
     is_cancel_asked,
     read_restarts,
 )
-from varuna_core.records.requests import read_signal, read_stop
+from varuna_core.records.requests import HANG, read_signal, read_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import VARIABLES, read_training
 
@@ -151,7 +151,12 @@ def get_wait_s(used: int) -> float:
 
 
 def find_obstacle(
-    outcome: Outcome, stop: Optional[Mapping[str, Any]], *, began: bool, called: bool
+    outcome: Outcome,
+    stop: Optional[Mapping[str, Any]],
+    *,
+    began: bool,
+    called: bool,
+    hang_do: str = "auto",
 ) -> Optional[str]:
     """Why no budget starts this attempt anew: None if nothing is in the way, empty if that needs
     no word.
@@ -172,7 +177,9 @@ def find_obstacle(
         return "SIGTERM is a call to end: not started again"
     if outcome.code == WRONG_INPUT:
         return f"exit code {WRONG_INPUT} stands for wrong input: not started again"
-    if outcome.culprit_rank is None and kind != "rank":
+    if kind == HANG and hang_do == "stop":
+        return "on_hang.do is stop: not started again"
+    if outcome.culprit_rank is None and kind not in ("rank", HANG):
         return "no rank failed: not started again"
     return None
 
@@ -201,6 +208,7 @@ def continue_run(
         stop,
         began=is_listed(attempt.go),
         called=called or _is_asked_to_leave(run, attempt),
+        hang_do=plan.hang_do,
     )
     failure = describe_failure(plan, attempt, outcome, stop)
     last = events[-1] if events else {}
@@ -302,7 +310,7 @@ def await_first_group(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Opt
     while not is_listed(attempt.outcome):
         now = time.monotonic()
         stop = read_stop(attempt)
-        if stop is not None and stop["kind"] not in ("rank", "group"):
+        if stop is not None and stop["kind"] not in ("rank", "group", HANG):
             return None
         before, sign = sign, _read_sign(attempt)
         if sign != before or first.is_living(read_json(attempt.beat(0)), now, plan.timing.lost_s):

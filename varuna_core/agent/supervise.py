@@ -24,6 +24,7 @@ from typing import Any
 from varuna_core.agent.gpu.sampler import Sampler
 from varuna_core.agent.meeting.meeting import explain_ending
 from varuna_core.agent.meeting.watch import AttemptWatch
+from varuna_core.agent.processes.guard import Guard
 from varuna_core.agent.processes.output import Pump
 from varuna_core.agent.processes.proc import (
     ContainerProcesses,
@@ -53,12 +54,14 @@ from varuna_core.records.exits import (
     rank_exit,
     read_exception,
 )
-from varuna_core.records.requests import read_stop, write_stop
+from varuna_core.records.requests import HANG, read_stop, write_stop
 
 TICK_S = 1.0
 SETTLE_S = 0.5
 """A scheduler may signal ranks and agent one by one: a rank that SIGTERM ended waits so long for
 ours before it counts as failed."""
+HUNG_S = 5.0
+"""Most of the grace that ranks get which hang."""
 DRAIN_S = 1.0
 """For the last output of a rank that ended."""
 STUCK_S = 30.0
@@ -116,6 +119,16 @@ class Supervisor:
             self._list_own,
         )
         self._tracker = TrackerProcess(site, self._complain)
+        self._guard = Guard(
+            site.run,
+            site.plan,
+            site.node,
+            site.attempt,
+            site.host,
+            self._find_mains,
+            self._complain,
+            self._watch.look_now,
+        )
 
     def run(self) -> int:
         """Start the ranks, see them end, and return the node's exit code."""
@@ -125,6 +138,7 @@ class Supervisor:
         self._pump.start()
         self._watch.start()
         self._sampler.start()
+        self._guard.start()
         while self._alive or self._held:
             self._signals.wait(self._next_wait())
             self._heed_signals()
@@ -133,6 +147,7 @@ class Supervisor:
             self._settle()
             self._kill_when_due()
             self._tracker.poll()
+        self._guard.end()
         self._sampler.end()
         self._tracker.end(left_s=self._find_left_s())
         holder = self._site.facts.holder
@@ -260,7 +275,9 @@ class Supervisor:
     def _stop_ranks(self, code: int) -> None:
         self._is_stopping, self._stopped_at = True, time.monotonic()
         self._code = self._code or code
-        self._kill_at = time.monotonic() + self._grace_s
+        # A rank that hangs runs no handler: it saves nothing.
+        hangs = (self._watch.stop or {}).get("kind") == HANG
+        self._kill_at = time.monotonic() + (min(self._grace_s, HUNG_S) if hangs else self._grace_s)
         for rank, process in self._alive.items():
             self._told.append(rank)
             process.signal_group(signal.SIGTERM)

@@ -8,9 +8,10 @@ the first piece of evidence.
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, Optional
+from typing import Callable, Iterable, Mapping, Optional
 
 from varuna_core.facts.cause import BY_SCHEDULER, Actor, End, EndCause
+from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.facts.known import Evidence
 
 NOTES = "vjob"
@@ -90,6 +91,41 @@ PHRASES: Mapping[EndCause, str] = {
     EndCause.UNKNOWN: "nothing tells why it ended",
 }
 """The cause where nothing more is known about it."""
+
+
+def describe_hang(hang: Hang) -> str:
+    """One sentence without a full stop: who is in which collective, who is not, and where."""
+    who = name_rank(hang.rank, hang.node)
+    at = f" at {hang.place}" if hang.place else ""
+    if hang.witness is HangWitness.STOPPED:
+        return f"{who} is stopped (SIGSTOP)"
+    if hang.witness is HangWitness.DEAD:
+        return f"{who} is dead, and nobody reaped it"
+    if not hang.collective:
+        last = f"; the last collective of all is {hang.last_call}" if hang.last_call else ""
+        if hang.witness is HangWitness.SPINNING:
+            return f"{who} computes{at}, and all other ranks wait{last}"
+        return f"no rank does anything{at}{last}"
+    called = f"{_name_ranks(hang.called_by)} called {hang.collective}"
+    doing = "computes" if hang.witness is HangWitness.SPINNING else "waits"
+    instead = f" called {hang.other} in its place" if hang.other else f" did not, and {doing}"
+    if len(hang.missing) > 1:
+        who = f"{_name_ranks(hang.missing)}, the first on {hang.node}," if hang.node else who
+        instead = instead.replace("waits", "wait").replace("computes", "compute")
+    return f"{called}, {who}{instead}{at}"
+
+
+def _name_ranks(ranks: Iterable[int]) -> str:
+    """`ranks 0-3, 5`."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    parts = [str(first) if first == last else f"{first}-{last}" for first, last in found]
+    is_one = len(found) == 1 and found[0][0] == found[0][1]
+    return f"{'rank' if is_one else 'ranks'} {', '.join(parts)}"
 
 
 _ADDED = (NOTES, REMEDY)
@@ -206,7 +242,6 @@ _OWN_WORDS: Mapping[EndCause, Callable[[End], str]] = {
     EndCause.RANK_EXCEPTION: _rank,
     EndCause.RANK_SIGNAL: _rank,
     EndCause.OOM_HOST: _memory,
-    EndCause.HANG: _rank,
     EndCause.NOT_A_NUMBER: _rank,
     EndCause.AGENT_DIED: _agent_died,
     EndCause.BATCH_KILLED: _batch_killed,

@@ -31,11 +31,13 @@ from varuna_core.records.files import (
     write_reserved,
 )
 from varuna_core.records.plan import Plan
-from varuna_core.records.requests import LEFT, REQUEUE, read_stop
+from varuna_core.records.requests import HANG, LEFT, REQUEUE, read_stop
 from varuna_core.records.runfolder import AttemptFolder
 
 NODE_LOST = 113
 """Exit code of an attempt whose culprit left no exit code: its node was lost."""
+HUNG = 114
+"""Exit code of an attempt whose ranks made no steps any more."""
 NOT_READY = 112
 """Exit code of an attempt that preflight refused or whose nodes never met."""
 EXIT_RESERVE = 4096
@@ -358,6 +360,7 @@ STOP_CAUSES: Mapping[str, tuple[EndCause, Actor]] = {
     "signal": (EndCause.STOPPED, Actor.SCHEDULER),
     "lost": (EndCause.NODE_SILENT, Actor.NODE),
     "group": (EndCause.UNKNOWN, Actor.UNKNOWN),
+    HANG: (EndCause.HANG, Actor.AGENT),
     REQUEUE: (EndCause.REQUEUED, Actor.RANK),
     LEFT: (EndCause.COMPLETED, Actor.RANK),
 }

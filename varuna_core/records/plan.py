@@ -279,6 +279,11 @@ class Plan:
     track: Optional[TrackPlan] = None
     timeline: bool = False
     """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""
+    hang_do: str = "auto"
+    """What agents do where the ranks hang: auto, restart, stop or report."""
+    hang_after_s: Optional[float] = None
+    """Seconds without a step from which on they do so where nothing but silence is seen; None is
+    learned from the run."""
     count_steps: bool = False
     """True if optimizer steps are counted in the ranks' Python (trace/startup/counter.py)."""
 

@@ -2,8 +2,9 @@
 
 stop.json says who asked the attempt to end. The first request wins, whatever comes later. Kinds:
 rank (one failed), not-ready (preflight), cancel (a user), signal (the scheduler told an agent to
-end), lost (a node fell silent), group (a job of a split run ended badly); with code 0, by rank 0 of
-a function that checkpointed: requeue (the batch script requeues the job), left (it is over).
+end), lost (a node fell silent), group (a job of a split run ended badly), hang (no steps any more);
+with code 0, by rank 0 of a function that checkpointed: requeue (the batch script requeues the job),
+left (it is over).
 
 signal.json names a signal that every rank's own process is to get, once. It does not go through
 Slurm: where processes are tracked by their parents, `scancel --signal` and srun reach every process
@@ -20,8 +21,8 @@ from varuna_core.facts.cause import EndCause
 from varuna_core.records.files import is_listed, list_names, read_json, write_first, write_json
 from varuna_core.records.runfolder import AttemptFolder
 
-REQUEUE, LEFT = "requeue", "left"
-STOP_KINDS = ("rank", "not-ready", "cancel", "signal", "lost", "group", REQUEUE, LEFT)
+REQUEUE, LEFT, HANG = "requeue", "left", "hang"
+STOP_KINDS = ("rank", "not-ready", "cancel", "signal", "lost", "group", HANG, REQUEUE, LEFT)
 
 
 def write_stop(

@@ -69,12 +69,12 @@ _SHARED = (
     rf"|{_ATTEMPT}/(?:preflight\.txt|(?:training|plan\.shared)\.json"
     r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err|error\.json|steps)"
     r"|trace/(?:node-)?\d+\.jsonl"
-    r"|(?:nodes|beat|exit)/(?:node-)?\d+\.json"
-    r"|state/(?:outcome|end|stop|signal|next|skipped|\w+\.shared)\.json)"
+    r"|(?:nodes|beat|exit|hang)/(?:node-)?\d+\.json"
+    r"|state/(?:outcome|end|hang|stop|signal|next|skipped|\w+\.shared)\.json)"
 )
 _SHARED_FOLDER = (
     r"morph(?:/(?:epochs|nodes|leave|joins))?"
-    rf"|{_ATTEMPT}(?:/(?:state|nodes|beat|ranks|exit|trace))?"
+    rf"|{_ATTEMPT}(?:/(?:state|nodes|beat|ranks|exit|trace|hang))?"
 )
 _COPIED = rf"(?:{_ATTEMPT}/)?plan\.json|{_ATTEMPT}/state/(?:master|go)\.json"
 
@@ -181,6 +181,23 @@ class AttemptFolder:
     def end(self) -> Path:
         """The fact that `outcome` is rendered from; written before it."""
         return self.path / "state" / "end.json"
+
+    @property
+    def hang(self) -> Path:
+        """The hang that the agents found (varuna_core/hang)."""
+        return self.path / "state" / "hang.json"
+
+    def hang_signs(self, index: int) -> Path:
+        """How the ranks of a node stand, as long as they do."""
+        return self.path / "hang" / f"{index}.json"
+
+    def where(self, rank: int) -> Path:
+        """Stacks and collectives of a rank, as its own thread told the agent."""
+        return self.path / "ranks" / f"{rank}.where.json"
+
+    def ask(self, rank: int) -> Path:
+        """FIFO by which the agent asks for them."""
+        return self.path / "ranks" / f"{rank}.ask"
 
     @property
     def skipped(self) -> Path:
@@ -375,6 +392,11 @@ class RunFolder:
     def master_pid(self) -> Path:
         """Process to send signals to by hand, in a run on a list of machines."""
         return self.path / "master.pid"
+
+    @property
+    def hang_guard(self) -> Path:
+        """Whether agents may act on hangs, as `vjob guard` said last."""
+        return self.path / "hang-guard.json"
 
     @property
     def machines(self) -> Path:

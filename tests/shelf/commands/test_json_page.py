@@ -49,7 +49,16 @@ TYPED = ("status JOB",)
 """Under these headings stand the fields of types, of which a staged run has only some."""
 NOT_STAGED = [("submit, run, profile", name) for name in ("profile", "queue")]
 """A profile takes torch, and minutes; a queue is chosen on Slurm."""
-WITHOUT = [(), ("init",), ("completion",), ("schema",), ("shell",), ("container",), ("data",)]
+WITHOUT = [
+    (),
+    ("init",),
+    ("completion",),
+    ("schema",),
+    ("shell",),
+    ("guard",),
+    ("container",),
+    ("data",),
+]
 """Print no facts, print JSON always, run what they are told, or are groups of commands."""
 SCRIPT = """
 name: {name}

@@ -131,7 +131,7 @@ def test_a_home_that_cannot_be_written_to_is_no_obstacle(
 def test_it_holds_the_agent_and_the_records_and_nothing_else(bundle: Path) -> None:
     names = zipfile.ZipFile(bundle).namelist()
     folders = {"/".join(name.split("/")[:-1][:2]) for name in names}
-    parts = ("", "/facts", "/records", "/plugins", "/agent", "/morph", "/trace")
+    parts = ("", "/facts", "/records", "/hang", "/plugins", "/agent", "/morph", "/trace")
     assert folders == {"", *(f"varuna_core{part}" for part in parts)}
     assert "varuna_core/records/plan.py" in names and "__main__.py" in names
 

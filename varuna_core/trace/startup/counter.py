@@ -18,6 +18,7 @@ that is compiled is not counted; one that is recorded in a CUDA graph is said to
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -37,10 +38,13 @@ _INITIAL = "_init_optim_state"
 class Counter:
     """The counter of one process."""
 
-    def __init__(self, counts: Any, path: str, torch: Any) -> None:
-        """`counts` is records/logs/step_counts.py."""
+    def __init__(
+        self, counts: Any, path: str, torch: Any, report: Callable[[str], None] | None = None
+    ) -> None:
+        """`counts` is records/logs/step_counts.py; `report` is called with the file's path once
+        this process counts."""
         global is_compiling
-        self._counts, self._path = counts, path
+        self._counts, self._path, self._report = counts, path, report
         self._tally = counts.Tally(time.perf_counter(), time.time())
         self._file: Any = None
         self._is_off = False
@@ -109,6 +113,9 @@ class Counter:
             if not self._file:  # another process counts
                 self._due = now + TRY_S
                 return
+            if self._report is not None:
+                with contextlib.suppress(OSError, RuntimeError):  # no FIFO there, no more threads
+                    self._report(str(path))
         is_whole = now >= self._point_due
         if is_whole:
             tally.note()
@@ -155,9 +162,9 @@ def choose_path(path: str, environ: Mapping[str, str]) -> str | None:
     return path if not rank.isdigit() or name == os.path.basename(path) else None
 
 
-def start(counts: Any, path: str, torch: Any) -> None:
+def start(counts: Any, path: str, torch: Any, report: Callable[[str], None] | None = None) -> None:
     """Count the steps of this process, after torch has been imported."""
-    Counter(counts, path, torch).start(sys.modules["torch.optim.optimizer"])
+    Counter(counts, path, torch, report).start(sys.modules["torch.optim.optimizer"])
 
 
 _get_thread = threading.get_ident

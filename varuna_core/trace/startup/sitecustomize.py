@@ -66,7 +66,11 @@ def _watch() -> None:
 def _count(torch: ModuleType) -> None:
     """The files are loaded by themselves: the program may have another varuna_core."""
     counts = _load("step_counts", f"{_ROOT}/varuna_core/records/logs")
-    _load("counter", _HERE).start(counts, os.environ["VJOB_STEPS"], torch)
+    reporter = _load("reporter", _HERE)
+    dump = reporter.prepare(torch)
+    _load("counter", _HERE).start(
+        counts, os.environ["VJOB_STEPS"], torch, lambda path: reporter.Reporter(path, dump).start()
+    )
 
 
 def _load(stem: str, folder: str) -> Any:

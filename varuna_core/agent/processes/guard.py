@@ -1,0 +1,390 @@
+"""Thread of an agent that looks whether its ranks still make steps, and acts where they hang.
+
+    every 5 s     each rank's count of steps, and its process's state
+    no step for   max(15 s, twice the longest time between two steps): processor time, bytes moved,
+      long        stacks, the last collectives, into hang/<node>.json
+    node 0        reads these of all nodes; `judge_hang` compares
+    a hang        state/hang.json, and with `on_hang.do` stop.json: ranks are ended as after a
+                  failure, and what follows is decided where it is for a failure
+
+Each time by which the thread itself was held up (a suspended job, a file server that hangs) is no
+silence of the ranks. It acts on nothing while a rank is in a debugger, nor while `vjob guard`
+has paused it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+from varuna_core.agent.processes.proc import Stat, list_below, list_stats, read_stat
+from varuna_core.facts.cause import EndCause
+from varuna_core.facts.hang import Hang, HangAction
+from varuna_core.facts.sentences import describe_hang
+from varuna_core.hang.flight import read_flight
+from varuna_core.hang.judge import Finding, find_halted, judge_hang
+from varuna_core.hang.signs import (
+    NodeSigns,
+    RankSigns,
+    end_hang,
+    is_guard_paused,
+    read_signs,
+    remove_signs,
+    write_hang,
+    write_signs,
+)
+from varuna_core.records.exits import HUNG
+from varuna_core.records.files import read_json
+from varuna_core.records.logs.step_counts import HEAD_BYTES, parse_counts
+from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.requests import HANG, write_stop
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+TICK_S = 5.0
+OWN_GAP_S = 12.0
+"""A later tick means that we were held up ourselves."""
+LOOK_S = 15.0
+ANSWER_S = 0.5
+"""For ranks to say where they are."""
+LOOK_TIMES = 2.0
+LEAST_STEPS = 4
+"""Changes of the count before silence means anything: they teach the longest step."""
+IDLE = 0.03
+"""Share of one core that a rank may use and count as idle: its own threads look around."""
+MOVED_BYTES = 64 * 1024
+"""That an idle rank may read and write between two looks, beside its answer."""
+BACKWARD = "_engine_run_backward"
+DEBUGGERS = ("pdb.py", "bdb.py", "pydevd", "debugpy", "pudb", "IPython", "rpdb", "ipdb")
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+class RankTrack:
+    """What was seen of one rank before."""
+
+    def __init__(self, now: float) -> None:
+        self.token: Any = None
+        self.changed_at = now
+        self.num_changes = 0
+        self.longest_s = 0.0
+        self.halted_at: Optional[float] = None
+        self.still_at = now
+        self.cpu: Optional[Tuple[float, float]] = None
+        """Seconds of processor time, and when they were read."""
+        self.sight: Any = None
+        self.moved, self.moved_at = 0, now
+
+    def note_token(self, token: Any, now: float) -> None:
+        """Take the count of steps, or whatever changes with each."""
+        if token == self.token:
+            return
+        if self.num_changes:
+            self.longest_s = max(self.longest_s, now - self.changed_at)
+        self.num_changes += token is not None
+        self.token, self.changed_at, self.still_at = token, now, now
+        self.cpu = self.sight = None
+
+    def excuse(self, gap_s: float) -> None:
+        self.changed_at += gap_s
+        self.halted_at, self.sight, self.cpu = None, None, None
+        self.still_at += gap_s
+
+    @property
+    def has_stepped(self) -> bool:
+        return self.num_changes >= LEAST_STEPS
+
+    def look_s(self) -> float:
+        return max(LOOK_S, LOOK_TIMES * self.longest_s)
+
+
+class Guard(threading.Thread):
+    """The guard of one node's ranks."""
+
+    def __init__(
+        self,
+        run: RunFolder,
+        plan: Plan,
+        node: NodePlan,
+        attempt: AttemptFolder,
+        host: str,
+        find_mains: Callable[[], Mapping[int, Optional[int]]],
+        say: Callable[[str], None],
+        look_now: Callable[[], None],
+    ) -> None:
+        super().__init__(name="guard", daemon=True)
+        self._run, self._plan, self._node = run, plan, node
+        self._attempt, self._host = attempt, host
+        self._find_mains, self._say, self._look_now = find_mains, say, look_now
+        self._ended = threading.Event()
+        self._tracks: Dict[int, RankTrack] = {}
+        self._ticked: Optional[float] = None
+        self._count = 0
+        self._has_written = False
+        self._found: Optional[Hang] = None
+        self._is_done = False
+        self._has_told_pause = False
+
+    def run(self) -> None:
+        while not self._ended.wait(TICK_S):
+            try:
+                self.tick(time.monotonic(), time.time())
+            except OSError:  # a full disk, a file server that does not answer: the next tick
+                continue
+
+    def end(self) -> None:
+        self._ended.set()
+        for rank in self._node.ranks:  # a reader of all files would wait for ever
+            with contextlib.suppress(OSError):
+                self._attempt.ask(rank).unlink()
+
+    def tick(self, now: float, wall: float) -> None:
+        """Look once; `now` by a clock that never jumps, `wall` since 1970."""
+        if self._is_done:
+            return
+        gap_s = 0.0 if self._ticked is None else now - self._ticked - TICK_S
+        self._ticked = now
+        mains = {rank: pid for rank, pid in self._find_mains().items() if pid is not None}
+        stepped = self._read_tokens(mains, now)
+        if gap_s > OWN_GAP_S - TICK_S:
+            for track in self._tracks.values():
+                track.excuse(gap_s)
+        states = {rank: self._note_state(rank, pid, now) for rank, pid in mains.items()}
+        silent = [rank for rank in mains if self._is_silent(rank, now)]
+        if stepped and self._found is not None:
+            self._end_found(wall)
+        if not silent and not any(states.values()):
+            self._forget()
+            return
+        signs = self._look(mains, now)
+        self._count += 1
+        longest_s = max((track.longest_s for track in self._tracks.values()), default=0.0)
+        found = NodeSigns(self._node.index, self._host, self._count, longest_s, tuple(signs))
+        write_signs(self._attempt, found)
+        self._has_written = True
+        finding = find_halted(signs, self._host, wall, self._plan.num_nodes)
+        if finding is None and self._node.index == 0 and len(silent) == len(self._node.ranks):
+            nodes = read_signs(self._attempt, self._plan.num_nodes)
+            after_s = self._plan.hang_after_s
+            finding = judge_hang(self._plan.world, self._plan.num_nodes, nodes, wall, after_s)
+        if finding is not None:
+            self._act(finding)
+
+    # Looks.
+
+    def _read_tokens(self, mains: Mapping[int, int], now: float) -> bool:
+        """True where a step was made that belongs to a rank which was silent."""
+        has_stepped = False
+        for rank in mains:
+            track = self._tracks.setdefault(rank, RankTrack(now))
+            before, was_silent = track.token, self._is_silent(rank, now)
+            track.note_token(self._read_token(rank), now)
+            has_stepped |= was_silent and track.token != before
+        return has_stepped
+
+    def _read_token(self, rank: int) -> Any:
+        """The number of optimizer steps; of a built-in program the size of its node's trace."""
+        with contextlib.suppress(OSError):
+            if not self._plan.count_steps:
+                return self._attempt.node_trace(self._node.index).stat().st_size or None
+            with open(self._attempt.steps(rank), "rb") as handle:
+                counts = parse_counts(handle.read(HEAD_BYTES))
+            return None if counts is None else counts.earlier + counts.count
+        return None
+
+    def _note_state(self, rank: int, pid: int, now: float) -> bool:
+        """Note whether the process itself is halted."""
+        track, stat = self._tracks[rank], read_stat(pid)
+        if stat is None or stat.state not in "TZX":
+            track.halted_at = None
+            return False
+        track.halted_at = now if track.halted_at is None else track.halted_at
+        return True
+
+    def _is_silent(self, rank: int, now: float) -> bool:
+        track = self._tracks[rank]
+        return track.has_stepped and now - track.changed_at >= track.look_s()
+
+    def _look(self, mains: Mapping[int, int], now: float) -> List[RankSigns]:
+        for rank in mains:
+            self._ask(rank)
+        self._ended.wait(ANSWER_S)
+        stats = list_stats()
+        num_bytes = self._measure_output()
+        return [self._look_at(rank, pid, stats, num_bytes, now) for rank, pid in mains.items()]
+
+    def _look_at(
+        self, rank: int, pid: int, stats: Mapping[int, Stat], num_bytes: int, now: float
+    ) -> RankSigns:
+        track = self._tracks[rank]
+        held = [one for one in {pid} | list_below([pid], stats) if one in stats]
+        cpu_s = sum(stats[one].ticks for one in held) / _TICKS_S
+        share = 0.0
+        if track.cpu is not None and now > track.cpu[1]:
+            share = (cpu_s - track.cpu[0]) / (now - track.cpu[1])
+        track.cpu = (cpu_s, now)
+        answer, size = self._read_answer(rank)
+        frames = _find_main_frames(answer)
+        calls = read_flight(answer.get("flight")) or {}
+        is_idle = share <= IDLE
+        in_collective = any(
+            "/torch/distributed/" in str(one.get("filename")) for one in frames[:12]
+        )
+        # Where DDP waits for its sums; on a GPU that is not idle.
+        in_collective |= is_idle and bool(frames) and frames[0].get("name") == BACKWARD
+        waits = in_collective or is_idle
+        place = _name_place(frames)
+        num_moved = sum(map(_read_bytes, held))
+        if num_moved - track.moved > 2 * size + MOVED_BYTES:
+            track.moved_at = now
+        track.moved = num_moved
+        stack = tuple((one.get("filename"), one.get("line")) for one in frames)
+        last = tuple(sorted((key, each.last) for key, each in calls.items()))
+        sight = (stack, last, num_bytes, track.moved_at, waits)
+        if sight != track.sight:
+            track.sight, track.still_at = sight, now
+        state = stats[pid].state if pid in stats else "X"
+        if any(stats[one].state == "T" for one in held) and state != "T":
+            state = "T"
+            if track.halted_at is None and self._is_silent(rank, now):
+                track.halted_at = now
+        return RankSigns(
+            rank=rank,
+            pid=pid,
+            state=state,
+            channel=_read_channel(pid),
+            silence_s=round(now - track.changed_at, 1) if self._is_silent(rank, now) else 0.0,
+            has_stepped=track.has_stepped,
+            halted_s=0.0 if track.halted_at is None else max(now - track.halted_at, 0.1),
+            still_s=round(now - track.still_at, 1),
+            is_watched=any(map(_is_traced, held)) or _is_debugged(answer),
+            waits=waits,
+            in_collective=in_collective,
+            place=place,
+            calls=calls,
+        )
+
+    def _ask(self, rank: int) -> None:
+        with contextlib.suppress(OSError):  # nobody listens
+            fd = os.open(self._attempt.ask(rank), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(fd, b"?")
+            finally:
+                os.close(fd)
+
+    def _read_answer(self, rank: int) -> Tuple[Mapping[str, Any], int]:
+        """The rank's last answer and its size."""
+        path, size = self._attempt.where(rank), 0
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+        answer = read_json(path) if size else None
+        return (answer, size) if isinstance(answer, dict) else ({}, size)
+
+    def _measure_output(self) -> int:
+        total = 0
+        for kind in ("out", "err"):
+            with contextlib.suppress(OSError):
+                total += os.stat(self._attempt.node_log(self._host, kind)).st_size
+        return total
+
+    # Acts.
+
+    def _act(self, finding: Finding) -> None:
+        if self._is_done or (self._found is not None and not finding.is_due):
+            return
+        hang, action = finding.hang, choose_action(self._plan)
+        if finding.is_due and is_guard_paused(self._run):
+            if not self._has_told_pause:
+                self._has_told_pause = True
+                self._say(f"{describe_hang(hang)}; the guard is paused: nothing is done")
+            return
+        hang = replace(hang, action=action if finding.is_due else HangAction.REPORT)
+        if not finding.is_due or action is HangAction.REPORT:
+            if self._found is None and finding.is_due and write_hang(self._attempt, hang):
+                self._found = hang
+                self._say(describe_hang(hang))
+            return
+        self._is_done = True
+        write_hang(self._attempt, replace(hang, until=hang.seen_at))
+        reason = describe_hang(hang)
+        if write_stop(
+            self._attempt, HANG, HUNG, reason, node=hang.node, rank=hang.rank, cause=EndCause.HANG
+        ):
+            self._say(f"stopping the attempt: {reason}")
+        self._look_now()
+
+    def _end_found(self, wall: float) -> None:
+        assert self._found is not None
+        end_hang(self._attempt, replace(self._found, until=wall))
+        self._say("the steps go on")
+        self._found = None
+
+    def _forget(self) -> None:
+        if self._has_written:
+            self._has_written = False
+            remove_signs(self._attempt, self._node.index)
+
+
+def choose_action(plan: Plan) -> HangAction:
+    """What the conf asks for: with `auto` another attempt where a failure would get one."""
+    if plan.hang_do == "auto":
+        return HangAction.RESTART if plan.morph or plan.restarts else HangAction.REPORT
+    return HangAction(plan.hang_do)
+
+
+def _find_main_frames(answer: Mapping[str, Any]) -> List[Mapping[str, Any]]:
+    for thread in answer.get("threads") or ():
+        if isinstance(thread, dict) and thread.get("thread_name") == "MainThread":
+            return [one for one in thread.get("frames") or () if isinstance(one, dict)]
+    return []
+
+
+def _is_debugged(answer: Mapping[str, Any]) -> bool:
+    """True where a thread stands in a debugger: its prompt, or its wait for the client."""
+    for thread in answer.get("threads") or ():
+        frames = thread.get("frames") or () if isinstance(thread, dict) else ()
+        names = [str(one.get("filename")) for one in frames[:12] if isinstance(one, dict)]
+        if thread.get("thread_name") == "MainThread" and any(
+            word in name for name in names for word in DEBUGGERS
+        ):
+            return True
+    return False
+
+
+def _name_place(frames: List[Mapping[str, Any]]) -> str:
+    """The innermost frame of the program's own, else the innermost."""
+    own = [one for one in frames if "site-packages" not in str(one.get("filename"))
+           and not str(one.get("filename")).startswith(os.path.dirname(os.__file__))]  # fmt: skip
+    for one in own[:1] or frames[:1]:
+        name = os.path.basename(str(one.get("filename")))
+        return f"{one.get('name')} ({name}:{one.get('line')})"
+    return ""
+
+
+def _is_traced(pid: int) -> bool:
+    """True for a process that a debugger has, or that a terminal's job control may have stopped."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        if "\nTracerPid:\t0\n" not in text and "\nTracerPid:" in text:
+            return True
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return words[0] == "T" and words[4] != "0"
+
+
+def _read_channel(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip("0\n")
+    return ""
+
+
+def _read_bytes(pid: int) -> int:
+    """Bytes that it read and wrote, files and pipes alike."""
+    with contextlib.suppress(OSError, ValueError):
+        words = Path(f"/proc/{pid}/io").read_text().split()
+        return int(words[1]) + int(words[3])
+    return 0

@@ -1,0 +1,141 @@
+"""Reader of torch's Flight Recorder without torch: which collectives each rank has called.
+
+    rank 0    all_reduce 1  all_reduce 2  all_reduce 3  all_reduce 4
+    rank 1    all_reduce 1  all_reduce 2  all_reduce 3                  did not come to number 4
+
+A dump is a pickle of plain values (torch's own files) or JSON (what a rank's thread writes). An
+entry's `state` is never read: gloo leaves it at `scheduled` after the collective has ended. Numbers
+of the same group are compared between ranks, as a collective needs all of them.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+MOST_BYTES = 64 * 1024 * 1024
+DEFAULT = "default_pg"
+"""torch's name of the group of all ranks."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """The last collectives that a rank called in one group."""
+
+    group: str
+    names: Mapping[int, str]
+    """Name by number, such as `all_reduce`."""
+
+    @property
+    def last(self) -> int:
+        return max(self.names, default=0)
+
+
+Flight = Mapping[str, Calls]
+"""Calls of one rank, by the number of the group, which is the same on all ranks."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A collective that not all ranks of its group called."""
+
+    group: str
+    number: int
+    name: str
+    called_by: tuple[int, ...]
+    missing: tuple[int, ...]
+    other: str = ""
+    """What the missing ranks called under this number, where they called something else."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Refuses whatever is no number, text or container: a pickle can call any function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"{module}.{name} is no plain value")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("a reference to somewhere else")
+
+
+def parse_flight(data: bytes) -> Flight | None:
+    """The calls in a dump; None for what is none, or hides more than plain values."""
+    if len(data) > MOST_BYTES:
+        return None
+    try:
+        found = json.loads(data) if data[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
+    # A damaged pickle may raise almost anything.
+    except Exception:
+        return None
+    return read_flight(found)
+
+
+def read_flight(value: Any) -> Flight | None:
+    """The calls in a dump that was decoded already; point-to-point messages have no number."""
+    entries = value.get("entries") if isinstance(value, dict) else None
+    if not isinstance(entries, (list, tuple)):
+        return None
+    names: dict[str, dict[int, str]] = {}
+    groups: dict[str, str] = {}
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("is_p2p"):
+            continue
+        number, group = entry.get("collective_seq_id"), entry.get("process_group")
+        if not isinstance(number, int) or not isinstance(group, (list, tuple)) or not group:
+            continue
+        key = str(group[0])
+        groups[key] = str(group[1]) if len(group) > 1 and group[1] not in ("", "undefined") else key
+        said = str(entry.get("profiling_name", "?"))
+        names.setdefault(key, {})[number] = said.partition(":")[2] or said
+    return {key: Calls(groups[key], found) for key, found in names.items()}
+
+
+def find_gap(flights: Mapping[int, Flight], world: int) -> Gap | None:
+    """The earliest collective in which ranks differ; None where they called the same, or where
+    that cannot be told: a group some of whose members left no record."""
+    found: list[Gap] = []
+    for key in sorted({key for flight in flights.values() for key in flight}):
+        calls = {rank: flight[key] for rank, flight in flights.items() if key in flight}
+        group = next(iter(calls.values())).group
+        if group == DEFAULT:
+            if set(flights) != set(range(world)):
+                continue
+            if any(flight and key not in flight for flight in flights.values()):
+                continue  # its calls of this group may be older than what is kept
+            calls.update((rank, Calls(group, {})) for rank in flights if rank not in calls)
+        gap = _compare(group, calls) if len(calls) > 1 else None
+        if gap is not None:
+            found.append(gap)
+    return min(found, key=lambda gap: (gap.group != DEFAULT, not gap.other), default=None)
+
+
+def find_last(flights: Mapping[int, Flight]) -> str:
+    """The last collective of the group of all ranks; empty where none is known."""
+    calls = [each for flight in flights.values() for each in flight.values()]
+    own = [each for each in calls if each.group == DEFAULT] or calls
+    last = max(own, key=lambda each: each.last, default=None)
+    return "" if last is None or not last.names else f"{last.names[last.last]} {last.last}"
+
+
+def _compare(group: str, calls: Mapping[int, Calls]) -> Gap | None:
+    for number in sorted({number for each in calls.values() for number in each.names}):
+        names = {rank: each.names[number] for rank, each in calls.items() if number in each.names}
+        if len(set(names.values())) > 1:
+            usual, odd = (name for name, _ in Counter(names.values()).most_common(2))
+            called_by = tuple(sorted(rank for rank, name in names.items() if name == usual))
+            missing = tuple(sorted(rank for rank in calls if rank not in called_by))
+            return Gap(group, number, usual, called_by, missing, odd)
+    least, most = min(each.last for each in calls.values()), max(x.last for x in calls.values())
+    if least == most:
+        return None
+    number = least + 1
+    called_by = tuple(sorted(rank for rank, each in calls.items() if each.last >= number))
+    missing = tuple(sorted(rank for rank in calls if rank not in called_by))
+    name = next(
+        (calls[rank].names[number] for rank in called_by if number in calls[rank].names), "?"
+    )
+    return Gap(group, number, name, called_by, missing)

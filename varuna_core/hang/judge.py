@@ -1,0 +1,136 @@
+"""Decides whether ranks hang, which one holds the others up, and when that is sure enough. Pure.
+
+seen to be                      acted on after          a healthy rank that looks the same
+stopped, dead                   HALTED_S                one in a debugger: never acted on
+waiting, in different calls     MISMATCHED_S            none; one that is only behind may still come
+doing nothing at all            SILENT_S, or 2 x the    a sleep, or a wait for another system
+                                longest step            that is longer than any before
+one computes, the others wait   SPINNING_S, or 10 x     an evaluation or a save by one rank
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Mapping, Sequence
+
+from varuna_core.facts.hang import Hang, HangWitness
+from varuna_core.hang.flight import Flight, Gap, find_gap, find_last
+from varuna_core.hang.signs import NodeSigns, RankSigns
+
+HALTED_S = 30.0
+STILL_S = 25.0
+"""For ranks that wait in different collectives: as long without any change."""
+MISMATCHED_S = 40.0
+"""And as long without a step."""
+SILENT_S = 150.0
+SPINNING_S = 1800.0
+TIMES, SPINNING_TIMES = 2.0, 10.0
+FLOOR_S = 90.0
+"""`on_hang.after` is not shorter; what is certain does not wait for it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A hang, and whether it is sure enough to act on."""
+
+    hang: Hang
+    is_due: bool
+
+
+def find_halted(
+    ranks: Sequence[RankSigns], node: str, now: float, num_nodes: int = 1
+) -> Finding | None:
+    """A rank of this node that is stopped or dead, from its own agent's sight."""
+    halted = [one for one in ranks if one.is_halted and not one.is_watched]
+    if not halted or any(one.is_watched for one in ranks):
+        return None
+    first = max(halted, key=lambda one: (one.halted_s, -one.rank))
+    witness = HangWitness.DEAD if first.state in "ZX" else HangWitness.STOPPED
+    hang = Hang(
+        witness=witness,
+        since=now - first.silence_s if first.has_stepped else now - first.halted_s,
+        seen_at=now,
+        rank=first.rank,
+        node=node,
+        nodes=num_nodes,
+        place=first.place,
+    )
+    return Finding(hang, first.halted_s >= HALTED_S)
+
+
+def judge_hang(
+    world: int, num_nodes: int, nodes: Mapping[int, NodeSigns], now: float, after_s: float | None
+) -> Finding | None:
+    """The hang of all ranks, from what the agents of their nodes say; `now` is since 1970.
+
+    None as long as a node says nothing, a rank has never stepped, or somebody debugs one.
+    """
+    ranks = {one.rank: one for signs in nodes.values() for one in signs.ranks}
+    if set(nodes) != set(range(num_nodes)) or set(ranks) != set(range(world)):
+        return None
+    seen = list(ranks.values())
+    if any(one.is_watched or not one.has_stepped or one.silence_s <= 0 for one in seen):
+        return None
+    where = {one.rank: signs.node for signs in nodes.values() for one in signs.ranks}
+    longest_s = max(signs.longest_s for signs in nodes.values())
+    silence_s, still_s = min(one.silence_s for one in seen), min(one.still_s for one in seen)
+    gap = find_gap({one.rank: one.calls for one in seen if one.calls}, world)
+    busy = [one for one in seen if not one.waits]
+    if len(busy) > 1 or (busy and world == 1):
+        return None  # they compute
+    odd = _find_odd(gap, busy, ranks)
+    witness = HangWitness.SILENT
+    limit_s = max(SILENT_S, TIMES * longest_s) if after_s is None else max(after_s, FLOOR_S)
+    if busy:
+        witness = HangWitness.SPINNING
+        still_s = min(one.still_s for one in seen if one is not busy[0])
+        if after_s is None:
+            limit_s = max(SPINNING_S, SPINNING_TIMES * longest_s)
+        is_due = silence_s >= limit_s
+    elif gap is not None and gap.other:
+        witness = HangWitness.MISMATCHED
+        is_due = still_s >= STILL_S and silence_s >= MISMATCHED_S
+    else:
+        is_due = silence_s >= limit_s and still_s >= limit_s - STILL_S
+    if still_s < STILL_S:
+        return None
+    hang = Hang(
+        witness=witness,
+        since=now - silence_s,
+        seen_at=now,
+        rank=None if odd is None else odd.rank,
+        node="" if odd is None else where[odd.rank],
+        nodes=num_nodes,
+        place=_find_place(odd, seen),
+        **_name_calls(gap, [one.calls for one in seen]),
+    )
+    return Finding(hang, is_due)
+
+
+def _find_odd(
+    gap: Gap | None, busy: Sequence[RankSigns], ranks: Mapping[int, RankSigns]
+) -> RankSigns | None:
+    if busy:
+        return busy[0]
+    if gap is None or len(gap.missing) >= len(ranks):
+        return None
+    return ranks[gap.missing[0]]
+
+
+def _find_place(odd: RankSigns | None, seen: Sequence[RankSigns]) -> str:
+    if odd is not None:
+        return odd.place
+    places = {one.place for one in seen}
+    return places.pop() if len(places) == 1 else ""
+
+
+def _name_calls(gap: Gap | None, calls: Sequence[Flight]) -> dict[str, Any]:
+    if gap is None:
+        return {"last_call": find_last(dict(enumerate(calls)))}
+    return {
+        "collective": f"{gap.name} {gap.number}",
+        "group": gap.group,
+        "called_by": gap.called_by,
+        "missing": gap.missing,
+        "other": gap.other,
+    }
