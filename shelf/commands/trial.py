@@ -75,8 +75,8 @@ def try_(
 ) -> None:
     """Try CONF: two steps of its program on one node, with its data, environment and container.
 
-    Says whether it starts, and if not why, and what to do; what memory and time a step takes, each
-    with how sure that is. Without Slurm it runs on this machine; else on a node of --queue, or of
+    Says whether it starts, and if not why, and what to do; whether it saves, and what memory it
+    takes. Without Slurm it runs on this machine; else on a node of --queue, or of
     CONF's own first queue.
 
     \b
@@ -84,9 +84,9 @@ def try_(
     vjob try conf.yaml --set train.micro_batch_size=8 --json | jq .healthy
     vjob try conf.yaml --here --limit 10m
 
-    A built-in program runs in all its stages, small where it has no GPUs, and loads a checkpoint
-    that it saved. A script runs as it is and is ended after its second step. The checkpoints of the
-    try lie in a folder of its own inside CONF's, and are removed. Ctrl-C ends the try.
+    A built-in program runs in all its stages, small where it has no GPUs. A script runs as it is
+    and is ended after its second step. The checkpoints of the try lie in a folder of its own inside
+    CONF's, and are removed. Ctrl-C ends the try.
 
     Exits 0 where all is well, 1 where something was found, 2 where CONF cannot be submitted.
     """

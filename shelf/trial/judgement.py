@@ -1,21 +1,18 @@
-"""Judgement of a try: one table of what would stop the whole run, with typed causes. Pure.
+"""Judgement of a try: what would stop the whole run, with its typed cause. Pure.
 
-What `vjob status` has a rule for is judged by it (jobs/monitor/rules); the table adds what a try
-alone can know. Sentences are rendered last, from the rule and its values.
+What `vjob status` has a rule for is judged by it (jobs/monitor/rules), and quoted; a try alone
+knows that a loss was lost at once, that ranks wait for ever, and that its steps were all.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, REFUSED_BY_VJOB
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.finding import Finding
-from varuna_core.facts.remedy import Action, Context, Remedy, Target, render_all
+from varuna_core.facts.remedy import Action, Target
 from varuna_core.records.formatting import format_duration, join_numbers
 from varuna_core.records.logs.rank_output import find_output
 from varuna_core.records.plan import read_attempt_plan
@@ -23,7 +20,7 @@ from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.rules.words import is_command, render_advice
 from vjob.shelf.trial.result import Trouble
 from vjob.shelf.trial.smaller import STEPS
-from vjob.shelf.trial.watch import LIBRARIES, Ending, Seen
+from vjob.shelf.trial.watch import LIBRARIES, Ending, TryObservation
 
 NUM_EVIDENCE = 3
 NUM_LINES = 200
@@ -34,64 +31,34 @@ ECHOES = (ATTEMPT_ENDED, REFUSED_BY_VJOB)
 """Known lines that repeat how the attempt ended."""
 ON_GOING = (Action.CANCEL, Action.WAIT)
 """Remedies for a run that goes on: a try is over."""
-SENTENCES: Mapping[str, str] = {
-    "not a number": "the loss is {loss} in step {step}",
-    "hang": "no step in {limit}, and ranks wait: {places}{gone}",
-    "no end": "its {steps} steps were done and it did not end within {limit} after them",
-    "folder": "train.checkpoint.folder {folder} cannot be written: {why}",
-    "not saved": "it ended well and no checkpoint is in {folder}",
-    "not loaded": "{seen}",
-}
-"""Sentence of each finding of a try, by its rule."""
-FIRST_BATCH = Remedy(
-    Action.INSPECT,
-    detail="look at the first batch and the initial weights: a too high rate, a zero in a division "
-    "or a mask of all -inf are the usual causes",
-)
-MEETING = Remedy(
-    Action.INSPECT,
-    detail="see that all ranks read RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the "
-    "environment and make the same calls: they wait for one that never comes",
-)
-LONGER = Remedy(Action.INSPECT, detail="--limit gives it longer")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """A row of the table: what a try may look like, and the finding if it does."""
-
-    when: Callable[[Seen], bool]
-    what: str | None = None
-    """The part of the try that failed; None for `steps`, or `starts` before the first step."""
-    find: Callable[[Seen], Finding | None]
-    """None where it is well; `quote` for the finding of the verdict."""
-
-
-def find_trouble(seen: Seen) -> list[Trouble]:
-    """The first row that applies, which says what would stop the whole run; empty if healthy."""
-    row = next((row for row in TABLE if row.when(seen)), None)
-    found = row.find(seen) if row is not None else None
-    if row is None or found is None:
-        return []
-    what = row.what or ("steps" if seen.steps else "starts")
-    if found is seen.verdict.main:
-        return [_quote(what, seen)]
-    return [make_trouble(what, found, evidence=[x.text for x in seen.snapshot.errors])]
-
-
-def make_trouble(what: str, found: Finding, *, evidence: Sequence[str] = ()) -> Trouble:
-    """The finding of a try in words."""
-    return Trouble(
-        what=what,
-        rule=found.rule,
-        end=found.cause,
-        cause=SENTENCES[found.rule].format(**found.values),
-        remedy=render_all(found.remedies, Context.CONF, ""),
-        evidence=tuple(evidence[:NUM_EVIDENCE]),
-    )
+def judge_try(seen: TryObservation) -> Trouble | None:
+    """What would stop the whole run; None for a try that is well, as far as is known."""
+    health, what = seen.verdict.health, "steps" if seen.steps else "starts"
+    lost = _find_lost_loss(seen)
+    if lost is not None:
+        return lost
+    if seen.ending is Ending.NEVER:
+        return _quote("submit", seen)
+    if health is Health.DONE:
+        return None
+    if seen.ending is Ending.OVER or health is Health.FAILING:
+        return _quote(what, seen)
+    if seen.ending is Ending.STEPS:
+        return None
+    if seen.is_hanging:
+        return _describe_hang(seen)
+    if health is Health.STALLED:
+        return _quote(what, seen)
+    if len(seen.steps) >= STEPS:
+        limit = format_duration(seen.limit_s)
+        cause = f"its {STEPS} steps were done and it did not end within {limit} after them"
+        return Trouble(what=what, rule="no end", cause=cause, remedy="--limit gives it longer")
+    return None
 
 
-def _quote(what: str, seen: Seen) -> Trouble:
+def _quote(what: str, seen: TryObservation) -> Trouble:
     """The verdict's finding; with the remedies that repair it, else those that tell more."""
     verdict = seen.verdict
     remedies = [one for one in verdict.main.remedies if one.action not in ON_GOING]
@@ -110,7 +77,7 @@ def _quote(what: str, seen: Seen) -> Trouble:
     )
 
 
-def _find_place(seen: Seen) -> list[str]:
+def _find_place(seen: TryObservation) -> list[str]:
     """The last call of a traceback that lies in the user's own code, and its line."""
     attempts, rank = seen.run.attempts(), seen.verdict.rank
     if rank is None or not attempts:
@@ -128,55 +95,33 @@ def _find_place(seen: Seen) -> list[str]:
     return [place] if place else []
 
 
-def _find_lost_loss(seen: Seen) -> Mapping[str, Any] | None:
+def _find_lost_loss(seen: TryObservation) -> Trouble | None:
     """The first step whose loss is not a number."""
     progress = seen.snapshot.progress
     for point in progress.points if progress is not None else ():
         if point.nan or (point.loss is not None and not math.isfinite(point.loss)):
             loss = "nan" if point.loss is None or math.isnan(point.loss) else point.loss
-            return {"loss": loss, "step": point.step}
+            return Trouble(
+                what="steps",
+                rule="not a number",
+                end=EndCause.NOT_A_NUMBER,
+                cause=f"the loss is {loss} in step {point.step}",
+                remedy="look at the first batch and the initial weights: a too high rate, a zero "
+                "in a division or a mask of all -inf are the usual causes",
+            )
     return None
 
 
-def _tell_loss(seen: Seen) -> Finding:
-    values = _find_lost_loss(seen) or {}
-    return Finding("not a number", EndCause.NOT_A_NUMBER, values, remedies=(FIRST_BATCH,))
-
-
-def _tell_hang(seen: Seen) -> Finding:
+def _describe_hang(seen: TryObservation) -> Trouble:
     gone = [rank.rank for rank in seen.snapshot.ranks if rank.exit is not None]
     ended = f"; ended {'is rank' if len(gone) == 1 else 'are ranks'} {join_numbers(gone)}"
-    values = {
-        "limit": format_duration(seen.limit_s),
-        "places": seen.hang,
-        "gone": ended if gone else "",
-    }
-    return Finding("hang", EndCause.HANG, values, remedies=(MEETING,))
-
-
-def _tell_no_end(seen: Seen) -> Finding:
-    values = {"steps": STEPS, "limit": format_duration(seen.limit_s)}
-    return Finding("no end", values=values, remedies=(LONGER,))
-
-
-def _is_well(seen: Seen) -> None:
-    return None
-
-
-def quote(seen: Seen) -> Finding:
-    """The finding of the verdict."""
-    return seen.verdict.main
-
-
-TABLE = (
-    Judgement(when=lambda seen: _find_lost_loss(seen) is not None, what="steps", find=_tell_loss),
-    Judgement(when=lambda seen: seen.ending is Ending.NEVER, what="submit", find=quote),
-    Judgement(when=lambda seen: seen.verdict.health is Health.DONE, find=_is_well),
-    Judgement(when=lambda seen: seen.ending is Ending.OVER, find=quote),
-    Judgement(when=lambda seen: seen.verdict.health is Health.FAILING, find=quote),
-    Judgement(when=lambda seen: seen.ending is Ending.STEPS, find=_is_well),
-    Judgement(when=lambda seen: bool(seen.hang), what="starts", find=_tell_hang),
-    Judgement(when=lambda seen: seen.verdict.health is Health.STALLED, find=quote),
-    Judgement(when=lambda seen: len(seen.steps) >= STEPS, find=_tell_no_end),
-)
-"""The first row that applies counts; a try that none applies to is well, as far as is known."""
+    limit = format_duration(seen.limit_s)
+    return Trouble(
+        what="starts",
+        rule="hang",
+        end=EndCause.HANG,
+        cause=f"no step in {limit}, and ranks wait: {seen.places}{ended if gone else ''}",
+        remedy="see that all ranks read RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT from the "
+        "environment and make the same calls: they wait for one that never comes",
+        evidence=tuple(line.text for line in seen.snapshot.errors[:NUM_EVIDENCE]),
+    )

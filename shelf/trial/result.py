@@ -27,7 +27,7 @@ class Trouble:
     evidence: tuple[str, ...] = ()
     """Lines of its logs."""
     rule: str = ""
-    """Name of the rule of `vjob status`, or of the table of tries, that found it."""
+    """Name of the rule of `vjob status`, or of the try, that found it."""
     end: EndCause | None = None
 
 

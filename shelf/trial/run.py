@@ -1,8 +1,8 @@
 """A try of a conf, from its start to its result: an ordinary run that is watched and judged.
 
-    ask Slurm of the whole run ─► shrink ─► submit ─► watch ─► judge ─► again, from its checkpoint
+    ask Slurm of the whole run ─► shrink ─► submit ─► watch ─► judge
 
-What a try leaves is removed once its runs are over: its checkpoints always, its run folder where
+What a try leaves is removed once its run is over: its checkpoints always, its run folder where
 nothing was found.
 """
 
@@ -14,10 +14,8 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from varuna_core.agent.gpu.accelerator import choose_accelerator, count_visible
 from varuna_core.facts.known import Value
@@ -32,12 +30,18 @@ from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.submit.submit import prepare, submit
-from vjob.shelf.trial.judgement import find_trouble
+from vjob.shelf.trial.folder import CheckpointFolder, make_folder
+from vjob.shelf.trial.judgement import judge_try
 from vjob.shelf.trial.result import Result, Row, Trouble
-from vjob.shelf.trial.rows import build_refusal, find_refusal, tell_memory, tell_start, tell_step
-from vjob.shelf.trial.saving import CheckpointFolder, make_folder, try_checkpoint
-from vjob.shelf.trial.smaller import STEPS, OneNode, Trial, keep_launch, shrink
-from vjob.shelf.trial.watch import Ending, Say, Seen, watch
+from vjob.shelf.trial.rows import (
+    build_refusal,
+    describe_checkpoint,
+    describe_memory,
+    describe_start,
+    find_refusal,
+)
+from vjob.shelf.trial.smaller import OneNode, Trial, keep_launch, shrink
+from vjob.shelf.trial.watch import Ending, Say, TryObservation, watch
 
 log = logging.getLogger(__name__)
 CANCEL_S = 60
@@ -113,112 +117,107 @@ class _Trying:
         self.resolved, self.options, self.say = resolved, options, say
         self.conf = resolved.conf
         self.begun = time.monotonic()
-        self.runs: list[RunFolder] = []
+        self.submitted: RunFolder | None = None
         self.troubles: list[Trouble] = []
         self.rows: list[Row] = []
         self.trial: Trial | None = None
         self.folder: CheckpointFolder | None = None
-        self.going: list[RunFolder] = []
-        """Runs that could not be ended."""
+        self.goes_on = False
+        """The run could not be ended."""
 
     def run(self) -> None:
         """All steps, as long as nothing is found that makes the next one useless."""
         options = self.options
         node = choose_node(self.conf, options.queue, is_here=options.is_here)
         whole = prepare(self.resolved, for_preview=shutil.which("sbatch") is None)
-        refusal = find_refusal(whole)
-        if refusal is not None:
-            self.troubles.append(refusal)
-            if not node.is_here and not node.is_asked:
-                return  # the try would be refused like it
+        self._note(find_refusal(whole))
+        if self.troubles and not node.is_here and not node.is_asked:
+            return  # the try would be refused like it
         folder = self.folder = make_folder(self.conf, self.resolved.path.parent)
         problem = folder.problem if folder is not None else None
-        self.troubles += [problem] if problem is not None else []
+        self._note(problem)
         self.trial = shrink(
             keep_launch(self.conf, whole.plan.launch),
             node,
             limit_min=math.ceil(options.limit_s / 60),
             checkpoint=folder.seen if folder is not None and problem is None else None,
         )
-        seen = self._start(self.trial.conf, STEPS)
+        seen = self._start(self.trial.conf)
         if seen is None:
             return
-        self.troubles += find_trouble(seen)
-        self.rows.append(tell_start(seen, self.trial, self.troubles))
+        trouble = judge_try(seen)
+        self._note(trouble)
+        self.rows.append(describe_start(seen, self.trial, trouble))
         if not self.troubles:
-            row, found = try_checkpoint(self.conf, self.trial, folder, self._start)
+            row, trouble = describe_checkpoint(self.trial, folder)
             self.rows.append(row)
-            self.troubles += found
-        self.rows += [tell_memory(self.trial, seen), tell_step(self.trial, seen)]
+            self._note(trouble)
+        self.rows.append(describe_memory(self.trial, seen))
 
-    def _start(self, conf: JobConf, num_steps: int) -> Seen | None:
+    def _note(self, trouble: Trouble | None) -> None:
+        self.troubles += [trouble] if trouble is not None else []
+
+    def _start(self, conf: JobConf) -> TryObservation | None:
         """Submit, watch and end; None with a finding where it could not be submitted."""
         chosen = replace(self.resolved.chosen, conf=conf, prediction=None, layouts=None)
         chosen = replace(chosen, layout_steps=None)
         try:
             with defer_interrupts():
                 # Listed before its job exists: that must be ended, whatever becomes of the submit.
-                run, _ = submit(replace(self.resolved, chosen=chosen), fill=self.runs.append)
+                run, _ = submit(replace(self.resolved, chosen=chosen), fill=self._hold)
         except InputError:
             raise
         except VjobError as error:
-            self.troubles.append(build_refusal(error))
+            self._note(build_refusal(error))
             return None
         is_built_in = conf.program.kind in BUILT_IN
         limit_s, say = self.options.limit_s, self.say
-        seen = watch(run, num_steps=num_steps, ends_itself=is_built_in, limit_s=limit_s, say=say)
+        seen = watch(run, ends_itself=is_built_in, limit_s=limit_s, say=say)
         if seen.ending is not Ending.OVER:
             say("ending it")
             saves = seen.ending is Ending.STEPS and conf.train.checkpoint.folder is not None
             stop(run, saves=saves)
         return seen
 
+    def _hold(self, run: RunFolder) -> None:
+        self.submitted = run
+
     def build_result(self, *, is_kept: bool) -> Result:
-        kept = [*self.going, *(self.runs[-1:] if is_kept else [])]
         notes = () if self.trial is None else self.trial.notes
-        if self.folder is not None and self.folder.here is None and self.runs:
+        if self.folder is not None and self.folder.here is None and self.submitted is not None:
             left = f"its checkpoints stay in {self.folder.seen}, which this machine does not see"
             notes = (*notes, left)
+        is_there = self.submitted is not None and (is_kept or self.goes_on)
         return Result(
             conf=str(self.resolved.path),
             rows=tuple(self.rows),
             findings=tuple(self.troubles),
             differs=notes,
             took_s=time.monotonic() - self.begun,
-            files=" ".join(dict.fromkeys(str(run.path) for run in kept)),
+            files=str(self.submitted.path) if self.submitted is not None and is_there else "",
         )
 
     def clean_up(self, *, keeps: bool) -> None:
         """End what goes on, and remove what it left; of a run that does not end all is kept."""
-        with ignore_signals():
-            for run in self.runs:
-                end_submit(run)
-                stop(run)
-            self.going = [run for run in self.runs if not has_ended(run)]
-            for run in self.going:
+        ignore_signals()
+        run = self.submitted
+        if run is not None:
+            end_submit(run)
+            stop(run)
+            self.goes_on = not has_ended(run)
+            if self.goes_on:
                 log.warning("the try may go on, and is kept: vjob cancel %s", run.path)
-            if self.folder is not None and not self.going:
-                self.folder.remove()
-            for run in self.runs:
-                if not keeps and run not in self.going:
-                    remove(run)
+            elif not keeps:
+                remove(run)
+        if self.folder is not None and not self.goes_on:
+            self.folder.remove()
 
 
-@contextmanager
-def ignore_signals() -> Iterator[None]:
-    """Nothing that ends a command ends the block; who asks has what is asked for already."""
-    old: dict[signal.Signals, Any] = {}
-    try:
+def ignore_signals() -> None:
+    """From now on nothing ends the command, which ends by itself once all is cleaned up."""
+    with suppress(ValueError):  # not the main thread, which alone gets signals
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            old[number] = signal.signal(number, signal.SIG_IGN)
-    except ValueError:  # not the main thread, which alone gets signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN)
 
 
 def stop(run: RunFolder, *, saves: bool = False) -> None:

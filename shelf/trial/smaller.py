@@ -8,8 +8,7 @@
     checkpoints     a folder of the try's own inside the real one
     off             morph, restarts, requeue, notify
 
-What a try changes is said in `Trial.notes`; where nothing of the layout is changed (`is_whole`),
-what it measures is what the whole run will have.
+What a try changes is said in `Trial.notes`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vjob.jobs.conf.layout import get_replicas, get_world, require_number
-from vjob.jobs.conf.schema import BUILT_IN, OWN, OWN_MODEL, JobConf, Morph, NodeGroup, Notify, Train
+from vjob.jobs.conf.schema import BUILT_IN, OWN, JobConf, Morph, NodeGroup, Notify, Train
 from vjob.jobs.schedulers import choose as schedulers
+from vjob.shelf.trial.result import MEASURED
 
 STEPS = 2
 MOST_RANKS = 8
 """On processors, which ranks share."""
-MOST_REPLICAS = 2
-"""Where processors stand for GPUs."""
 HEAD_WIDTH = 8
 """Of an attention head in a model that is only to run."""
 SAVING = 5
@@ -38,8 +36,8 @@ IMAGE_S = 600
 SEQUENCE = 128
 """Tokens of a random sample in such a model."""
 MOST_STEPS_OF_BATCH = 2
-"""Micro-batches for each stage, where the layout is not the whole run's anyway; in all, where
-processors stand for GPUs, which are slow at half precision too."""
+"""Micro-batches for each stage, where the layout is not the whole run's anyway; on processors, of
+each replica."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +66,8 @@ class Trial:
     conf: JobConf
     notes: tuple[str, ...]
     """How it differs from the whole run, a phrase each."""
-    is_whole: bool
-    """The layout, the sizes and the kind of device are those of the whole run."""
-    caveat: str
-    """The same in short, for what is measured all the same: `on one node`."""
+    certainty: str
+    """`measured`, or `measured on one node` where the whole run has more."""
     is_small: bool
     """The model, its stages or the devices are not, so that no time or memory is like theirs."""
 
@@ -90,7 +86,7 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
     first = conf.cluster.nodes[0]
     wants_gpus = any(group.num_gpus for group in conf.cluster.nodes)
     on_cpu = wants_gpus and not node.num_gpus
-    small = _lay_out(conf, node if wants_gpus else None, notes)
+    small = _lay_out(conf, node.num_gpus if wants_gpus else 0, notes)
     world = get_world(small)
     if on_cpu:
         place = "this machine has" if node.is_here else f"the nodes of queue {node.queue} have"
@@ -141,8 +137,7 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
     return Trial(
         conf=tried,
         notes=tuple(notes),
-        is_whole=is_whole,
-        caveat=_find_caveat(conf, world),
+        certainty=_find_certainty(conf, world, is_whole=is_whole),
         is_small=on_cpu or bool(others) or len(layouts) > 1,
     )
 
@@ -161,9 +156,13 @@ def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:
     return sorted(kind for kind in kinds if kind is not None and kind != node.kind)
 
 
-def _find_caveat(conf: JobConf, world: int) -> str:
+def _find_certainty(conf: JobConf, world: int, *, is_whole: bool) -> str:
+    if is_whole:
+        return MEASURED
     asked = get_world(conf)
-    return "on one node" if asked == world else f"on one node, with {world} of {asked} ranks"
+    return f"{MEASURED} on one node" + (
+        f", with {world} of {asked} ranks" if asked != world else ""
+    )
 
 
 def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:
@@ -172,45 +171,27 @@ def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:
     return f"{node.kind}:{count}" if node.kind else count
 
 
-def _lay_out(conf: JobConf, node: OneNode | None, notes: list[str]) -> JobConf:
+def _lay_out(conf: JobConf, num_gpus: int, notes: list[str]) -> JobConf:
     """With the ranks that one node holds: all, else fewer replicas, else fewer stages too."""
-    world = get_world(conf)
-    most = MOST_RANKS if node is None or not node.num_gpus else node.num_gpus
-    parallel = conf.parallel
+    parallel, world = conf.parallel, get_world(conf)
     pipeline = require_number(parallel.pipeline)
-    share = pipeline * parallel.tensor
+    share, most = pipeline * parallel.tensor, num_gpus or MOST_RANKS
     replicas = get_replicas(conf) or max(1, world // share)
-    if conf.morph.enabled and world != replicas * share:
-        world = replicas * share  # a run that may morph leaves ranks over; the try has none
-        conf = _keep_replicas(conf, replicas, replicas)
-    stands_in = node is not None and not node.num_gpus and replicas > MOST_REPLICAS
-    if world <= most and not stands_in:
+    # A divisor, so that the batch can still be dealt out evenly.
+    even = [n for n in range(1, replicas + 1) if replicas % n == 0]
+    kept = max((n for n in even if n * share <= most), default=1)
+    if num_gpus and share > most:
+        stages = max(1, most // parallel.tensor)
+        schedule = parallel.schedule if stages > 1 else "auto"
+        notes.append(f"{stages} stages in place of {pipeline}, {kept} of {replicas} replicas")
+        parallel = replace(parallel, pipeline=stages, partition="auto", schedule=schedule)
+        conf = replace(conf, parallel=parallel)
+    elif kept < replicas:
+        of = f"{kept} of {replicas} replicas" if share > 1 else f"{kept} of {world} ranks"
+        notes.append(of)
+    elif world == replicas * share:  # a run that may morph leaves ranks over; the try has none
         return _close(conf, world)
-    if share <= most or node is None or not node.num_gpus:
-        # A divisor, so that the batch can still be dealt out evenly.
-        even = [n for n in range(1, replicas + 1) if replicas % n == 0]
-        kept = max((n for n in even if n * share <= most), default=1)
-        if node is not None and not node.num_gpus:
-            kept = max((n for n in even if n <= min(kept, MOST_REPLICAS)), default=1)
-        if kept == replicas:  # all stages are needed, however many ranks they are
-            return _close(conf, world)
-        if share == 1:
-            notes.append(f"{kept} of {world} ranks")
-        else:
-            notes.append(f"{kept} of {replicas} replicas")
-        return _keep_replicas(conf, kept, replicas)
-    if conf.program.kind in OWN_MODEL and pipeline > 1:
-        notes.append(f"{most} GPUs in place of {world}: the script's stages must fit")
-    stages = max(1, most // parallel.tensor)
-    if parallel.tensor > most:
-        stages = 1
-    notes.append(f"{stages} stages in place of {pipeline}, 1 of {replicas} replicas")
-    conf = _keep_replicas(conf, 1, replicas)
-    parallel = replace(conf.parallel, pipeline=stages, partition="auto")
-    if stages == 1:
-        parallel = replace(parallel, schedule="auto")
-    conf = replace(conf, parallel=parallel)
-    return _close(conf, stages * parallel.tensor)
+    return _keep_replicas(conf, kept, replicas)
 
 
 def _keep_replicas(conf: JobConf, kept: int, replicas: int) -> JobConf:
@@ -241,17 +222,12 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
     is_random = conf.data is not None and conf.data.synthetic
     sequence = min(model.sequence, SEQUENCE) if is_random else model.sequence
     replicas = get_replicas(conf) or 1
-    num = min(require_number(conf.parallel.pipeline), MOST_STEPS_OF_BATCH)
-    words = [f"width {hidden} in place of {model.hidden}"]
-    words += [f"length {sequence} in place of {model.sequence}"] if is_random else []
-    words += [f"fp32 in place of {train.precision}"] if train.precision != "fp32" else []
-    notes.append(", ".join([*words, "one sample a micro-batch"]))
+    notes.append(f"width {hidden}, length {sequence}, fp32, one sample a micro-batch")
+    batch = MOST_STEPS_OF_BATCH * replicas
     return replace(
         conf,
         model=replace(model, hidden=hidden, sequence=sequence),
-        train=replace(
-            train, micro_batch_size=1, global_batch_size=num * replicas, precision="fp32"
-        ),
+        train=replace(train, micro_batch_size=1, global_batch_size=batch, precision="fp32"),
     )
 
 
@@ -270,11 +246,6 @@ def _shorten(conf: JobConf, checkpoint: str | None) -> Train:
         evaluate=replace(train.evaluate, every=STEPS if evaluates else 0, steps=1),
         checkpoint=replace(own, every=0, local=None),
     )
-
-
-def add_step(conf: JobConf) -> JobConf:
-    """The same with one step more, which loads what the first start saved."""
-    return replace(conf, train=replace(conf.train, steps=STEPS + 1))
 
 
 def _choose_queued(asked: str) -> str:

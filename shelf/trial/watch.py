@@ -1,8 +1,8 @@
 """Watches a run of a try: to its second step, its end, or the limit of its time.
 
 A script that goes on after its second step is ended; a built-in program ends by itself. A run that
-shows no step is asked for its ranks' stacks: ranks that wait for something that does not come hang,
-others only need more time.
+shows no step is asked for its ranks' stacks: ranks that use no processor hang, others may only need
+more time.
 """
 
 from __future__ import annotations
@@ -20,26 +20,20 @@ from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.readers.job_reader import JudgedReader
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.monitor.stacks.collect import collect_stacks
-from vjob.jobs.monitor.stacks.group import Frame, StackGroup, Stacks, shorten_path
+from vjob.jobs.monitor.stacks.group import Frame, StackGroup, shorten_path
 from vjob.jobs.runs.find import view_run
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.shelf.trial.smaller import SAVING
+from vjob.shelf.trial.smaller import SAVING, STEPS
 
 log = logging.getLogger(__name__)
 POLL_S = 0.5
 NUM_LINES = 5
 SAMPLE_S = 6.0
-"""After the last step that is needed, for a step's time and a sample of the GPUs."""
+"""After the last step that is needed, for a sample of the GPUs."""
 STACKS_S = 40.0
 IDLE_PERCENT = 5.0
 """Per cent of a core; a rank that uses no more is taken to be waiting."""
-WAITS = {
-    *("init_process_group", "rendezvous", "_create_c10d_store", "barrier", "monitored_barrier"),
-    *("all_reduce", "all_gather", "broadcast", "recv", "send", "synchronize", "wait"),
-    *("connect", "accept", "urlopen", "select", "poll", "_read_ready", "read", "readinto"),
-    *("acquire", "join", "sleep", "input", "flock", "lockf"),
-}
-"""Python functions in which a rank waits for another process, or for nothing."""
+WRAPPERS = ("wrapper", "inner", "_fn", "decorate_context")
 LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/varuna_core/", "<frozen")
 
 Say = Callable[[str], object]
@@ -59,7 +53,7 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class TryObservation:
     """Observations of one start of a try."""
 
     run: RunFolder
@@ -69,10 +63,10 @@ class Seen:
     ending: Ending = Ending.LIMIT
     gpu_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Most memory in use and memory there is, by GPU."""
-    hang: str = ""
-    """Places where ranks wait, if they do."""
-    at: str = ""
-    """Places where they are, if they do not."""
+    places: str = ""
+    """Where ranks are that show no step."""
+    is_hanging: bool = False
+    """None of them uses its processor."""
 
     @property
     def took_s(self) -> float | None:
@@ -88,18 +82,9 @@ class Seen:
             return ()
         return tuple(dict.fromkeys(point.step for point in progress.points)) or (progress.step,)
 
-    @property
-    def step_times(self) -> list[float]:
-        """Seconds of each step that has them; lines close to each other do not give any."""
-        progress = self.snapshot.progress
-        points = progress.points if progress is not None else ()
-        return [point.step_s for point in points if point.step_s is not None]
 
-
-def watch(
-    run: RunFolder, *, num_steps: int, ends_itself: bool, limit_s: float, say: Say
-) -> Seen:  # fmt: skip
-    """Watch until `num_steps` were printed, or, of a program that ends by itself, its end."""
+def watch(run: RunFolder, *, ends_itself: bool, limit_s: float, say: Say) -> TryObservation:
+    """Watch until its steps were printed, or, of a program that ends by itself, its end."""
     reader = JudgedReader(RunReader(run, num_lines=NUM_LINES))
     gpu_mb: dict[str, tuple[float, float]] = {}
     enough_at: float | None = None
@@ -111,15 +96,17 @@ def watch(
                 if used is not None and total and gpu.num_processes:
                     key = f"{node.name}:{gpu.index}"
                     gpu_mb[key] = (max(used, gpu_mb.get(key, (0.0, 0.0))[0]), total)
-        seen = Seen(run=run, snapshot=snapshot, verdict=verdict, limit_s=limit_s, gpu_mb=gpu_mb)
+        seen = TryObservation(
+            run=run, snapshot=snapshot, verdict=verdict, limit_s=limit_s, gpu_mb=gpu_mb
+        )
         if snapshot.record_state in ("ended", "refused"):
             return replace(seen, ending=Ending.OVER)
         if verdict.never_starts:
             return replace(seen, ending=Ending.NEVER)
-        has_enough, is_failing = len(seen.steps) >= num_steps, verdict.health is Health.FAILING
+        has_enough, is_failing = len(seen.steps) >= STEPS, verdict.health is Health.FAILING
         if has_enough and (is_failing or not ends_itself):
             enough_at = enough_at or time.monotonic()
-            is_sampled = seen.step_times and (not snapshot.num_gpus or gpu_mb)
+            is_sampled = not snapshot.num_gpus or gpu_mb
             is_late = time.monotonic() - enough_at > SAMPLE_S
             if is_late or verdict.rule == "not a number" or (is_sampled and not is_failing):
                 return replace(seen, ending=Ending.STEPS)
@@ -130,7 +117,7 @@ def watch(
         time.sleep(POLL_S)
 
 
-def _show_progress(seen: Seen, say: Say) -> None:
+def _show_progress(seen: TryObservation, say: Say) -> None:
     if seen.took_s is None:
         can = schedulers.get_capabilities(seen.snapshot.scheduler.name)
         is_waiting = seen.verdict.health is Health.PENDING and can.has_queue
@@ -142,7 +129,7 @@ def _show_progress(seen: Seen, say: Say) -> None:
         say(f"ranks run; no step yet (at most {left} more)")
 
 
-def _ask_ranks(seen: Seen, say: Say) -> Seen:
+def _ask_ranks(seen: TryObservation, say: Say) -> TryObservation:
     """Where ranks are that show no step."""
     say("no step yet: asking the ranks where they are")
     try:
@@ -155,35 +142,23 @@ def _ask_ranks(seen: Seen, say: Say) -> Seen:
         for rank in seen.snapshot.ranks
         if rank.cpu_percent is not None and rank.cpu_percent < IDLE_PERCENT
     )
-    hang, at = judge_stacks(stacks, idle)
-    return replace(seen, hang=hang, at=at)
-
-
-def judge_stacks(stacks: Stacks, idle: frozenset[int]) -> tuple[str, str]:
-    """Where ranks hang, or else where they are: one of the two is empty."""
-    found: dict[str, list[int]] = {}
-    waits = bool(stacks.groups)
-    for group in stacks.groups:
-        place, is_waiting = describe_place(group)
-        found.setdefault(place, []).extend(group.ranks)
-        waits = waits and (is_waiting or idle.issuperset(group.ranks))
-    places = [f"{_name_ranks(ranks)} in {place}" for place, ranks in found.items()]
+    places = [f"{_name_ranks(group.ranks)} in {find_place(group)}" for group in stacks.groups]
     named = "; ".join(places[:3]) + ("; ..." if len(places) > 3 else "")
-    return (named, "") if waits else ("", named)
+    hangs = bool(stacks.groups) and all(idle.issuperset(group.ranks) for group in stacks.groups)
+    return replace(seen, places=named, is_hanging=hangs)
 
 
-def describe_place(group: StackGroup) -> tuple[str, bool]:
-    """`init_process_group, called at train.py:14`, and whether its innermost calls wait."""
+def find_place(group: StackGroup) -> str:
+    """`accept, called at train.py:14`: the call with which ranks left the user's own code."""
     frames = group.stacks[0].threads[0].frames
-    # Newer Pythons give a function's class too: `accept` of `socket.accept`.
-    names = [frame.function.rpartition(".")[2] for frame in frames]
     own = next((n for n, frame in enumerate(frames) if not _is_library(frame)), None)
-    inner = names[:own]
-    known = [name for name in inner if name in WAITS]
-    if own is not None and inner:
-        return f"{(known or inner)[-1]}, called at {_spell(frames[own])}", bool(known)
+    # Newer Pythons give a function's class too; torch wraps its functions.
+    names = [frame.function.rpartition(".")[2] for frame in frames[:own]]
+    called = [name for name in names if name not in WRAPPERS]
+    if own is not None and called:
+        return f"{called[-1]}, called at {_spell(frames[own])}"
     frame = frames[own or 0]
-    return f"{frame.function} ({_spell(frame)})", bool(known)
+    return f"{frame.function} ({_spell(frame)})"
 
 
 def _is_library(frame: Frame) -> bool:

@@ -116,7 +116,7 @@ def test_mistakes_are_found_and_healthy_programs_are_not_blamed(
     for name in healthy:
         assert found[name]["findings"] == [] and found[name]["code"] == 0, (name, found[name])
     rows = {row["name"]: row for row in found["healthy built-in program"]["rows"]}
-    assert rows["checkpoint"]["values"]["loaded"], rows
+    assert rows["checkpoint"]["values"]["saved"], rows
     missed = {}
     for name, mistake in mistakes.items():
         causes = [finding["cause"] for finding in found[name]["findings"]]

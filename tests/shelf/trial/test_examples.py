@@ -45,7 +45,7 @@ def test_an_example_is_not_blamed(tmp_path: Path, name: str) -> None:
     rows = {row["name"]: row for row in found["rows"]}
     assert found["findings"] == [] and rows["starts"]["text"].startswith("yes")
     if name in BUILT_IN and name != "gpt2-xl-mixed":  # which saves nothing
-        assert rows["checkpoint"]["values"]["loaded"] is True
+        assert rows["checkpoint"]["values"]["saved"] is True
 
 
 def prepare_text(vjob: Vjob) -> None:
