@@ -73,7 +73,7 @@ class Row:
 
     @property
     def differences(self) -> list[Difference]:
-        from vjob.shelf.importers.shell import Word
+        from vjob.shelf.importers.bash.recording import Word
 
         return compare_words([Word(word) for word in self.truth], self.conf)
 

@@ -205,9 +205,8 @@ def submit(
 def _check(ready: Prepared, script: Path, *, as_json: bool) -> int:
     """Show how the program's words differ from the script's; 1 if they do."""
     from vjob.shelf.importers import compare
-    from vjob.shelf.importers.translate import read_launch
 
-    found = compare.compare_program(ready.plan, read_launch(script, os.environ))
+    found = compare.compare_program(ready.plan, script, os.environ)
     if as_json:
         print_object(compare.describe_comparison(found))
     else:

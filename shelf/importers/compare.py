@@ -1,18 +1,20 @@
-"""The words of a program as a conf starts it, against those that a script of the user's own has."""
+"""The words of a program as a conf starts it, against those that bash finds in a user's scripts."""
 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from varuna_core.records.plan import Plan
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.launchers import Launch, split_groups
-from vjob.shelf.importers.shell import Word
+from vjob.shelf.importers.bash.recording import Launch, Word, read_script
+from vjob.shelf.importers.tree import find_entries
 
 Words = tuple[str, ...]
 
@@ -41,7 +43,7 @@ class Comparison:
     """Two program lines, and all in which they differ."""
 
     place: str
-    """Line of the script, with its program."""
+    """File and line of the script, and its program."""
     words: int
     """Number of the script's words, the program's name included."""
     open: Words
@@ -49,26 +51,56 @@ class Comparison:
     differences: tuple[Difference, ...]
 
 
-def compare_program(plan: Plan, launch: Launch) -> Comparison:
-    """The program line of a plan against the script's; InputError where neither has the other's."""
-    name = posixpath.basename(launch.script.text)
+def compare_program(plan: Plan, path: Path, environ: Mapping[str, str]) -> Comparison:
+    """The program line of a plan against that of a script or folder; InputError without the latter.
+
+    Of several lines that start the program, the nearest to the plan's counts.
+    """
     ours = [word.replace("%{percent}{", "%{") for word in plan.command]
-    place = next((i for i, word in enumerate(ours) if posixpath.basename(word) == name), None)
-    said = f"line {launch.command.line}: {launch.script.text}"
-    if place is None:
-        raise InputError(f"the conf starts {' '.join(ours[:4])}, the script ({said}) another one")
+    found: list[Comparison] = []
+    others: list[Launch] = []
+    for entry in find_entries(path):
+        for launch in read_script(entry, environ=environ).walk():
+            places = _find_program(ours, launch)
+            if places is None:
+                others.append(launch)
+            else:
+                script, conf = launch.program[places[1] + 1 :], ours[places[0] + 1 :]
+                found.append(_compare(launch, launch.program[places[1]].text, script, conf))
+        if found:
+            return min(found, key=lambda one: len(one.differences))
+    known = ", ".join(dict.fromkeys(f"{one.where} {' '.join(one.texts[:4])}" for one in others[:3]))
+    started = f"; they start {known}" if known else ", and they start nothing"
+    raise InputError(f"the scripts of {path} do not start {' '.join(ours[:3])}{started}")
+
+
+def _find_program(ours: Sequence[str], launch: Launch) -> tuple[int, int] | None:
+    """Where the program's name stands in both lines."""
+    names = [posixpath.basename(word.text) for word in launch.program]
+    for place, word in enumerate(ours):
+        name = posixpath.basename(word)
+        if word.startswith("--"):
+            return None  # its options have begun
+        if name in names and not re.fullmatch(r"-\w+|python[0-9.]*", name):
+            return place, names.index(name)
+    return None
+
+
+def _compare(
+    launch: Launch, program: str, script: Sequence[Word], conf: Sequence[str]
+) -> Comparison:
     return Comparison(
-        place=said,
-        words=1 + len(launch.args),
-        open=tuple(word.text for word in launch.args if word.is_open),
-        differences=tuple(compare_words(launch.args, ours[place + 1 :])),
+        place=f"{launch.where} {program}",
+        words=1 + len(script),
+        open=tuple(word.text for word in script if word.is_open),
+        differences=tuple(compare_words(script, conf)),
     )
 
 
 def compare_words(script: Sequence[Word], conf: Sequence[str]) -> list[Difference]:
     """The differences by option, in the order of the lines."""
-    theirs, ours = split_groups(script), _split(conf)
-    known = [_fill(group, ours) for group in theirs]
+    ours = [tuple(word.text for word in group) for group in _split([*map(Word, conf)])]
+    known = [_fill(group, ours) for group in _split(script)]
     found: list[tuple[Words, Words]] = []
     matcher = SequenceMatcher(None, known, ours, autojunk=False)
     for kind, a, b, c, d in matcher.get_opcodes():
@@ -77,8 +109,14 @@ def compare_words(script: Sequence[Word], conf: Sequence[str]) -> list[Differenc
     return list(_name_changes(found))
 
 
-def _split(words: Sequence[str]) -> list[Words]:
-    return [tuple(word.text for word in group) for group in split_groups([*map(Word, words)])]
+def _split(words: Sequence[Word]) -> list[list[Word]]:
+    """The words of each `--option`; those before the first are a group."""
+    groups: list[list[Word]] = []
+    for word in words:
+        if not groups or re.match(r"--?[A-Za-z]", word.text):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
 
 
 def _fill(group: Sequence[Word], ours: Sequence[Words]) -> Words:

@@ -91,12 +91,6 @@ def _read_scripts(
     return found, lines
 
 
-def read_launch(path: Path, environ: Mapping[str, str]) -> Launch:
-    """What the scripts start; InputError where they start nothing."""
-    texts, files, known = _find_scripts(path, environ)
-    return _choose_launch(_read_scripts(texts, {**files, **texts}, known)[1], path.name)[0]
-
-
 def import_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     """A conf.yaml of shell scripts, or of what a plug-in of GROUP knows; InputError else."""
     try:

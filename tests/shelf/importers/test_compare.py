@@ -9,8 +9,8 @@ import pytest
 
 from tests.command import Vjob
 from tests.shelf.importers.shell_conf_tree import SCRIPTS
+from vjob.shelf.importers.bash.recording import Word
 from vjob.shelf.importers.compare import Comparison, Difference, compare_words, render_comparison
-from vjob.shelf.importers.shell import Word
 
 
 def spell(one: Difference) -> str:
@@ -75,7 +75,7 @@ def test_a_dry_run_is_checked_against_the_folder_of_its_scripts(tmp_path: Path) 
         assert "--check-against goes with --dry-run" in vjob(*words, code=2).stderr
     other = ("--set", "program.script=other.py")
     (tmp_path / "other.py").touch()
-    assert "another one" in vjob(*check, *other, code=2).stderr
+    assert "do not start python" in vjob(*check, *other, code=2).stderr
 
 
 def test_a_comparison_names_what_only_the_job_knows() -> None:

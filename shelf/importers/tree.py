@@ -1,0 +1,43 @@
+"""A folder of scripts: which of them a user starts.
+
+A script that another one names is started or read by that one: `_03_submit.sh` names the job
+scripts, these the conf and the script of a node. Bash follows them from there, so that which job
+script runs, and whose value of a variable wins, is what bash says.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from vjob.jobs.errors import InputError
+
+SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
+MAX_FILE = 1_000_000
+
+
+def find_entries(path: Path) -> list[Path]:
+    """The scripts to begin with, those that start most others first; a file is its own."""
+    if not path.is_dir():
+        return [path]
+    texts = {
+        file.name: file.read_text(encoding="utf-8-sig", errors="replace")
+        for file in sorted(path.iterdir())
+        if file.suffix in SUFFIXES and file.is_file() and file.stat().st_size <= MAX_FILE
+    }
+    if not texts:
+        raise InputError(f"{path} has no shell scripts ({', '.join(SUFFIXES)})")
+    named = {name: _list_named(name, texts) for name in texts}
+    entries = [name for name in texts if not any(name in others for others in named.values())]
+    # Scripts that name each other in a ring have no first.
+    return [path / name for name in sorted(entries or texts, key=lambda one: -len(named[one]))]
+
+
+def _list_named(name: str, texts: Mapping[str, str]) -> set[str]:
+    """The others that a script names, comments apart."""
+    text = re.sub(r"(?m)^\s*#.*$", "", texts[name])
+    return {
+        other for other in texts
+        if other != name and re.search(rf"(?<![\w.-]){re.escape(other)}(?![\w-])", text)
+    }  # fmt: skip
