@@ -32,6 +32,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 # Frameworks of others, for the recipes of examples/recipes: in a venv of their own, for some of them use
 # one another where they find it. torch and the like are those of the first venv.
 FRAMEWORKS := accelerate hydra-core hydra-submitit-launcher jax lightning
+# The newest Megatron-LM, for its parser of arguments alone: files for Python 3.12, read by any.
+MEGATRON := --upgrade --target $(VENV)/megatron --no-deps --only-binary :all: --ignore-requires-python \
+  --python-version 3.12 --platform manylinux_2_28_x86_64 'megatron-core>=0.19'
 FRAMEWORKS_PYTHON := $(VENV)/recipes/bin/python
 $(VENV)/.installed-recipes: $(VENV)/.installed-dev
 	$(PYTHON) -m venv $(VENV)/recipes
@@ -39,6 +42,8 @@ $(VENV)/.installed-recipes: $(VENV)/.installed-dev
 	  > "$$($(FRAMEWORKS_PYTHON) -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
 	for name in $(FRAMEWORKS); do $(FRAMEWORKS_PYTHON) -m pip install --quiet \
 	  --disable-pip-version-check -c constraints.txt $$name || echo "No $$name: tests of it are skipped."; done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(MEGATRON) \
+	  || echo 'No newest megatron-core: tests of its parser are skipped.'
 	touch $@
 
 $(VENV)/.installed-train: $(VENV)/.installed

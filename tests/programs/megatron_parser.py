@@ -6,15 +6,14 @@ import json
 import os
 import sys
 import types
-import typing
 
+import megatron_imports  # noqa: F401  # beside this file
 import torch
 
-if not hasattr(typing, "override"):  # Python 3.11; Core 0.19 asks for 3.12 by this alone
-    typing.override = lambda function: function
 # The checks ask which GPU there is; parsing needs none.
 torch.cuda.get_device_capability = lambda *_: (8, 0)
 torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=8, minor=0)
+os.environ["NO_VCS_VERSION"] = "1"  # else its version has the commit of the folder that this is in
 root = sys.argv[1]
 sys.path.insert(0, root)
 

@@ -103,6 +103,12 @@ TODAY_FORMS = {
     "tensor": TODAY.replace("pipeline: 8, data: 4", "pipeline: 4, data: 4, tensor: 2")
     .replace(", partition: 0-11-8-8-8-8-5-0", ", order: pipeline")
     .replace("model: gpt2-xl", "model: gpt2-8.3b"),
+    "even-interleaved": TODAY.replace(
+        "partition: 0-11-8-8-8-8-5-0", "schedule: interleaved"
+    ).replace("precision: fp16", "precision: fp16\n  loss_scale: 4096"),
+    "sgd": TODAY.replace(
+        "steps: 50", "steps: 50\n  optimizer: {name: sgd}\n  evaluate: {every: 10}"
+    ),
     "even-bf16": TODAY.replace(", partition: 0-11-8-8-8-8-5-0", "").replace("fp16", "bf16"),
     "blend": TODAY.replace("prefix: xl/my-gpt2_text_document", "prefix: 0.7 xl/a 3 xl/b").replace(
         "steps: 50", "steps: 50\n  schedule: {kind: linear, warmup_steps: 5, decay_steps: 40}"

@@ -105,12 +105,21 @@ def read_number(text: str) -> float | str:
     return float(text) if re.fullmatch(r"[0-9.e-]+", text) else text
 
 
-def find_copy() -> Path:
-    root = os.environ.get("VJOB_MEGATRON")
-    if not root:
-        pytest.skip("VJOB_MEGATRON names no checkout of Megatron-LM (Core 0.13 or later)")
-    assert find_checkout(root).partition == "layout"
-    return Path(root)
+def find_copy(needed: str) -> Path:
+    """A checkout of Core 0.13 or later, or the newest wheel, that has this file."""
+    ours = Path(sys.prefix, "megatron")
+    root = Path(os.environ.get("VJOB_MEGATRON") or ours)
+    if not (root / needed).is_file():
+        pytest.skip(f"no {needed}: VJOB_MEGATRON=<checkout>, or `make .venv/.installed-recipes`")
+    assert find_checkout(str(root)).partition == "layout"
+    return root
+
+
+def test_every_option_that_is_written_is_in_a_list() -> None:
+    source = Path(megatron.__file__).read_text(encoding="utf-8")
+    older = "--balance --batch-size --checkpoint-activations --data-impl --model-parallel-size"
+    written = set(re.findall(r'"(--[a-z0-9-]+)"', source)) - {*older.split(), "--warmup"}
+    assert written <= {word for words in make_golden().values() for word in words}
 
 
 def make_golden() -> dict[str, list[str]]:
@@ -130,7 +139,7 @@ def test_the_lists_are_those_that_a_real_copy_has_accepted() -> None:
 
 @pytest.mark.slow
 def test_a_real_copys_parser_accepts_the_lists() -> None:
-    root = find_copy()
+    root = find_copy("megatron/training/arguments.py")
     made = make_golden()
     asked = {
         name: {"words": words, "world": get_world(make_conf(TODAY_FORMS[name]))}
@@ -308,12 +317,14 @@ cluster:
 @pytest.mark.slow
 def test_its_own_program_trains_in_uneven_stages_and_has_a_timeline(tmp_path: Path) -> None:
     """pretrain_gpt.py itself, on CPUs: two stages of 3 and 1 layers have the losses of one."""
-    root = find_copy()
+    root = find_copy("pretrain_gpt.py")
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     for item in root.iterdir():
         (checkout / item.name).symlink_to(item)
-    shutil.copy(ROOT / "tests/programs/engines/megatron_stock.py", checkout / "pretrain_cpu.py")
+    programs = ROOT / "tests/programs"
+    shutil.copy(programs / "engines/megatron_stock.py", checkout / "pretrain_cpu.py")
+    shutil.copy(programs / "megatron_imports.py", checkout)
     vjob = Vjob(tmp_path)
 
     def train(ranks: int, layers: str, steps: int) -> tuple[RunFolder, list[float]]:

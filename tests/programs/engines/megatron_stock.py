@@ -10,25 +10,21 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import runpy
 import sys
 import types
-import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its fused functions, compiled, find no GPU either
 
+import megatron_imports  # noqa: F401  # which the test puts there too
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint
 import torch.distributed.fsdp
 import torch.distributed.tensor
 import torch.utils.data
-
-if not hasattr(typing, "override"):  # Python 3.11; Core 0.19 asks for 3.12 by this alone
-    typing.override = lambda function: function  # type: ignore[attr-defined]
 
 
 def without(function: Callable[..., Any], *names: str, **given: Any) -> Callable[..., Any]:
@@ -130,5 +126,9 @@ drawing.CudaRNGStatesTracker.fork = fork
 for name in ("_compile_dependencies", "set_jit_fusion_options"):
     setattr(initialize, name, lambda *_, **__: None)
 torch.set_num_threads(1)
-sys.argv[0] = str(ROOT / "pretrain_gpt.py")
-runpy.run_path(sys.argv[0], run_name="__main__")
+if __name__ == "__main__":
+    # Not by runpy: its checkpoint's worker processes import the file of `__main__`, which is this
+    # one then, with the CPU for CUDA, and not pretrain_gpt.py as it is.
+    script = ROOT / "pretrain_gpt.py"
+    sys.argv[0] = str(script)
+    exec(compile(script.read_text(), script, "exec"))
