@@ -637,6 +637,8 @@ def run_here() -> Iterator[Row]:
              Want(C.RANK_EXIT, Actor.RANK, 0, HERE)),
             ("caught, another raised", "raise ValueError('the real one')\n", "stderr",
              Want(C.RANK_EXCEPTION, Actor.RANK, 0, HERE)),
+            ("caught, sys.exit(1)", "sys.exit(1)\n", "stderr",
+             Want(C.RANK_EXIT, Actor.RANK, 0, HERE)),
             ("caught, os._exit(5)", "import os; os._exit(5)\n", "stderr",
              Want(C.RANK_EXIT, Actor.RANK, 0, HERE)),
         ):  # fmt: skip

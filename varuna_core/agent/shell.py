@@ -24,7 +24,7 @@ from varuna_core.records.runfolder import RunFolder
 
 OF_RANK = (
     "RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE", "SLURM_PROCID", "SLURM_LOCALID",
-    "VJOB_TRACE", "VJOB_STEPS", "VJOB_STAGE", "VJOB_REPLICA", "VJOB_TENSOR_RANK",
+    "VJOB_TRACE", "VJOB_STEPS", "VJOB_ENDED", "VJOB_STAGE", "VJOB_REPLICA", "VJOB_TENSOR_RANK",
 )  # fmt: skip
 ADVICE = (
     "{runtime} lets nobody else in this way; on the node, `nsenter --target {rank} --all` enters a "

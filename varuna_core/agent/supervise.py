@@ -53,6 +53,7 @@ from varuna_core.records.exits import (
     RankExit,
     rank_exit,
     read_exception,
+    read_uncaught,
 )
 from varuna_core.records.requests import HANG, read_stop, write_stop
 
@@ -363,6 +364,10 @@ class Supervisor:
     ) -> RankExit:
         started = self._started[rank]
         raised = read_exception(self._attempt.error_file(rank)) if returncode else None
+        uncaught = None
+        if returncode == BY_EXCEPTION:
+            uncaught = read_uncaught(self._attempt.ended(rank))
+            printed = printed if uncaught is None else uncaught
         value = rank_exit(
             rank,
             self._site.host,
@@ -372,6 +377,7 @@ class Supervisor:
             ended=ended,
             error=error,
             exception=raised.text if raised is not None else printed,
+            is_uncaught=None if uncaught is None else bool(uncaught or raised),
         )
         try:
             self._exits.write(value)

@@ -66,6 +66,9 @@ class RankExit:
     exception: str = ""
     """Name and message of the exception that ended it: from its error file, else from the last
     traceback on its stderr, where it exited 1."""
+    is_uncaught: bool | None = None
+    """Its Python tells that nobody caught `exception`; False: that no exception ended it. None
+    where it tells nothing: then the exception is likely the cause, and no more."""
 
     @property
     def last_words(self) -> str:
@@ -99,11 +102,13 @@ def rank_exit(
     ended: float,
     error: str,
     exception: str = "",
+    is_uncaught: bool | None = None,
 ) -> RankExit:
     """From `Popen.returncode`, which is negative for a signal."""
     name = (name_signal(-returncode) or f"signal {-returncode}") if returncode < 0 else None
     code = 128 - returncode if returncode < 0 else returncode
-    return RankExit(rank, node, code, name, stopped, started, ended, error, exception)
+    words = (error, exception, is_uncaught)
+    return RankExit(rank, node, code, name, stopped, started, ended, *words)
 
 
 def name_signal(number: int) -> str:
@@ -152,6 +157,23 @@ def read_exception(path: Path) -> RankException | None:
     return RankException(text[:EXCEPTION_CHARS], tuple(lines))
 
 
+def read_uncaught(path: Path) -> str | None:
+    """The exception that nobody caught, by the Python of a rank as it ended (trace/startup); empty
+    if it ended without one. None if nothing tells: it was killed, it left by os._exit, or several
+    programs ran one after the other and disagree."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(fd, "rb") as handle:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return None
+        lines = handle.read(MOST_ERROR_BYTES).decode("utf-8", "replace").splitlines()
+    ends = [line[len("ended") :].strip() for line in lines if line.startswith("ended")]
+    is_whole = bool(ends) and len(ends) == lines.count("begun") == len(lines) / 2
+    return ends[0][:EXCEPTION_CHARS] if is_whole and len(set(ends)) == 1 else None
+
+
 class NodeExits:
     """Exits of a node's ranks, written by its agent: one file, whole at each rank's end.
 
@@ -190,8 +212,9 @@ class NodeExits:
 
 
 def _to_plain(value: RankExit) -> dict[str, Any]:
-    """Without an exception where there is none: older readers refuse what they do not know."""
-    return {name: one for name, one in asdict(value).items() if name != "exception" or one}
+    """Without what nothing tells: older readers refuse fields that they do not know."""
+    later = {"exception": "", "is_uncaught": None}
+    return {name: one for name, one in asdict(value).items() if later.get(name, value) != one}
 
 
 def read_exits(attempt: AttemptFolder, world: int) -> dict[int, RankExit]:
@@ -317,7 +340,8 @@ def is_fallout(item: RankExit) -> bool:
 def end_of_rank(first: RankExit) -> End:
     """The end of an attempt by the exit of the rank that ended it."""
     cause = EndCause.RANK_EXCEPTION if first.exception else EndCause.RANK_EXIT
-    raised = Evidence(RAISED, Sure.REPORTED, text=first.exception)
+    sure = Sure.REPORTED if first.is_uncaught else Sure.INFERRED
+    raised = Evidence(RAISED, sure, text=first.exception)
     return End(
         cause=EndCause.RANK_SIGNAL if first.signal else cause,
         actor=Actor.UNKNOWN if first.signal else Actor.RANK,

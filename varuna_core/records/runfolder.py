@@ -39,6 +39,7 @@
     exit/node-<index>.json   trace/node-<index>.jsonl     its ranks' ends; what they did when
     ranks/  ranks/<rank>.error.json                  what profilers write of a rank; its exception,
                                                      where torch's `record` decorator saw it
+            ranks/<rank>.ended                       the exception that ended it (exits.py)
             ranks/<rank>.steps                       its optimizer steps (logs/step_counts.py)
     track.log                                        what the tools of `track` print
     earlier-0/                                       what an older try of this attempt left
@@ -222,6 +223,10 @@ class AttemptFolder:
     def error_file(self, rank: int) -> Path:
         """The exception that ended a rank, where torch's `record` decorator wrote it."""
         return self.path / "ranks" / f"{rank}.error.json"
+
+    def ended(self, rank: int) -> Path:
+        """The exception that ended a rank's Python, by that itself."""
+        return self.path / "ranks" / f"{rank}.ended"
 
     def steps(self, rank: int) -> Path:
         """Optimizer steps that a rank's Python has counted."""

@@ -13,6 +13,7 @@ from tests import ROOT
 from varuna_core.agent.bundle import write_bundle
 from varuna_core.agent.setup.container import ENTRY_COMMAND, ENTRY_VARIABLE, build_entry
 from varuna_core.agent.setup.ranks import STARTUP
+from varuna_core.records.exits import read_uncaught
 
 PYTHON = os.path.realpath(sys.executable)
 """Without the packages of this environment, which has a varuna_core of its own."""
@@ -88,3 +89,53 @@ def test_in_a_container_the_images_own_path_stays(given: str | None, expected: s
         capture_output=True, text=True, check=True, timeout=60,
     )  # fmt: skip
     assert done.stdout.strip() == expected
+
+
+CAUGHT = "\nimport traceback\ntry:\n 1 / 0\nexcept ZeroDivisionError:\n traceback.print_exc()\n"
+ENDS = [
+    # A program, and the exception that it left uncaught: empty if none, None if not known.
+    ("raise ValueError('no data\\nat all')", "ValueError: no data"),
+    ("d = {}; d['path']", "KeyError: 'path'"),
+    (CAUGHT + "sys.exit(1)", ""),
+    (CAUGHT + "raise ValueError('the real one')", "ValueError: the real one"),
+    (CAUGHT, ""),
+    (CAUGHT + "import os; os._exit(1)", None),
+    (CAUGHT + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", None),
+    ("import threading as t; a = t.Thread(target=lambda: 1 / 0); a.start(); a.join(); sys.exit(1)",
+     ""),
+    ("import os\nif os.fork() == 0: raise ValueError('of a child')\nos.wait(); sys.exit(1)", ""),
+    ("import subprocess as s; s.run([sys.executable, '-c', 'raise ValueError']); sys.exit(1)", ""),
+    ("import subprocess as s; s.run([sys.executable, '-c', '1 / 0'], check=True)",
+     "subprocess.CalledProcessError: Command"),
+    ("sys.excepthook = lambda *a: None; raise ValueError('hidden')", "ValueError: hidden"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "uncaught"), ENDS)
+def test_the_exception_that_ended_a_program_is_noted(
+    code: str, uncaught: str | None, folder: Path
+) -> None:
+    """A traceback that was caught and printed right before sys.exit(1) looks the same in a log."""
+    note = folder / "0.ended"
+    env = {"PYTHONPATH": f"{folder}/{STARTUP}", "VJOB_ENDED": str(note)}
+    program = [PYTHON, "-s", "-c", f"import sys; {code}"]
+    subprocess.run(program, env=env, cwd=folder, capture_output=True, timeout=60, check=False)
+    found = read_uncaught(note)
+    assert found is None if uncaught is None else (found or "").startswith(uncaught)
+    assert uncaught != "" or found == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "uncaught"),
+    [("a; b", None), ("b; b", "ValueError: b"), ("a", ""), ("a & b; wait", None)],
+)
+def test_several_programs_of_a_rank_that_disagree_tell_nothing(
+    script: str, uncaught: str | None, folder: Path
+) -> None:
+    note = folder / "0.ended"
+    env = {"PYTHONPATH": f"{folder}/{STARTUP}", "VJOB_ENDED": str(note)}
+    names = {"a": f"{PYTHON} -s -c pass", "b": f"{PYTHON} -s -c 'raise ValueError(\"b\")'"}
+    words = [names.get(word, word) for word in script.replace(";", " ;").split()]
+    command = ["/bin/bash", "-c", " ".join(words)]
+    subprocess.run(command, env=env, cwd=folder, capture_output=True, timeout=60, check=False)
+    assert read_uncaught(note) == uncaught

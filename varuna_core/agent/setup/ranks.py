@@ -219,6 +219,7 @@ def _run(plan: Plan, node: NodePlan, rank: int, meeting: Meeting) -> dict[str, s
     attempt = RunFolder(meeting.run).attempt(meeting.attempt)
     return {
         **({"VJOB_STEPS": str(attempt.steps(rank))} if plan.count_steps else {}),
+        **({"VJOB_ENDED": str(attempt.ended(rank))} if plan.count_steps or plan.timeline else {}),
         **({"VJOB_WATCH": "1"} if plan.timeline else {}),
         "VJOB_RUN": str(meeting.run),
         "VJOB_RUN_ID": plan.run,

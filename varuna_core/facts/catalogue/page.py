@@ -31,10 +31,10 @@ the line of a rank that did not fail first, a line of source, or one of an earli
 |---|---|---|
 {witnesses}
 The kernel's line about the memory of its node explains a SIGKILL. An exception ended its rank if it
-is in the rank's error file, or if the rank exited 1 and it is the last traceback of the main thread
-on standard error, with no output on standard output more than 5 seconds after it. An exception that
-was caught and printed less than 5 seconds before an exit with code 1 looks the same, and is taken
-for the cause.
+is in the rank's error file, or if the rank exited 1 and its Python noted at its end that nobody had
+caught it ([the hook](steps.md#where-steps-come-from)). Where no hook ran, or the program left by
+`os._exit`, it is likely, and its evidence says `inferred`: the last traceback of the main thread on
+standard error, with no output on standard output more than 5 seconds after it.
 
 ## Causes
 | cause | sentence | remedies |

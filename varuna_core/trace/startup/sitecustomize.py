@@ -1,10 +1,12 @@
 """First module that the ranks' Python imports. The agent puts this folder, which is in agent.pyz,
 in front of their PYTHONPATH, unless a conf has `profile.count_steps: false`.
 
-Nothing happens until torch is imported. Then the rank's optimizer steps are counted (counter.py),
-and with `profile.timeline: true` varuna_core/trace/hook.py watches for the engines. The
-sitecustomize that Python would have read without this one is read after it. Whatever goes wrong
-here is one line, and the rank trains without a timeline, or uncounted.
+At the end of the process one line notes the exception that nobody caught, if one ended it: a log
+cannot tell it from one that was caught and printed. Nothing else happens until torch is imported.
+Then the rank's optimizer steps are counted (counter.py), and with `profile.timeline: true`
+varuna_core/trace/hook.py watches for the engines. The sitecustomize that Python would have read
+without this one is read after it. Whatever goes wrong here is one line, and the rank trains without
+a timeline, or uncounted.
 """
 
 from __future__ import annotations
@@ -73,6 +75,45 @@ def _count(torch: ModuleType) -> None:
     )
 
 
+def _note_end(path: str) -> None:
+    """Write a line now and one as this process ends: `begun`, and `ended` with what Python keeps in
+    `sys.last_value` of an exception that reached its top. Children write none."""
+    import atexit
+
+    pid = os.getpid()
+
+    def write(line: str) -> None:
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+            file = os.open(path, flags, 0o600)
+            try:
+                os.write(file, line.encode("utf-8", "replace"))
+            finally:
+                os.close(file)
+        except OSError:  # a full disk, or a folder that is gone: nothing is known then
+            pass
+
+    def note() -> None:
+        if os.getpid() != pid:
+            return
+        text, trace = "", getattr(sys, "last_traceback", None)
+        raised = getattr(sys, "last_value", None)
+        # A callback of C sets both too, and the program goes on: its traceback begins elsewhere.
+        if trace is not None and trace.tb_frame.f_code.co_name in _TOPS:
+            import traceback
+
+            lines = "".join(traceback.format_exception_only(type(raised), raised)).splitlines()
+            text = next((line for line in lines if line and not line[0].isspace()), "")[:500]
+        write(f"ended {text}".rstrip() + "\n")
+
+    write("begun\n")
+    atexit.register(note)
+
+
+_TOPS = ("<module>", "_run_module_as_main", "_run_code")
+"""Functions in which the traceback of a whole program begins."""
+
+
 def _load(stem: str, folder: str) -> Any:
     from importlib.util import module_from_spec
 
@@ -102,4 +143,6 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
 sys.path[:] = [each for each in sys.path if each != _HERE]
 sys.meta_path.insert(0, _Finder())
+if "VJOB_ENDED" in os.environ:  # not for processes that this one starts
+    _note_end(os.environ.pop("VJOB_ENDED"))
 _read_next()
