@@ -166,7 +166,7 @@ def _run_step(
                 way = "forward" if action.kind == "F" else "backward"
                 is_first = index == (0 if action.kind == "F" else job.stages - 1)
                 if not is_first:
-                    add(f"{way}-recv", rank, free, begin)
+                    add(f"{way}-recv", rank, min(free, begin), begin)
                 add(f"{way}-compute", rank, begin, begin + cost)
                 for name in FILLERS[: job.fillers]:
                     add(name, rank, begin + cost, begin + cost + 1e-5)

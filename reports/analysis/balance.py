@@ -83,6 +83,8 @@ class Straggler:
     num_steps: int = 0
     """Of a stretch in which it was slow; 0 is the whole attempt."""
     num_peers: int
+    device: str = ""
+    """Its kind and its peers'; empty is not known."""
 
 
 def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]:
@@ -97,7 +99,7 @@ def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]
     work = steps[["attempt", "rank", "stage", "step", "work_s"]].merge(
         ranks[columns].drop_duplicates(["attempt", "rank"]), on=["attempt", "rank"]
     )
-    for (attempt, stage, _), group in work.groupby(["attempt", "stage", "device"]):
+    for (attempt, stage, device), group in work.groupby(["attempt", "stage", "device"]):
         table = group.pivot(index="step", columns="rank", values="work_s")
         if table.shape[1] < 2:
             continue
@@ -124,6 +126,7 @@ def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]
                         share_of_steps=float((ratios > rung.times).mean()),
                         num_steps=num_steps,
                         num_peers=table.shape[1] - 1,
+                        device=str(device),
                     )
                 )
     return sorted(found, key=lambda straggler: -straggler.ratio)

@@ -28,7 +28,7 @@ from vjob.reports.analysis.headline import (
     has_ended_badly,
     has_ended_well,
 )
-from vjob.reports.analysis.measures import Analysis, Curves, StepAnalysis
+from vjob.reports.analysis.measures import Analysis, Curves, StepAnalysis, find_conflict
 from vjob.reports.load.tables import Job
 
 
@@ -65,13 +65,17 @@ DOUBTFUL_NS = 1_000_000
 def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """Missing traces and details, doubtful clocks, files that were not read whole."""
     is_own = job.plan.program in OWN_PROGRAMS  # the conf's keys for traces do not reach it
-    if not job.traces.ranks and len(job.events):
+    yield from _list_gaps_of_logs(job)
+    if job.traces.is_log:
+        has_calls = len(job.events) > 0
         yield Finding(
             rule="timers only",
             weight=0.0,
             sentence="No rank wrote a trace: events are the calls of Megatron's timers, which wait "
-            "for the GPU at every call and so slow a step down.",
-            evidence="start and end lists of the log; times are those of the nodes' own clocks",
+            "for the GPU at every call and so slow a step down."
+            if has_calls
+            else "No rank wrote a trace: Megatron's timers say how long ranks worked, not when.",
+            evidence="start and end lists of the log" if has_calls else "times across ranks",
             key="profile.timeline",
         )
     elif not job.traces.ranks:
@@ -91,7 +95,9 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             key="" if is_own else "train.log_every",
         )
     for step in analysis.steps[:1]:
-        if step.trouble and _is_pipeline(job) and not job.traces.is_sample:
+        is_sample = job.traces.is_sample and not job.traces.is_log
+        has_conflict = find_conflict(job, step.attempt, step.step) is not None
+        if step.trouble and _is_pipeline(job) and not is_sample and not has_conflict:
             yield Finding(
                 rule="step apart",
                 values={"step": step.step},
@@ -116,13 +122,21 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     shifted = [trace for trace in job.traces.ranks if trace.shifted_ns]
     if shifted:
         worst = max(shifted, key=lambda trace: abs(trace.shifted_ns))
+        others = sorted({trace.host for trace in shifted} - {worst.host, ""})
+        way = "the steps' ends"
+        evidence = f"{len(shifted)} traces without measured offsets"
+        if job.traces.is_log:
+            way = f"what messages prove, to within {in_units((worst.residual_ns or 0) / 1e9)}"
+            evidence = "calls that begin before their input was sent"
         yield Finding(
             rule="clock wrong",
-            values={"host": worst.host, "shifted_s": worst.shifted_ns / 1e9},
-            weight=0.4,
-            sentence=f"The clock of {worst.host or f'rank {worst.rank}'} is wrong by "
-            f"{in_units(abs(worst.shifted_ns) / 1e9)}; times were put right by the steps' ends.",
-            evidence=f"{len(shifted)} traces without measured offsets",
+            values={"host": worst.host, "shifted_s": worst.shifted_ns / 1e9, "others": others},
+            weight=CLOCKS_WRONG,
+            sentence=f"The clock of {worst.host or f'rank {worst.rank}'} is "
+            f"{'behind' if worst.shifted_ns > 0 else 'ahead'} by "
+            f"{in_units(abs(worst.shifted_ns) / 1e9)}; times were put right by {way}."
+            + (f" So were those of {_name_some(others)}." if others else ""),
+            evidence=evidence,
             key="",
         )
     hosts = {trace.host for trace in job.traces.ranks if trace.has_header}
@@ -137,13 +151,15 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
             evidence="traces without offsets",
             key="",
         )
-    elif known and max(known) > DOUBTFUL_NS:
+    elif known and max(known) > DOUBTFUL_NS and not (shifted and job.traces.is_log):
         yield Finding(
             rule="clocks",
             values={"within_s": max(known) / 1e9},
             weight=0.1,
             sentence=f"Clocks of nodes agree to within {in_units(max(known) / 1e9)}.",
-            evidence="the worst of the offsets in the traces",
+            evidence="the bounds that messages give"
+            if job.traces.is_log
+            else "the worst of the offsets in the traces",
             key="",
         )
     if job.skipped:
@@ -158,6 +174,81 @@ def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
         )
 
 
+def _list_gaps_of_logs(job: Job) -> Iterator[Finding]:
+    """Logs that are missing or another job's, steps whose calls are cut, clocks that contradict."""
+    missing = job.missing
+    if missing is not None:
+        many = len(missing.indices)
+        which = _name_some(missing.names) if missing.names else "NODE_RANK "
+        which += "" if missing.names else _name_some(missing.indices)
+        ranks = f", ranks {_name_runs(missing.ranks)}" if missing.ranks else ""
+        yield Finding(
+            rule="missing logs",
+            values={"nodes": list(missing.names or missing.indices), "ranks": list(missing.ranks)},
+            weight=LOGS_MISSING,
+            sentence=f"{many} of {missing.num_nodes} nodes left no log here: {which}{ranks}.",
+            evidence=f"NNODES: {missing.num_nodes}, and the NODE_RANK of each log",
+            key="",
+        )
+    for other in job.others:
+        yield Finding(
+            rule="other job",
+            values={"master": other.master, "nodes": list(other.nodes)},
+            weight=LOGS_MISSING,
+            sentence=f"The folder has logs of another job too, which are left out: "
+            f"{_name_some(other.nodes)}, with the master {other.master}.",
+            evidence="MASTER_ADDR and NODE_RANK of each log",
+            key="",
+        )
+    for cut in job.traces.left_out:
+        whole = f"{cut.num_whole} of {cut.num_ranks} ranks have all"
+        yield Finding(
+            rule="cut steps",
+            values={"file": cut.file, "first": cut.first, "last": cut.last},
+            weight=STEPS_CUT,
+            sentence=f"{_name_steps(cut.first, cut.last)} left out: {cut.file} does not have all "
+            f"of {'its' if cut.first == cut.last else 'their'} calls.",
+            evidence=f"the lists of starts and ends: {whole}",
+            key="",
+        )
+    for conflict in job.traces.conflicts[:1]:
+        more = len(job.traces.conflicts) - 1
+        yield Finding(
+            rule="clocks contradict",
+            values={"first": conflict.first, "last": conflict.last, "seconds": conflict.seconds},
+            weight=CLOCKS_WRONG,
+            sentence=f"{_name_steps(conflict.first, conflict.last)} not looked at across ranks: "
+            f"calls begin {in_units(conflict.seconds)} before their input was sent, and no "
+            "difference of the nodes' clocks explains that.",
+            evidence="times of messages and sums" + (f"; so {more} more stretches" if more else ""),
+            key="",
+        )
+
+
+def _name_steps(first: int, last: int) -> str:
+    return f"Step {last} is" if first == last else f"Steps {first} to {last} are"
+
+
+def _name_some(names: Sequence[object]) -> str:
+    """`n1, n2 and 3 more`."""
+    shown = ", ".join(map(str, names[:MOST_NAMED]))
+    return shown + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
+
+
+def _name_runs(numbers: Sequence[int]) -> str:
+    """`8 to 11, 20`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return _name_some([" to ".join(map(str, run)) for run in runs])
+
+
+MOST_NAMED = 8
+CLOCKS_WRONG, STEPS_CUT, LOGS_MISSING = 0.95, 0.96, 0.97
+"""Weights of what other figures rest on: read before all that is no cause."""
 MUCH_BUBBLE = 0.05
 """A bubble this much above its ideal is worth a sentence; so is this part of the time elsewhere."""
 TIGHT = 0.92
@@ -226,8 +317,13 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
         key="train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else "",
     )
-    slowest = max(range(len(step.stage_work_s)), key=step.stage_work_s.__getitem__)
+    if not step.slowest:
+        return
+    slowest = max(range(len(step.slowest)), key=lambda stage: step.slowest[stage][1])
+    rank, work_s = step.slowest[slowest]
     mean = sum(step.stage_work_s) / len(step.stage_work_s)
+    is_slow = any((x.attempt, x.rank) == (step.attempt, rank) for x in analysis.stragglers)
+    own = rank if work_s > 1.02 * step.stage_work_s[slowest] else None
     on_path: Counter[int] = Counter()
     for piece in step.path:
         if piece.what == "work":
@@ -235,18 +331,26 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
     length = sum(piece.seconds for piece in step.path)
     if length and mean:
         share = on_path[slowest] / length
-        above = step.stage_work_s[slowest] / mean - 1
+        above = work_s / mean - 1
         yield Finding(
             rule="pace",
-            values={"step": step.step, "stage": slowest, "above": above, "share": share},
+            values={
+                "step": step.step,
+                "stage": slowest,
+                "rank": rank,
+                "above": above,
+                "share": share,
+            },
             weight=above if above > 0.02 else 0.0,
             sentence=(
-                f"Stage {slowest} sets the pace: it works {in_units(step.stage_work_s[slowest])} a "
-                f"step, {percent(above)} more than the mean stage, and is {percent(share)} of "
-                "the critical path."
+                f"Stage {slowest} sets the pace: {'it' if own is None else f'its rank {own}'} "
+                f"works {in_units(work_s)} a step, {percent(above)} more than the mean stage, and "
+                f"{'is' if own is None else 'the stage is'} {percent(share)} of the critical path."
             ),
             evidence=f"{where}: {len(step.path)} pieces on the path",
-            key="parallel.partition" if above > MUCH_BUBBLE and _is_asked(job, analysis) else "",
+            key="parallel.partition"
+            if above > MUCH_BUBBLE and not is_slow and _is_asked(job, analysis)
+            else "",
         )
 
 
@@ -270,7 +374,8 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{in_units(found.slowest_then_s)} instead of {in_units(found.slowest_now_s)} a step, "
             f"{percent(found.gain)} less."
         ),
-        evidence="layers taken as alike, each at what it costs on its stage now",
+        evidence="layers taken as alike, each at what it costs on its stage now"
+        + (", slow ranks left out" if analysis.stragglers else ""),
         key=f"parallel.partition: {found}" if _is_asked(job, analysis) else "",
         cause="imbalance" if found.gain >= MUCH_IMBALANCE else "",
         lost_s=found.gain * analysis.accounting.stepping_s if found.gain >= MUCH_IMBALANCE else 0,
@@ -333,7 +438,8 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
                 f"{percent(found.share_of_steps)} of "
                 f"{f'{found.num_steps} steps in a row' if found.num_steps else 'the steps'}."
             ),
-            evidence=f"attempt {found.attempt or '-'}: work of a step, same stage, same GPU",
+            evidence=f"{f'attempt {found.attempt}: ' if found.attempt else ''}work of a step, same "
+            f"stage, {'same GPU' if found.device else 'kinds of GPU not known'}",
             key=_spell_exclude(job, found.host),
             cause="slow node",
             lost_s=(1 - 1 / found.ratio) * found.share_of_steps * analysis.accounting.stepping_s,

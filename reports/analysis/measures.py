@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,7 @@ from vjob.reports.analysis.step_times import (
 )
 from vjob.reports.load.tables import Job
 from vjob.reports.load.trace_file import RankTrace
+from vjob.reports.load.trace_reader import ClockConflict
 
 MOST_STAGES = 10_000
 """A number beyond is none of a stage."""
@@ -65,7 +66,9 @@ class StepAnalysis:
     """The critical path of the replica that took longest."""
     communication: pd.DataFrame
     stage_work_s: tuple[float, ...]
-    """Work of each stage, the mean over its ranks."""
+    """Work of each stage, the mean over its ranks that are not slow."""
+    slowest: tuple[tuple[int, float], ...]
+    """The rank of each stage that worked longest, and how long."""
     trouble: str
     """Why pipelines or bubbles are missing."""
 
@@ -131,7 +134,10 @@ def analyse(job: Job) -> Analysis:
     if job.traces.is_sample:  # only the log has all steps
         whole = build_step_times(job.traces.steps.iloc[:0], job.logs["iterations"])
         times = whole if len(whole) else times
-    looked_at = {pair: _analyse_step(job, *pair) for pair in set(job.chosen.values())}
+    works = [table for table in (job.traces.steps, job.traces.works) if len(table)]
+    stragglers = find_stragglers(pd.concat(works), list_ranks(job)) if works else []
+    slow = {(found.attempt, found.rank) for found in stragglers}
+    looked_at = {pair: _analyse_step(job, *pair, slow) for pair in set(job.chosen.values())}
     steps = tuple(replace(looked_at[pair], name=name) for name, pair in job.chosen.items())
     median = next((step for step in steps if step.name == "median"), None)
     found = job.find_partition(median.attempt if median else "")
@@ -155,8 +161,11 @@ def analyse(job: Job) -> Analysis:
         times=times,
         bubbles=bubbles,
         steps=steps,
-        outliers=tuple(find_outliers(times, job.traces.steps)),
-        stragglers=tuple(find_stragglers(job.traces.steps, list_ranks(job))),
+        outliers=tuple(
+            # A line of a log is about several steps, and calls are of single ones.
+            find_outliers(times, job.traces.steps.iloc[: None if not job.traces.is_log else 0])
+        ),
+        stragglers=tuple(stragglers),
         partition=partition,
         suggestion=suggest_partition(partition, median.stage_work_s) if median else None,
         goodput=goodput,
@@ -310,12 +319,15 @@ def list_ranks(job: Job) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*names, "num_events"])
 
 
-def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
+def _analyse_step(
+    job: Job, attempt: str, step: int, slow: Collection[tuple[str, int]]
+) -> StepAnalysis:
     events = job.events[(job.events["attempt"] == attempt) & (job.events["step"] == step)]
+    conflict = find_conflict(job, attempt, step)
     pipelines: list[Pipeline] = []
     bubbles: list[Bubbles] = []
     troubles: dict[int, str] = {}
-    for replica, pipeline in observe(events):
+    for replica, pipeline in observe(events if conflict is None else events.iloc[:0]):
         if isinstance(pipeline, str):
             troubles[replica] = pipeline
         else:
@@ -325,23 +337,42 @@ def _analyse_step(job: Job, attempt: str, step: int) -> StepAnalysis:
             troubles[pipeline.replica] = compared
         else:
             bubbles.append(compared)
-    slowest = max(pipelines, key=lambda item: item.makespan, default=None)
+    last = max(pipelines, key=lambda item: item.makespan, default=None)
     work = events[events["kind"].isin(COMPUTE) & events["stage"].between(0, MOST_STAGES)]
     work = work.assign(work_s=work["end_s"] - work["ready_s"])
     by_rank = work.groupby(["stage", "rank"])["work_s"].sum()
-    by_stage = by_rank.groupby("stage").mean()
-    if len(by_stage):  # a stage of which no rank wrote did nothing that is known
-        by_stage = by_stage.reindex(range(int(by_stage.index.max()) + 1), fill_value=0.0)
+    is_slow = by_rank.index.get_level_values("rank").map(lambda rank: (attempt, rank) in slow)
+    by_stage = by_rank[~is_slow.to_numpy(dtype=bool)].groupby("stage").mean()
+    by_stage = by_stage.combine_first(by_rank.groupby("stage").mean())  # all of a stage's
+    stages = range(int(by_stage.index.max()) + 1 if len(by_stage) else 0)
+    # A stage of which no rank wrote did nothing that is known.
+    by_stage = by_stage.reindex(stages, fill_value=0.0)
+    longest = [by_rank.xs(stage) for stage in stages if stage in by_rank.index.levels[0]]
     return StepAnalysis(
         name="",
         attempt=attempt,
         step=step,
         pipelines=tuple(pipelines),
         bubbles=tuple(bubbles),
-        path=tuple(find_critical_path(slowest)) if slowest is not None else (),
+        path=tuple(find_critical_path(last)) if last is not None else (),
         communication=measure_communication(events, pipelines),
         stage_work_s=tuple(float(seconds) for seconds in by_stage),
+        slowest=tuple((int(own.idxmax()), float(own.max())) for own in longest)
+        if len(longest) == len(stages)
+        else (),
         trouble=f"replica {min(troubles)}: {troubles[min(troubles)]}" if troubles else "",
+    )
+
+
+def find_conflict(job: Job, attempt: str, step: int) -> ClockConflict | None:
+    """Clocks of a step that contradict each other."""
+    return next(
+        (
+            one
+            for one in job.traces.conflicts
+            if one.attempt == attempt and one.first <= step <= one.last
+        ),
+        None,
     )
 
 

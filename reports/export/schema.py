@@ -291,7 +291,7 @@ TABLES = {
         ),
     ),
     "timer_calls": Table(
-        "A row a call of a timer whose begin and end were printed; of three steps a log.",
+        "A row a call of a timer whose begin and end were printed; of up to four blocks a log.",
         (
             _NODE,
             _STEP,

@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,20 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import Training, read_training
 from vjob.reports.load.gpu_log import read_gpus
 from vjob.reports.load.kineto import fold_files
+from vjob.reports.load.log_settings import (
+    MissingNodes,
+    OtherJob,
+    choose_job,
+    find_missing,
+    place_devices,
+    place_nodes,
+    place_ranks,
+)
+from vjob.reports.load.logged_calls import Places, read_calls
 from vjob.reports.load.sources import AttemptSources, Sources, find_sources
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
-from vjob.reports.load.training_log import LogReader, LogTables, build_log_events
+from vjob.reports.load.training_log import LogReader, LogTables
 
 SHOWN = ("name", "layout", "pipeline", "data", "tensor", "partition", "stage_map", "planned")
 
@@ -189,6 +199,10 @@ class Job:
     """What of which file could not be read."""
     commit: str = ""
     """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
+    missing: MissingNodes | None = None
+    """Of a bare folder."""
+    others: tuple[OtherJob, ...] = ()
+    """Further jobs whose logs are in a bare folder."""
     nothing_to_do: str = ""
     """The log's line `nothing to do: ...`; empty where there is none."""
     state: str = ""
@@ -217,6 +231,10 @@ def load_job(
     `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
     """
     sources = find_sources(path)
+    others: tuple[OtherJob, ...] = ()
+    if sources.run is None:
+        bare, others = choose_job(sources.attempts[0])
+        sources = replace(sources, attempts=(bare,))
     skipped: dict[str, str] = {}
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
@@ -249,13 +267,27 @@ def load_job(
             gpus += rows
             if bad:
                 skipped[f"{attempt.label}/{samples.name}".lstrip("/")] = f"{bad} lines skipped"
-    logs = tables.build_tables()
-    events = read_events(traces, held)
+    logs, samples_of_gpus = tables.build_tables(), pd.DataFrame(gpus)
+    events, exits = read_events(traces, held), _read_exits(sources)
+    settings = _list_settings(plan, sources) | tables.job_info
+    printed = {node: blocks for (_, node), blocks in tables.settings.items()}
+    nodes = place_nodes(printed) if sources.run is None else {}
     if events.empty:
-        settings = _list_settings(plan, sources) | tables.job_info
-        found = build_log_events(logs["timer_calls"], settings)
+        hosts = place_ranks(nodes, settings) | {
+            rank: str(node)
+            for rank, node in exits[["rank", "node"]].itertuples(index=False)
+            if isinstance(rank, int) and node
+        }
+        places = Places(
+            hosts=hosts,
+            devices=place_devices(hosts, samples_of_gpus),
+            logs={(one.label, node): log for one in sources.attempts for node, log in one.logs},
+        )
+        found = read_calls(logs, settings, places)
         if found is not None:
-            events, chosen = found, _choose_logged(found)
+            logged, events = found
+            traces = logged if traces.steps.empty else traces
+            chosen = _choose_logged(events) if len(events) else chosen
     return Job(
         sources=sources,
         traces=traces,
@@ -264,9 +296,9 @@ def load_job(
         logs=logs,
         job_info=tables.job_info,
         partitions=tables.partitions,
-        gpus=pd.DataFrame(gpus),
+        gpus=samples_of_gpus,
         history=read_history(sources.run) if sources.run is not None else [],
-        exits=_read_exits(sources),
+        exits=exits,
         counts=read_counts(sources),
         outcomes=_read_outcomes(sources),
         plan=plan,
@@ -275,6 +307,10 @@ def load_job(
         worlds=_read_worlds(sources),
         skipped=skipped,
         commit=_read_commit(sources),
+        missing=find_missing(sources.attempts[0], nodes, printed, settings)
+        if sources.run is None and path.is_dir()
+        else None,
+        others=others,
         nothing_to_do=tables.nothing_to_do,
         state=_read_state(sources),
     )

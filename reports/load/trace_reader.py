@@ -10,7 +10,7 @@ Times come out as seconds since the first step of any rank, on rank 0's clock.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,30 @@ MOST_EVENTS = 2_000_000
 _MANY_ROWS = 20_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class LeftOut:
+    """Steps of a log that are left out: some rank lacks calls."""
+
+    attempt: str
+    file: str
+    first: int
+    last: int
+    num_whole: int
+    """Ranks that lack none."""
+    num_ranks: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockConflict:
+    """Steps whose times contradict each other, however far the nodes' clocks are apart."""
+
+    attempt: str
+    first: int
+    last: int
+    seconds: float
+    """At least."""
+
+
 @dataclass(kw_only=True)
 class Traces:
     """All ranks of a run."""
@@ -36,7 +60,14 @@ class Traces:
     zero_ns: int
     """Nanoseconds since 1970 where the tables' seconds begin."""
     is_sample: bool = False
-    """True for files of torch.profiler, which hold a few steps and nothing of the others."""
+    """True for files of torch.profiler and for logs, which hold a few steps and nothing of the
+    others."""
+    is_log: bool = False
+    """True for calls of Megatron's timers (reports/load/logged_calls.py)."""
+    works: pd.DataFrame = field(default_factory=pd.DataFrame)
+    """attempt, rank, stage, step, work_s of further steps, of which only sums were printed."""
+    left_out: tuple[LeftOut, ...] = ()
+    conflicts: tuple[ClockConflict, ...] = ()
 
     @property
     def detailed_steps(self) -> list[tuple[str, int]]:

@@ -1,15 +1,15 @@
 """Training lines of each node's standard output, in one pass over each log.
 
 Only what stands at a known word is looked at, so gigabytes of other lines cost little. Timers are
-added up by rank and by step; the seed's lists of when each call began and ended are kept of three
-steps a log: the first, the slowest, the last.
+added up by rank and by step; the seed's lists of when each call began and ended are kept of four
+blocks a log: the first, the slowest, the last two.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -72,6 +72,9 @@ COLUMNS = tuple(
 _IDLE_MARK = b"nothing to do: "
 _IDLE = re.compile(rb"^(?:\d+: )?(nothing to do: train\.steps is [^\r\n]{1,200})", re.MULTILINE)
 """A line of varuna_core/programs/lines.py."""
+ACTION_TIMERS = (b"forward-compute", b"backward-compute")
+_WORKS = ["attempt", "step", "rank", "work_s"]
+_CALLS = ["attempt", "node", "step", "num_steps", "timer", "rank", "begin", "end"]
 _MOST_IN_VAIN = 2000
 """Lines with other trainers' words that tell no step, so many more than ten times those that do:
 then the rest of a log is not searched for them."""
@@ -83,6 +86,8 @@ class _Timers:
 
     step: int
     time_ms: float
+    num_steps: int
+    """Since the line before; 0 is not known."""
     pieces: list[bytes] = field(default_factory=list)
     size: int = 0
 
@@ -105,6 +110,10 @@ class LogTables:
     saves or evaluations were written, the error of the time between them, and PHASES: seconds of
     saves and evaluations, by their own lines or between lines about steps."""
     calls: list[pd.DataFrame] = field(default_factory=list)
+    works: dict[tuple[str, int, int], dict[str, float]] = field(default_factory=dict)
+    """(attempt, step, rank): seconds of a step by ACTION_TIMERS, the mean since the line before."""
+    settings: dict[tuple[str, str], list[dict[str, str]]] = field(default_factory=dict)
+    """(attempt, node): each block of settings that its log has."""
     timers_by_rank: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     """(timer, rank): count, sum and most, ms."""
     timers_by_step: dict[tuple[str, int], list[float]] = field(default_factory=dict)
@@ -137,12 +146,20 @@ class LogTables:
                 self.spans,
                 columns=["attempt", "node", "first_s", "last_s", "slack_s", *PHASES],
             ),
+            "rank_works": pd.DataFrame(self._list_works(), columns=_WORKS),
             "timers_by_rank": pd.DataFrame(by_rank),
             "timers_by_step": pd.DataFrame(by_step),
             "timer_calls": pd.concat(self.calls, ignore_index=True)
             if self.calls
-            else pd.DataFrame(columns=["attempt", "node", "step", "timer", "rank", "begin", "end"]),
+            else pd.DataFrame(columns=_CALLS),
         }
+
+    def _list_works(self) -> list[tuple[str, int, int, float]]:
+        return [
+            (*key, sum(seconds.values()))
+            for key, seconds in self.works.items()
+            if len(seconds) == len(ACTION_TIMERS)
+        ]
 
 
 class LogReader:
@@ -166,6 +183,8 @@ class LogReader:
         self.losses = Thinned()
         """Iterations from lines without a step, and when these were written."""
         self._step, self._time_ms = -1, 0.0
+        self._num_steps = 0
+        """Between the last two lines; 0 is not known."""
         self._open: _Timers | None = None
         self._kept: dict[str, _Timers] = {}
         self._slowest_ms = -1.0
@@ -294,7 +313,9 @@ class LogReader:
                     continue
                 self._add(block[start:begin])
                 self._close_timers()
-                self._open = _Timers(step=self._step, time_ms=self._time_ms)
+                self._open = _Timers(
+                    step=self._step, time_ms=self._time_ms, num_steps=self._num_steps
+                )
                 start = end
             elif mark == ITERATION_MARK:
                 seen = end
@@ -325,6 +346,10 @@ class LogReader:
             return False
         self._find_time(text, place)
         self._is_megatron = self.has_steps = True
+        self._num_steps = max(0, found.step - self._step) if self._step >= 0 else 0
+        if found.step <= self._step:  # another start: its calls alone are looked at
+            self._close_timers()
+            self._kept, self._slowest_ms = {}, -1.0
         self._step, self._time_ms = found.step, found.time_ms or 0.0
         self._add_row(found, self._line_at)
         return True
@@ -486,10 +511,13 @@ class LogReader:
                 self.tables.phases.append({**row, "phase": phase[0], "time": phase[1]})
 
     def _read_job_info(self, text: bytes) -> None:
+        own: dict[str, str] = {}
+        self.tables.settings.setdefault((self.attempt, self.node), []).append(own)
         for line in text.decode("utf-8", "replace").splitlines()[: 2 * len(JOB_INFO)]:
             found = parse_job_info(line)
             if found is not None:
                 name, value = found
+                own.setdefault(name, value)
                 self.tables.job_info.setdefault(name, value)
                 if name == "PARTITION":
                     self.tables.partitions.setdefault(self.attempt, value)
@@ -512,6 +540,7 @@ class LogReader:
         self._add_up(timers.step, data)
         if b" time lst:" not in data:
             return
+        self._kept["before"] = self._kept.get("last", timers)
         self._kept["last"] = timers
         if "first" not in self._kept:
             self._kept["first"] = timers
@@ -535,6 +564,9 @@ class LogReader:
                     self._skipped += 1
                     continue
                 values.append(ms)
+                if name.encode() in ACTION_TIMERS:
+                    key = (self.attempt, step, int(rank))
+                    self.tables.works.setdefault(key, {})[name] = ms / 1000
                 found = by_rank.get((name, int(rank)))
                 if found is None:
                     by_rank[name, int(rank)] = [1, ms, max(0.0, ms)]
@@ -582,6 +614,7 @@ class LogReader:
                 "attempt": self.attempt,
                 "node": self.node,
                 "step": timers.step,
+                "num_steps": timers.num_steps,
                 "timer": [name for name, _ in heads],
                 "rank": [rank for _, rank in heads],
                 "begin": np.concatenate([begin for begin, _ in calls]),
@@ -633,107 +666,3 @@ def _read_floats(text: bytes) -> Column:
             break  # torn
         values.append(value)
     return np.array(values)
-
-
-ACTIONS = {"forward-compute": "F", "backward-compute": "B"}
-AROUND = ("forward-backward", "interval-time")
-"""Timers around all others."""
-
-
-def build_log_events(calls: pd.DataFrame, info: Mapping[str, str]) -> pd.DataFrame | None:
-    """As of read_events; None where the calls hold no forwards. `info` are the job's settings, as
-    its log spells them, and ORDER, how ranks are numbered: data (a stage's ranks adjoin) or
-    pipeline (a replica's do)."""
-    calls = calls[~calls["timer"].isin(AROUND)]
-    if not (calls["timer"] == "forward-compute").any():
-        return None
-    if (calls["timer"] == "optimizer").any():  # its parts lie within it
-        calls = calls[~calls["timer"].str.startswith("optimizer-")]
-    calls = calls.drop_duplicates(["attempt", "step", "timer", "rank", "begin"])
-    sizes = _Sizes(info, int(calls["rank"].max()) + 1)
-    rows = [
-        {**row, "attempt": attempt}
-        for (attempt, step, rank), own in calls.groupby(["attempt", "step", "rank"])
-        for row in _list_rows(own.sort_values("begin"), int(step), int(rank), sizes)
-    ]
-    events = pd.DataFrame(rows)
-    zero = events["begin_s"].min()
-    for name in ("begin_s", "ready_s", "end_s"):
-        events[name] -= zero
-    return events.assign(bytes=0)
-
-
-class _Sizes:
-    """What the job's settings say of its layout; where they say nothing, all is one stage."""
-
-    def __init__(self, info: Mapping[str, str], num_ranks: int) -> None:
-        def read(name: str, other: int) -> int:
-            text = info.get(name, "")
-            return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else other
-
-        self.tensor = read("TENSOR_MP_SIZE", 1)
-        world = max(read("WORLD_SIZE", num_ranks), num_ranks)
-        self.stages = read("PIPELINE_MP_SIZE", 1)
-        self.are_replicas_together = info.get("ORDER") == "pipeline"
-        self.ranks_per_stage = max(1, world // self.stages)
-        replicas = max(1, self.ranks_per_stage // self.tensor)
-        samples = read("MICRO_BATCH_SIZE", 1) * replicas
-        self.microbatches = read("GLOBAL_BATCH_SIZE", 0) // samples
-
-    def find_stage(self, rank: int) -> int:
-        if self.are_replicas_together:
-            return rank // self.tensor % self.stages
-        return rank // self.ranks_per_stage
-
-    def find_replica(self, rank: int) -> int:
-        if self.are_replicas_together:
-            return rank // (self.tensor * self.stages)
-        return rank % self.ranks_per_stage // self.tensor
-
-
-def _list_rows(
-    calls: pd.DataFrame, last: int, rank: int, sizes: _Sizes
-) -> Iterator[dict[str, Any]]:
-    """The calls of one rank in one list, the last of which are of step `last`."""
-    forwards = calls[calls["timer"] == "forward-compute"]["begin"].to_numpy()
-    each = sizes.microbatches or len(forwards) or 1
-    if len(forwards) % each:
-        each = len(forwards)
-    first = last + 1 - max(1, len(forwards) // each)
-    starts = forwards[each::each]  # of every iteration but the first
-    counts: dict[tuple[int, str], int] = {}
-    waits: list[tuple[float, float, str]] = []
-    place = {"rank": rank, "replica": sizes.find_replica(rank), "stage": sizes.find_stage(rank)}
-    for timer, begin, end in calls[["timer", "begin", "end"]].itertuples(index=False):
-        if timer not in ACTIONS and "recv" in timer:
-            waits.append((begin, end, timer))
-            continue
-        step = first + int(np.searchsorted(starts, begin, side="right"))
-        row = {**place, "step": step, "ready_s": begin, "end_s": max(begin, end)}
-        if timer in ACTIONS:
-            kind = ACTIONS[timer]
-            number = counts.setdefault((step, kind), 0)
-            counts[step, kind] += 1
-            since = min((wait[0] for wait in waits), default=begin)
-            yield {**row, "kind": kind, "microbatch": number, "begin_s": since, "what": ""}
-            waits = []
-        else:
-            kind, what = _find_kind(timer), timer
-            yield {**row, "kind": kind, "microbatch": -1, "begin_s": begin, "what": what}
-    for begin, end, timer in waits:
-        row = {**place, "step": last, "kind": "send", "microbatch": -1, "what": timer}
-        yield {**row, "begin_s": begin, "ready_s": begin, "end_s": max(begin, end)}
-
-
-def _find_kind(timer: str) -> str:
-    """Of the trace's kinds the one that a timer is."""
-    marks = (
-        ("send", "send"),
-        ("all-reduce", "all-reduce"),
-        ("reduce-scatter", "all-reduce"),
-        ("all-gather", "all-reduce"),
-        ("optimizer", "optimizer"),
-        ("checkpoint", "checkpoint"),
-        ("batch-generator", "data"),
-    )
-    return next((kind for mark, kind in marks if mark in timer), "other")

@@ -91,9 +91,9 @@ def test_timers_of_all_ranks_with_the_seeds_lists(tmp_path: Path, tag: str) -> N
     by_step = tables["timers_by_step"].set_index(["timer", "step"])
     assert by_step.loc[("forward-compute", 30)].tolist() == [300.0, 600.0]
     calls_table = tables["timer_calls"]
-    assert sorted(calls_table["step"].unique()) == [10, 30, 50]  # first, slowest later one, last
-    assert len(calls_table) == 3 * 2 * 2
-    assert (calls_table["end"] - calls_table["begin"]).tolist() == [0.125] * 12
+    assert sorted(calls_table["step"].unique()) == [10, 30, 40, 50]  # first, slowest, last two
+    assert len(calls_table) == 4 * 2 * 2
+    assert (calls_table["end"] - calls_table["begin"]).tolist() == [0.125] * 16
 
 
 def test_timers_by_their_extremes(tmp_path: Path) -> None:

@@ -1,0 +1,148 @@
+"""Settings that each node's log prints: which node it is, whose job, and who left no log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pandas as pd
+
+from varuna_core.records.files import open_file
+from varuna_core.records.logs.training_log import parse_job_info
+from vjob.reports.load.logged_calls import read_size
+from vjob.reports.load.sources import AttemptSources
+
+HEAD_BYTES = 16 * 1024
+"""Of a log, where its settings stand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingNodes:
+    """Nodes of a job of which the folder has no log."""
+
+    num_nodes: int
+    """The job's, by its own word."""
+    indices: tuple[int, ...]
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    """Nodes that left other files, and no log."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OtherJob:
+    """A job whose logs are in the folder too, and are left out."""
+
+    master: str
+    nodes: tuple[str, ...]
+
+
+def place_nodes(settings: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[int, str]:
+    """The node of each NODE_RANK; a file into which several nodes printed is none's."""
+    found: dict[int, set[str]] = {}
+    for node, blocks in settings.items():
+        own = {block.get("NODE_RANK", "") for block in blocks}
+        index = next(iter(own)) if len(own) == 1 else ""
+        if index.isascii() and index.isdigit():
+            found.setdefault(int(index), set()).add(node)
+    return {index: next(iter(nodes)) for index, nodes in found.items() if len(nodes) == 1}
+
+
+def place_ranks(nodes: Mapping[int, str], info: Mapping[str, str]) -> dict[int, str]:
+    """The node of each rank, where each node has as many."""
+    per = _count_ranks(info)
+    return {
+        rank: name
+        for index, name in nodes.items()
+        for rank in range(index * per, index * per + per)
+    }
+
+
+def _count_ranks(info: Mapping[str, str]) -> int:
+    """Ranks of each node; 0 is not known."""
+    world, count = read_size(info, "WORLD_SIZE"), read_size(info, "NNODES")
+    return world // count if world and count and world % count == 0 else 0
+
+
+def place_devices(hosts: Mapping[int, str], gpus: pd.DataFrame) -> dict[int, str]:
+    """The kind of GPU of each rank, by the samples of its node; ranks use GPUs in their order."""
+    if gpus.empty:
+        return {}
+    own = gpus[gpus["gpu"] != "cpu"].drop_duplicates(["node", "gpu"])
+    kinds: dict[str, list[str]] = {}
+    for node, kind in own.sort_values(["node", "gpu"])[["node", "name"]].itertuples(index=False):
+        kinds.setdefault(str(node), []).append(str(kind))
+    found: dict[int, str] = {}
+    seen: dict[str, int] = {}
+    for rank, host in sorted(hosts.items()):
+        at = seen[host] = seen.get(host, -1) + 1
+        of_node = kinds.get(host, [])
+        if len(set(of_node)) == 1 or at < len(of_node):
+            found[rank] = of_node[min(at, len(of_node) - 1)]
+    return found
+
+
+def find_missing(
+    attempt: AttemptSources,
+    nodes: Mapping[int, str],
+    settings: Mapping[str, Sequence[Mapping[str, str]]],
+    info: Mapping[str, str],
+) -> MissingNodes | None:
+    """None where all are there, or where some log does not say which node's it is."""
+    count = read_size(info, "NNODES")
+    logs = {node for node, _ in attempt.logs}
+    if count is None or len(logs) < 2 or len(nodes) < len(logs) or len(nodes) >= count:
+        return None
+    if any(not settings.get(node) for node in logs) or max(nodes) >= count:
+        return None
+    per = _count_ranks(info)
+    indices = tuple(index for index in range(count) if index not in nodes)
+    ranks = tuple(rank for index in indices for rank in range(index * per, index * per + per))
+    others = {node for node, _ in (*attempt.errors, *attempt.gpus)}
+    names = tuple(sorted(others - logs)) if len(others - logs) == len(indices) else ()
+    return MissingNodes(num_nodes=count, indices=indices, ranks=ranks, names=names)
+
+
+def choose_job(attempt: AttemptSources) -> tuple[AttemptSources, tuple[OtherJob, ...]]:
+    """The files of one job of a folder, that of the most logs, then the newest; and the others.
+
+    Two jobs have two masters, and each a first node.
+    """
+    heads = {node: _read_head(path) for node, path in attempt.logs}
+    jobs: dict[str, dict[str, str]] = {}
+    for node, head in heads.items():
+        if "MASTER_ADDR" in head and "NODE_RANK" in head:
+            jobs.setdefault(head["MASTER_ADDR"], {})[node] = head["NODE_RANK"]
+    if len(jobs) < 2 or not set.intersection(*(set(own.values()) for own in jobs.values())):
+        return attempt, ()
+    paths = dict(attempt.logs)
+    chosen = max(
+        jobs,
+        key=lambda master: (
+            len(jobs[master]),
+            max(paths[node].stat().st_mtime for node in jobs[master]),
+        ),
+    )
+    others = {node for master, own in jobs.items() if master != chosen for node in own}
+
+    def keep(files: Iterable[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
+        return tuple((node, path) for node, path in files if node not in others)
+
+    kept = replace(
+        attempt, logs=keep(attempt.logs), errors=keep(attempt.errors), gpus=keep(attempt.gpus)
+    )
+    return kept, tuple(
+        OtherJob(master=master, nodes=tuple(own))
+        for master, own in jobs.items()
+        if master != chosen
+    )
+
+
+def _read_head(path: Path) -> dict[str, str]:
+    try:
+        with open_file(path) as handle:
+            text = handle.read(HEAD_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    found = (parse_job_info(line) for line in text.splitlines())
+    return dict(pair for pair in found if pair is not None)

@@ -1,0 +1,387 @@
+"""Calls of Megatron's timers as traces: the seed's logs list when each call of each rank began and
+ended, and what follows from a trace follows from these.
+
+    blocks     each line about steps has the calls since the one before. A block in which a rank
+               lacks calls is left out, and said
+    layout     stage, replica and micro-batch of a call by the job's settings; without micro-batches
+               where these do not explain the number of calls
+    clocks     times are those of the nodes' clocks. A message comes after it was sent, and no sum
+               ends before all have joined, so differences of clocks have bounds:
+
+                   stage 0 |  F0 ends 5.00 ─┐                 ┌─► B0 begins 5.75
+                   stage 1 |                └─► F0 begins 4.70 ─ B0 ends 5.41
+                               its clock is behind, by 0.30 s at least and 0.34 s at most
+
+               If no clocks that agree explain a block's calls, its times are put right by the
+               middle of the bounds. If no clocks do at all, nothing is said across nodes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from varuna_core.records.logs.trace import COMPUTE
+from vjob.reports.load.trace_file import RankTrace
+from vjob.reports.load.trace_lines import Column
+from vjob.reports.load.trace_reader import ClockConflict, LeftOut, Traces
+
+ACTIONS = {"forward-compute": "F", "backward-compute": "B"}
+AROUND = ("forward-backward", "interval-time")
+"""Timers around all others."""
+SUMS = ("grads-all-reduce", "grads-reduce-scatter", "all-grads-sync")
+"""Timers of a sum over the ranks of a stage, once a step."""
+TIMES = ("begin_s", "ready_s", "end_s")
+MOST_CLOCKS = 512
+"""That are held against each other."""
+LEAST_S = 0.001
+"""A difference of clocks that is worth saying."""
+
+
+class Layout:
+    """What the job's settings say of its layout; where they say nothing, all is one stage."""
+
+    def __init__(self, info: Mapping[str, str], num_ranks: int) -> None:
+        self.tensor = read_size(info, "TENSOR_MP_SIZE") or 1
+        self.world = max(read_size(info, "WORLD_SIZE") or 0, num_ranks)
+        self.stages = read_size(info, "PIPELINE_MP_SIZE") or 1
+        self.are_replicas_together = info.get("ORDER") == "pipeline"
+        self.ranks_per_stage = max(1, self.world // self.stages)
+        replicas = max(1, self.ranks_per_stage // self.tensor)
+        samples = (read_size(info, "MICRO_BATCH_SIZE") or 1) * replicas
+        self.microbatches = (read_size(info, "GLOBAL_BATCH_SIZE") or 0) // samples
+
+    def find_stage(self, rank: int) -> int:
+        if self.are_replicas_together:
+            return rank // self.tensor % self.stages
+        return rank // self.ranks_per_stage
+
+    def find_replica(self, rank: int) -> int:
+        if self.are_replicas_together:
+            return rank // (self.tensor * self.stages)
+        return rank % self.ranks_per_stage // self.tensor
+
+
+def read_size(info: Mapping[str, str], name: str) -> int | None:
+    """A setting that is a positive number."""
+    text = info.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where ranks run and what printed of them, as far as known."""
+
+    hosts: Mapping[int, str]
+    """Node of each rank."""
+    devices: Mapping[int, str]
+    """Kind of GPU of each rank."""
+    logs: Mapping[tuple[str, str], Path]
+    """By attempt and node."""
+
+
+def read_calls(
+    logs: Mapping[str, pd.DataFrame], info: Mapping[str, str], places: Places
+) -> tuple[Traces, pd.DataFrame] | None:
+    """Traces and their events; None where no timer tells what ranks worked.
+
+    `info` are the job's settings, as its log spells them, and ORDER, how ranks are numbered: data
+    (a stage's ranks adjoin) or pipeline (a replica's do).
+    """
+    calls, works = _choose_calls(logs["timer_calls"]), logs["rank_works"]
+    if calls.empty and works.empty:
+        return None
+    most = max(int(table["rank"].max()) for table in (calls, works) if len(table))
+    layout = Layout(info, most + 1)
+    found, left_out, conflicts = [], [], []
+    clocks: dict[tuple[str, int], Clock] = {}
+    usual = int(calls["num_steps"].max()) if len(calls) else 0
+    for (attempt, node, step), own in calls.groupby(["attempt", "node", "step"], sort=False):
+        block = Block(own, int(step), int(own["num_steps"].iloc[0]) or usual, layout)
+        if not block.is_whole:
+            log = places.logs.get((str(attempt), str(node)), Path(str(node)))
+            left_out.append(
+                LeftOut(
+                    attempt=str(attempt), file=log.name, first=block.first, last=int(step),
+                    num_whole=block.num_whole, num_ranks=layout.world,
+                )
+            )  # fmt: skip
+            continue
+        events = block.build_events().assign(attempt=str(attempt))
+        compared = compare_clocks(events, layout, places.hosts)
+        if isinstance(compared, float):
+            conflicts.append(
+                ClockConflict(
+                    attempt=str(attempt), first=block.first, last=int(step), seconds=compared
+                )
+            )
+            events["is_torn"] = True
+        else:
+            for rank, clock in compared.items():
+                held = clocks.setdefault((str(attempt), rank), clock)
+                if abs(clock.ahead_s) > abs(held.ahead_s):
+                    clocks[str(attempt), rank] = clock
+            ahead_s = events["rank"].map({rank: clock.ahead_s for rank, clock in compared.items()})
+            for name in TIMES:
+                events[name] -= ahead_s
+        found.append(events)
+    events = pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+    zero = float(events["begin_s"].min()) if found else 0.0
+    for name in TIMES if found else ():
+        events[name] -= zero
+    steps = sum_up(events) if found else pd.DataFrame()
+    told = {(one.attempt, one.last) for one in left_out}
+    told |= set(zip(steps["attempt"], steps["step"], strict=True)) if found else set()
+    is_new = [key not in told for key in zip(works["attempt"], works["step"], strict=True)]
+    works = works[np.array(is_new, dtype=bool)]
+    works = works.assign(stage=works["rank"].map(layout.find_stage))
+    seen = [table[["attempt", "rank"]] for table in (steps, works) if len(table)]
+    ranks = pd.concat(seen).drop_duplicates().sort_values(["attempt", "rank"]) if seen else None
+    traces = Traces(
+        ranks=[
+            _build_rank(str(attempt), int(rank), layout, places, clocks)
+            for attempt, rank in (() if ranks is None else ranks.itertuples(index=False))
+        ],
+        steps=steps,
+        works=works,
+        zero_ns=round(zero * 1e9),
+        is_sample=True,
+        is_log=True,
+        left_out=tuple(left_out),
+        conflicts=tuple(conflicts),
+    )
+    return traces, events.drop(columns="is_torn") if found else events
+
+
+def _choose_calls(calls: pd.DataFrame) -> pd.DataFrame:
+    """Those that do not lie within others; none where no forward is among them."""
+    calls = calls[~calls["timer"].isin(AROUND)]
+    if not (calls["timer"] == "forward-compute").any():
+        return calls.iloc[:0]
+    if (calls["timer"] == "optimizer").any():  # its parts lie within it
+        calls = calls[~calls["timer"].str.startswith("optimizer-")]
+    return calls.drop_duplicates(["attempt", "step", "timer", "rank", "begin"])
+
+
+class Block:
+    """The calls of all ranks in the steps up to one."""
+
+    def __init__(self, calls: pd.DataFrame, last: int, num_steps: int, layout: Layout) -> None:
+        """`num_steps`: since the line before; 0 is not known."""
+        self._calls, self._layout = calls, layout
+        counts = calls.groupby(["rank", "timer"]).size().unstack(fill_value=0)
+        counts = counts.reindex(columns=list(ACTIONS), fill_value=0)
+        most = int(counts["forward-compute"].max())
+        whole = counts[(counts == most).all(axis=1)]
+        self.num_whole = len(whole) if most else 0
+        by_settings = most // layout.microbatches if layout.microbatches else 0
+        self._num_steps = min(num_steps, last) or by_settings or 1
+        self.first = last + 1 - self._num_steps
+        self._each = most // self._num_steps
+        self.is_whole = self.num_whole == layout.world and most % self._num_steps == 0
+        self._has_microbatches = layout.microbatches in (0, self._each)
+        """False for stages in several pieces, whose calls cannot be told apart."""
+
+    def build_events(self) -> pd.DataFrame:
+        """Columns as of read_events, but for the attempt."""
+        rows = [
+            row
+            for rank, own in self._calls.groupby("rank")
+            for row in self._list_rows(own.sort_values(["begin", "end"]), int(rank))
+        ]
+        return pd.DataFrame(rows).assign(bytes=0, is_torn=False)
+
+    def _list_rows(self, calls: pd.DataFrame, rank: int) -> Iterator[dict[str, Any]]:
+        forwards = calls[calls["timer"] == "forward-compute"]["begin"].to_numpy()
+        starts = forwards[self._each :: self._each]  # of every step but the first
+        last = self.first + self._num_steps - 1
+        counts: dict[tuple[int, str], int] = {}
+        waits: list[tuple[float, float, str]] = []
+        free = -np.inf
+        """When the action before ended."""
+        layout = self._layout
+        place = {"rank": rank, "replica": layout.find_replica(rank)}
+        place["stage"] = layout.find_stage(rank)
+        for timer, begin, end in calls[["timer", "begin", "end"]].itertuples(index=False):
+            if timer not in ACTIONS and "recv" in timer:
+                waits.append((begin, end, timer))
+                continue
+            step = self.first + int(np.searchsorted(starts, begin, side="right"))
+            row = {**place, "step": step, "ready_s": begin, "end_s": max(begin, end)}
+            if timer in ACTIONS:
+                kind = ACTIONS[timer]
+                number = counts.setdefault((step, kind), 0)
+                counts[step, kind] += 1
+                number = number if self._has_microbatches else -1
+                since = max(free, min((wait[0] for wait in waits), default=begin))
+                since, free = min(since, begin), max(begin, end)
+                yield {**row, "kind": kind, "microbatch": number, "begin_s": since, "what": ""}
+                waits = []
+            else:
+                kind = _find_kind(timer)
+                yield {**row, "kind": kind, "microbatch": -1, "begin_s": begin, "what": timer}
+        for begin, end, timer in waits:
+            row = {**place, "step": last, "kind": "send", "microbatch": -1, "what": timer}
+            yield {**row, "begin_s": begin, "ready_s": begin, "end_s": max(begin, end)}
+
+
+def _find_kind(timer: str) -> str:
+    """Of the trace's kinds the one that a timer is."""
+    marks = (
+        ("send", "send"),
+        ("all-reduce", "all-reduce"),
+        ("reduce-scatter", "all-reduce"),
+        ("all-gather", "all-reduce"),
+        ("all-grads-sync", "all-reduce"),
+        ("optimizer", "optimizer"),
+        ("checkpoint", "checkpoint"),
+        ("batch-generator", "data"),
+    )
+    return next((kind for mark, kind in marks if mark in timer), "other")
+
+
+def sum_up(events: pd.DataFrame) -> pd.DataFrame:
+    """A row a rank and step, as traces have them; without the time of the first action and the last
+    where clocks contradict each other."""
+    keys = ["attempt", "rank", "stage", "replica", "step"]
+    took = events["end_s"] - events["ready_s"]
+    is_work = events["kind"].isin(COMPUTE)
+    table = events.assign(
+        took_s=took,
+        work_s=took.where(is_work, 0.0),
+        wait_s=(events["ready_s"] - events["begin_s"]).where(is_work, 0.0),
+        first_s=events["begin_s"].where(is_work & ~events["is_torn"]),
+        last_s=events["end_s"].where(is_work & ~events["is_torn"]),
+    )
+    steps = table.groupby(keys).agg(
+        begin_s=("begin_s", "min"), end_s=("end_s", "max"), first_s=("first_s", "min"),
+        last_s=("last_s", "max"), wait_s=("wait_s", "sum"), work_s=("work_s", "sum"),
+    )  # fmt: skip
+    steps.insert(1, "took_s", steps.pop("end_s") - steps["begin_s"])
+    kinds = table.pivot_table("took_s", keys, "kind", "sum", fill_value=0.0)
+    return steps.join(kinds.add_suffix("_s")).reset_index()
+
+
+def _build_rank(
+    attempt: str,
+    rank: int,
+    layout: Layout,
+    places: Places,
+    clocks: Mapping[tuple[str, int], Clock],
+) -> RankTrace:
+    logs = [path for (label, _), path in places.logs.items() if label == attempt]
+    clock = clocks.get((attempt, rank))
+    found = RankTrace(
+        path=logs[-1] if logs else Path(),
+        attempt=attempt,
+        rank=rank,
+        stages=(layout.find_stage(rank),),
+        replica=layout.find_replica(rank),
+        host=places.hosts.get(rank, ""),
+        device=places.devices.get(rank, ""),
+        has_header=True,
+    )
+    if clock is not None and clock.within_s is not None:
+        found.offsets.append((0, 0, round(clock.within_s * 1e9)))
+    if clock is not None and clock.is_wrong:
+        found.shifted_ns = -round(clock.ahead_s * 1e9)
+    return found
+
+
+# Clocks.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """A rank's clock against those of most."""
+
+    ahead_s: float
+    """0 where calls do not prove that clocks differ."""
+    within_s: float | None
+    """How far that may be wrong; None is not known."""
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.within_s is not None and abs(self.ahead_s) > max(LEAST_S, self.within_s)
+
+
+def compare_clocks(
+    events: pd.DataFrame, layout: Layout, hosts: Mapping[int, str]
+) -> dict[int, Clock] | float:
+    """The clock of each rank in one block, those of a node together; or by how many seconds the
+    calls contradict all clocks that only differ."""
+    ranks = sorted(map(int, events["rank"].unique()))
+    names = {rank: hosts.get(rank) or str(rank) for rank in ranks}
+    nodes = list(dict.fromkeys(names.values()))
+    index = {name: at for at, name in enumerate(nodes)}
+    unknown = Clock(ahead_s=0.0, within_s=None)
+    if len(nodes) == 1 or len(nodes) > MOST_CLOCKS:
+        return dict.fromkeys(ranks, unknown)
+    own = events.assign(clock=events["rank"].map(names).map(index))
+    least = np.full((len(nodes), len(nodes)), np.inf)
+    np.fill_diagonal(least, 0.0)
+    for earlier, later, seconds in (*_list_messages(own), *_list_sums(own, layout)):
+        np.minimum.at(least, (earlier, later), seconds)
+    for middle in range(len(nodes)):  # what follows from two bounds
+        least = np.minimum(least, least[:, middle, None] + least[None, middle, :])
+    contradiction = -float(least.diagonal().min())
+    if contradiction > LEAST_S:
+        return contradiction
+    high, low = least[0], -least[:, 0]
+    is_bounded = np.isfinite(high) & np.isfinite(low)
+    is_proven = bool((least < -LEAST_S).any())
+    if not is_proven:
+        ahead, within = np.zeros(len(nodes)), np.maximum(np.abs(high), np.abs(low))
+    elif not is_bounded.all():
+        return -float(least.min())  # one of them is wrong, and nothing says by how much at most
+    else:
+        ahead, within = (high + low) / 2, (high - low) / 2
+        ahead = ahead - np.median(ahead)
+    clocks = [
+        Clock(ahead_s=float(own), within_s=float(doubt) if is_known else None)
+        for own, doubt, is_known in zip(ahead, within, is_bounded, strict=True)
+    ]
+    return {rank: clocks[index[names[rank]]] for rank in ranks}
+
+
+_Bounds = tuple[Column, Column, Column]
+"""Pairs of clocks, and how many seconds the second is ahead of the first at most."""
+
+
+def _list_messages(events: pd.DataFrame) -> Iterator[_Bounds]:
+    """An action begins after the one whose message it takes has ended."""
+    keys = ["step", "replica", "microbatch", "stage"]
+    for kind, towards in (("F", 1), ("B", -1)):
+        own = events[(events["kind"] == kind) & (events["microbatch"] >= 0)]
+        sent = own.assign(stage=own["stage"] + towards)[[*keys, "clock", "end_s"]]
+        both = sent.merge(own[[*keys, "clock", "ready_s"]], on=keys, suffixes=("", "_to"))
+        yield _as_bounds(both["clock"], both["clock_to"], both["ready_s"] - both["end_s"])
+
+
+def _list_sums(events: pd.DataFrame, layout: Layout) -> Iterator[_Bounds]:
+    """A sum ends after all have joined; only of sums that each rank did once in a step."""
+    own = events[events["what"].isin(SUMS)]
+    own = own.assign(part=own["rank"] % layout.tensor)
+    keys = ["step", "what", "stage", "part"]
+    own = own[~own.duplicated([*keys, "rank"], keep=False)]
+    own = own.groupby([*keys, "clock"], as_index=False).agg({"begin_s": "max", "end_s": "min"})
+    both = own[[*keys, "clock", "begin_s"]].merge(
+        own[[*keys, "clock", "end_s"]], on=keys, suffixes=("", "_to")
+    )
+    yield _as_bounds(both["clock"], both["clock_to"], both["end_s"] - both["begin_s"])
+
+
+def _as_bounds(
+    earlier: pd.Series[int], later: pd.Series[int], seconds: pd.Series[float]
+) -> _Bounds:
+    is_pair = (earlier != later).to_numpy()
+    found: tuple[npt.NDArray[Any], ...] = tuple(
+        column.to_numpy()[is_pair] for column in (earlier, later, seconds)
+    )
+    return found[0].astype(int), found[1].astype(int), found[2].astype(float)
