@@ -12,11 +12,11 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from varuna_core.records.plan import LAYOUT_KEYS, NODE_KEYS, mark_layout
-from vjob.jobs.conf.layout import get_replicas, require_number
 from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
 from vjob.jobs.conf.redact import is_secret
 from vjob.jobs.conf.schema import OWN, JobConf
 from vjob.jobs.conf.slurm_words import WORDS
+from vjob.jobs.conf.world_size import get_replicas, require_number
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import KeyProblem
 
@@ -66,7 +66,7 @@ def has_references(text: str) -> bool:
     return REFERENCE.search(text) is not None
 
 
-def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
+def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """References that cannot be filled: to unknown keys, or to keys without a value."""
     for place, text in list_texts(conf):
         for match in REFERENCE.finditer(text):

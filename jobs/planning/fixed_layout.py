@@ -25,8 +25,8 @@ from varuna_core.planner.search.search import Candidate
 from varuna_core.planner.search.several import NAMES, count_each, find_at, find_guide
 from varuna_core.planner.search.space import Option, list_options
 from varuna_core.records.plan import name_nodes
-from vjob.jobs.conf.layout import MOST_LAYOUTS, build_groups, list_node_counts, require_number
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.world_size import MOST_LAYOUTS, build_groups, list_node_counts, require_number
 from vjob.jobs.planning.question import PlanOptions, Question, load_question
 
 LIMIT_S = 10.0

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.records.training import name_profile_file
-from vjob.jobs.conf.layout import close_layout, is_open
 from vjob.jobs.conf.loading.check import check_conf, check_program
 from vjob.jobs.conf.loading.check_bounds import check_numbers, locate
 from vjob.jobs.conf.loading.check_cluster import check_groups
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, sort_problems
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.world_size import close_layout, is_open
 from vjob.jobs.errors import ConfError, InputError, VjobError
 from vjob.jobs.programs.training import name_model
 

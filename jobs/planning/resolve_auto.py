@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING
 
 from varuna_core.records.plan import Prediction
 from vjob.jobs.conf.fates import count_micro_batches
-from vjob.jobs.conf.layout import is_open
 from vjob.jobs.conf.loading.choose_queue import choose_queues
 from vjob.jobs.conf.loading.load import ReadConf, load_conf, require_valid
 from vjob.jobs.conf.loading.site import NO_SITE, Site
 from vjob.jobs.conf.references import find_value, may_change_layout
 from vjob.jobs.conf.schema import BUILT_IN, OWN_MODEL, JobConf
+from vjob.jobs.conf.world_size import is_open
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.planning.inputs import explain_errors, find_profile, read_open_conf
 from vjob.jobs.planning.plan_file import SETTINGS, PlanFile, apply_cuts, apply_plan

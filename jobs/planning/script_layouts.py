@@ -14,8 +14,8 @@ import itertools
 from collections.abc import Sequence
 
 from varuna_core.records.plan import name_nodes
-from vjob.jobs.conf.layout import MOST_LAYOUTS, build_groups, list_node_counts, require_number
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.world_size import MOST_LAYOUTS, build_groups, list_node_counts, require_number
 
 Layouts = dict[str, tuple[int, int, str]]
 """Pipeline, data and partition, by the nodes' name."""

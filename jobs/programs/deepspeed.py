@@ -11,8 +11,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.schema import JobConf, NodeGroup
+from vjob.jobs.conf.world_size import require_number
 from vjob.jobs.errors import InputError, KeyProblem
 
 CONFIG_FILE = "ds_config.json"
@@ -78,7 +78,7 @@ def build_group_env(group: NodeGroup) -> dict[str, str]:
     return {"LOCAL_SIZE": str(group.num_ranks)}
 
 
-def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
+def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """Settings that DeepSpeed cannot do, from the conf alone."""
     parallel = conf.parallel
     if parallel.zero > 1 and require_number(parallel.pipeline) > 1:

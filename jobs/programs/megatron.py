@@ -1,7 +1,7 @@
 """Megatron-LM from a conf: the arguments of its pretrain_gpt.py, and which release a folder holds.
 
 An option that `program.args` names replaces ours. What the conf asks for and a checkout cannot do
-is refused (`find_problems`), never left out silently. Options changed names and meaning three
+is refused (`list_problems`), never left out silently. Options changed names and meaning three
 times; the checkout's own files tell which it has, and none of it is imported:
 
     v1     1.x, and DeepSpeedExamples' copies: --model-parallel-size, --batch-size, --warmup
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.world_size import require_number
 from vjob.jobs.errors import KeyProblem
 
 _FLAG = re.compile(r"""["'](--[A-Za-z][A-Za-z0-9_-]*)["']""")
@@ -184,7 +184,7 @@ def spell_layout(parts: Sequence[int]) -> str:
 
 def _build_model(conf: JobConf, checkout: Checkout) -> Options:
     model = conf.model
-    assert model is not None, "find_problems refuses a conf without one"
+    assert model is not None, "list_problems refuses a conf without one"
     yield "--num-layers", str(model.layers)
     yield "--hidden-size", str(model.hidden)
     yield "--num-attention-heads", str(model.heads)
@@ -297,7 +297,7 @@ def _build_profile(conf: JobConf, checkout: Checkout, world: int) -> Options:
         yield ("--profile-ranks", *map(str, ranks))
 
 
-def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
+def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """Settings that no Megatron-LM can do, from the conf alone."""
     parallel, named = conf.parallel, name_flags(conf.program.args)
     if conf.model is None:
@@ -333,7 +333,7 @@ def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
 def find_unable(conf: JobConf, checkout: Checkout) -> Iterator[KeyProblem]:
     """Settings that this checkout cannot do, although others can; the conf is checked before."""
     parallel, parts, model = conf.parallel, split_layers(conf), conf.model
-    assert model is not None, "find_problems refuses a conf without one"
+    assert model is not None, "list_problems refuses a conf without one"
     pipeline = require_number(parallel.pipeline)
     if parts is not None and spell_partition(parts, checkout, pipeline) is None:
         what = (

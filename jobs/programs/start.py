@@ -17,9 +17,9 @@ from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.records.plan import escape_placeholders, fill_node_keys
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import render_training
-from vjob.jobs.conf.layout import get_replicas, get_world, require_number
 from vjob.jobs.conf.parse import FUNCTION_REFUSED
 from vjob.jobs.conf.schema import FUNCTION, JobConf, NodeGroup
+from vjob.jobs.conf.world_size import get_replicas, get_world, require_number
 from vjob.jobs.errors import InputError, KeyProblem
 from vjob.jobs.programs import deepspeed, megatron
 from vjob.jobs.programs.launchers import (
@@ -116,7 +116,7 @@ class Starter:
     def build_group_env(self, group: NodeGroup) -> dict[str, str]:
         return {}
 
-    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+    def list_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
         """Settings of the conf that the program cannot do."""
         yield from ()
 
@@ -178,7 +178,7 @@ class Script(Own):
             "--batch-size=%{batch_share}",
         )
 
-    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+    def list_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
         key, value = "program.arguments", conf.program.arguments
         batch = conf.train.global_batch_size
         if value != "varuna":
@@ -253,8 +253,8 @@ class Megatron(Starter):
         is_core = _get_checkout(conf, found).generation == "core"
         return {"torch": ""} if is_core else {"torch": "", "apex": ""}
 
-    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
-        yield from megatron.find_problems(conf)
+    def list_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+        yield from megatron.list_problems(conf)
 
     def marks_steps(self, conf: JobConf, found: ProgramFiles) -> bool:
         return _get_checkout(conf, found).generation == "core"
@@ -298,8 +298,8 @@ class DeepSpeed(Starter):
     def list_packages(self, conf: JobConf, found: ProgramFiles) -> Mapping[str, str]:
         return {"torch": "", "deepspeed": ""}
 
-    def find_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
-        yield from deepspeed.find_problems(conf)
+    def list_problems(self, conf: JobConf) -> Iterator[KeyProblem]:
+        yield from deepspeed.list_problems(conf)
 
 
 class Function(Starter):
@@ -408,9 +408,9 @@ def build_files(conf: JobConf, found: ProgramFiles, folder: str) -> dict[str, st
     return get_starter(conf).build_files(conf, found, folder, get_replicas(conf) or 1)
 
 
-def find_problems(conf: JobConf) -> Iterator[KeyProblem]:
+def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
     """Settings of the conf that the program, or its profiler, cannot do."""
-    yield from get_starter(conf).find_problems(conf)
+    yield from get_starter(conf).list_problems(conf)
     if conf.profile.nsys and conf.profile.ncu:
         yield "profile.ncu", True, "cannot be together with profile.nsys; a rank has one profiler"
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from varuna_core.records.training import Training
-from vjob.jobs.conf.layout import require_number
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Model
+from vjob.jobs.conf.world_size import require_number
 
 
 def build_training(conf: JobConf, replicas: int) -> Training | None:

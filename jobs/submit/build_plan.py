@@ -34,10 +34,10 @@ from vjob.jobs.conf.fates import (
     list_leaves,
     reaches,
 )
-from vjob.jobs.conf.layout import build_groups, choose_order, require_number
 from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.conf.references import fill_references
 from vjob.jobs.conf.schema import BUILT_IN, FUNCTION, OWN, JobConf, Parallel, Track
+from vjob.jobs.conf.world_size import build_groups, choose_order, require_number
 from vjob.jobs.conf.write import resolve_conf
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError

@@ -22,7 +22,7 @@ from vjob.jobs.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineLayout:
+class MachineRanks:
     """Layout of a run on its machines."""
 
     machines: int
@@ -69,7 +69,7 @@ class MachineLayout:
 
 def lay_out(
     *, machines: int, gpus_per_node: int, stages: int, batch_size: int, chunk_size: int
-) -> MachineLayout:
+) -> MachineRanks:
     """As many replicas as fit; an InputError where none does or the batch cannot be dealt out."""
     numbers = {
         "--gpus_per_node": gpus_per_node,
@@ -96,7 +96,7 @@ def lay_out(
             f"{' or '.join(map(str, near))}, or list other machines"
         )
     used = -(-stages * replicas // gpus_per_node)
-    return MachineLayout(
+    return MachineRanks(
         machines=used,
         gpus_per_node=gpus_per_node,
         stages=stages,

@@ -21,7 +21,7 @@ from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import read_machine_list
 from vjob.jobs.errors import InputError
 from vjob.shelf.launcher.envfile import parse_env_file
-from vjob.shelf.launcher.layout import MachineLayout, PlannedShape, choose_shape, lay_out
+from vjob.shelf.launcher.layout import MachineRanks, PlannedShape, choose_shape, lay_out
 from vjob.shelf.run.program import keep_text, name_run
 
 PLANNER = (
@@ -65,7 +65,7 @@ class Inputs:
     machines: int
     env: Mapping[str, str]
     shape: PlannedShape
-    layout: MachineLayout
+    layout: MachineRanks
 
 
 def read_inputs(arguments: Arguments) -> Inputs:

@@ -17,8 +17,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vjob.jobs.conf.layout import get_replicas, get_world, require_number
 from vjob.jobs.conf.schema import BUILT_IN, OWN, JobConf, Morph, NodeGroup, Notify, Train
+from vjob.jobs.conf.world_size import get_replicas, get_world, require_number
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.shelf.trial.result import MEASURED
 

@@ -159,7 +159,7 @@ def parse_probe(text: str) -> dict[str, str]:
     return {key: value for key, value in found if value.strip()}
 
 
-def find_problem(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
+def explain_probe(asked: ProbeRequest, said: Mapping[str, str]) -> str | None:
     """Find what keeps the machine from the run, and what to do; one line."""
     if "end" not in said:
         return "the check there was cut off; try again, or run `/bin/sh -c true` there by hand"
@@ -189,7 +189,7 @@ def read_probe(
 ) -> tuple[dict[str, str], str | None]:
     """Evaluate a probe: its findings, and what keeps the machine from the run."""
     said = parse_probe(out.decode("utf-8", "replace"))
-    problem = find_problem(asked, said)
+    problem = explain_probe(asked, said)
     if problem is not None and code == FAILED and not machine.is_local:
         problem = explain_failure(machine, err.decode("utf-8", "replace"))
     elif problem is not None and (code is None or code < 0):  # killed, perhaps just now

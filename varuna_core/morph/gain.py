@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Optional, Sequence
 
-from varuna_core.morph.layout import Layout, count_slots, find_layout
+from varuna_core.morph.layout import ParallelShape, count_slots, find_layout
 from varuna_core.records.plan import GroupPlan, Plan, name_nodes
 from varuna_core.records.training import TrainingFacts
 
@@ -78,7 +78,7 @@ def with_more(plan: Plan, like: GroupPlan, count: int) -> Plan:
     )
 
 
-def _count(plan: Plan, facts: TrainingFacts, layout: Layout) -> float:
+def _count(plan: Plan, facts: TrainingFacts, layout: ParallelShape) -> float:
     if facts.micro_batches is None:  # the batch is dealt out evenly, for all that is known
         return 1 / (layout.pipeline * layout.data)
     layers = facts.layers or plan.pipeline

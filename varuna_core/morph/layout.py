@@ -1,6 +1,6 @@
-"""Layout and plan of an attempt on the nodes that are there. Pure.
+"""ParallelShape and plan of an attempt on the nodes that are there. Pure.
 
-    run's plan, facts ─┬ find_planned: what was planned at submit for these nodes ─┬► Layout
+    run's plan, facts ─┬ find_planned: what was planned at submit for these nodes ─┬► ParallelShape
                        └ LayoutRequest ─► choose_layout: where nothing was ────────┘     │
                                                           plan.json ◄─ build_attempt ◄───┘
 
@@ -34,11 +34,11 @@ class LayoutRequest:
     chunks: int = 1
     """Stages that each place in a pipeline holds."""
     is_even: bool = False
-    """Whether all replicas must have as many micro-batches."""
+    """True where all replicas must have as many micro-batches."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelShape:
     """Depth and replicas chosen for an attempt."""
 
     pipeline: int
@@ -58,13 +58,13 @@ class AttemptPlan:
     """What is there and not used, for the user to read."""
 
 
-Chooser = Callable[[LayoutRequest], Optional[Layout]]
+Chooser = Callable[[LayoutRequest], Optional[ParallelShape]]
 SEVERAL_STAGES = ("interleaved", "zbv")
 """Schedules with several stages a rank. schedule/registry.py knows them, but needs a newer Python
 than the agent has; a test holds the two equal."""
 
 
-def choose_layout(question: LayoutRequest) -> Optional[Layout]:
+def choose_layout(question: LayoutRequest) -> Optional[ParallelShape]:
     """The layout with the shortest step, by a count of slots; None where there is none.
 
     A step takes as many slots as the fullest replica has micro-batches, and the pipeline's fill; a
@@ -80,18 +80,18 @@ def choose_layout(question: LayoutRequest) -> Optional[Layout]:
     for depth in range(min(question.pipeline, deepest), deepest + 1):
         replicas = _limit_replicas(question, question.shares // depth)
         slots = count_slots(question.layers, question.micro_batches, depth, replicas)
-        found.append((slots, depth, Layout(depth, replicas)))
+        found.append((slots, depth, ParallelShape(depth, replicas)))
     return min(found, key=lambda item: item[:2])[2]
 
 
-def _keep_depth(question: LayoutRequest) -> Optional[Layout]:
+def _keep_depth(question: LayoutRequest) -> Optional[ParallelShape]:
     """As deep as asked, with all replicas that there is room for; shallower only where that does
     not fit and the layers are known."""
     depth = question.pipeline
     if question.layers is not None:
         depth = min(depth, question.shares, question.layers // question.chunks)
     replicas = _limit_replicas(question, question.shares // depth) if depth >= 1 else 0
-    return Layout(depth, replicas) if replicas >= 1 else None
+    return ParallelShape(depth, replicas) if replicas >= 1 else None
 
 
 def _limit_replicas(question: LayoutRequest, room: int) -> int:
@@ -113,13 +113,13 @@ def count_slots(layers: int, micro_batches: int, depth: int, replicas: int) -> i
 
 def find_layout(
     plan: Plan, facts: TrainingFacts, seats: Sequence[int], choose: Chooser = choose_layout
-) -> Optional[Layout]:
+) -> Optional[ParallelShape]:
     """The layout on these nodes of the run's plan; as asked where they have as much room."""
-    asked = Layout(plan.pipeline, plan.data)
+    asked = ParallelShape(plan.pipeline, plan.data)
     everybody = range(count_asked(plan))
     shares, room = count_shares(plan, seats), count_shares(plan, everybody)
     if facts.layout == "world":
-        return Layout(plan.pipeline, shares) if shares else None
+        return ParallelShape(plan.pipeline, shares) if shares else None
     # The conf's own layout may have no replica: a pipeline for more ranks than there are.
     is_room = shares == room and asked.data >= 1 and asked.pipeline * asked.data <= shares
     if is_room and sorted(seats) == list(everybody):
@@ -158,11 +158,11 @@ def cut_evenly(layers: int, parts: int) -> str:
     return "-".join(str(least + (first <= part < first + over)) for part in range(parts))
 
 
-def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[Layout]:
+def find_planned(plan: Plan, seats: Sequence[int]) -> Optional[ParallelShape]:
     """Find the layout that was planned at submit for such nodes."""
     nodes = name_nodes([plan.node(seat).group for seat in sorted(seats)])
     found = (plan.layouts or {}).get(nodes)
-    return None if found is None else Layout(*found)
+    return None if found is None else ParallelShape(*found)
 
 
 def count_asked(plan: Plan) -> int:
@@ -175,7 +175,7 @@ def count_shares(plan: Plan, seats: Sequence[int]) -> int:
     return sum(plan.node(seat).group.ranks // plan.tensor for seat in seats)
 
 
-def list_needed(plan: Plan, layout: Layout, seats: Sequence[int]) -> List[Tuple[int, int]]:
+def list_needed(plan: Plan, layout: ParallelShape, seats: Sequence[int]) -> List[Tuple[int, int]]:
     """Seats that take part and the ranks on each, in the order of the run's plan.
 
     The last one may have fewer than it could; later ones are left out.
@@ -199,7 +199,7 @@ def build_attempt(
         return None
     needed = list_needed(plan, layout, seats)
     groups = build_groups(plan, needed)
-    is_as_asked = layout == Layout(plan.pipeline, plan.data)
+    is_as_asked = layout == ParallelShape(plan.pipeline, plan.data)
     order = plan.order if is_as_asked or layout.data > 1 else "pipeline"
     partition = _cut(plan, facts, layout.pipeline)
     planned = "it fits the nodes that are there"

@@ -20,7 +20,6 @@ from vjob.containers.reference import BadReference, parse_reference
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf import references
 from vjob.jobs.conf.fates import check_effect
-from vjob.jobs.conf.layout import close_layout
 from vjob.jobs.conf.loading.check_bounds import check_numbers, locate
 from vjob.jobs.conf.loading.check_cluster import check_cluster, check_groups
 from vjob.jobs.conf.loading.check_layout import check_layout, check_partition, check_ranks
@@ -35,6 +34,7 @@ from vjob.jobs.conf.schema import (
     Mlflow,
     Parallel,
 )
+from vjob.jobs.conf.world_size import close_layout
 from vjob.jobs.errors import KeyProblem, Problem
 from vjob.jobs.programs import start
 from vjob.jobs.programs.code.modules import find_module
@@ -85,7 +85,7 @@ def check_conf(
     problems += [*check_container(conf), *check_morph(conf), *check_others(conf)]
     problems += check_track(conf)
     problems += check_supported(conf)
-    problems += [*check_effect(conf, lines), *references.find_problems(conf)]
+    problems += [*check_effect(conf, lines), *references.list_problems(conf)]
     if environ is not None:
         problems += find_unset(conf, environ)
     if require_paths:
@@ -140,7 +140,7 @@ def check_program(conf: JobConf) -> Iterator[KeyProblem]:
         yield f"program.{kind}", "", "must name a file or folder"
     if conf.program.python == "":
         yield "program.python", "", "must name an interpreter; leave it out for the default"
-    yield from start.find_problems(conf)
+    yield from start.list_problems(conf)
     if kind == "module" and not _MODULE.fullmatch(conf.program.module or ""):
         message = "must be a module's name, such as pkg.train; a file is program.script"
         yield "program.module", conf.program.module, message

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vjob.jobs.conf.layout import get_replicas, get_world, is_open, require_number
 from vjob.jobs.conf.schema import BUILT_IN, OWN, OWN_MODEL, JobConf
+from vjob.jobs.conf.world_size import get_replicas, get_world, is_open, require_number
 from vjob.jobs.errors import KeyProblem
 
 

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator
 from itertools import dropwhile
 from pathlib import PurePath
 
-from vjob.jobs.conf.layout import get_world
 from vjob.jobs.conf.references import find_value, list_referenced
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.world_size import get_world
 from vjob.jobs.errors import KeyProblem
 from vjob.jobs.programs.launchers import is_python, split_module
 from vjob.jobs.programs.start import list_layout_keys

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vjob.jobs.conf.layout import close_layout, require_number
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset
 from vjob.jobs.conf.loading.check_bounds import locate
 from vjob.jobs.conf.loading.compose import (
@@ -39,6 +38,7 @@ from vjob.jobs.conf.parse import ConfReader
 from vjob.jobs.conf.paths import resolve_paths
 from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.schema import JobConf, NodeGroup
+from vjob.jobs.conf.world_size import close_layout, require_number
 from vjob.jobs.conf.yaml_tree import (
     MAX_DEPTH,
     Items,

@@ -91,11 +91,11 @@ def build_job(
         ends=parse_date(end),
         preempted=took,
         dependency="" if dependency == "(null)" else dependency,
-        end_cause=_judge_end(state, word, text, number, is_preempted=took is not None),
+        end_cause=judge_end(state, word, text, number, is_preempted=took is not None),
     )
 
 
-def _judge_end(
+def judge_end(
     state: JobState, word: str, reason: str, number: int | None, *, is_preempted: bool
 ) -> EndCause | None:
     """The cause of an end, by Slurm's words alone. It calls a preempted job FAILED whose batch

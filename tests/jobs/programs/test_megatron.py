@@ -22,9 +22,9 @@ from tests.jobs.confs import make_conf
 from tests.jobs.programs.recipes import ONE_MACHINE, TODAY, TODAY_FORMS
 from tests.varuna_core.trace.test_engines import order_1f1b
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.layout import get_replicas, get_world
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.world_size import get_replicas, get_world
 from vjob.jobs.programs import megatron
 from vjob.jobs.programs.megatron import LAYOUT_FILE, Checkout, find_checkout
 from vjob.jobs.programs.start import get_starter

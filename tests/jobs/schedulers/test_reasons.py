@@ -5,20 +5,19 @@ The names are those of https://slurm.schedmd.com/job_reason_codes.html (Slurm 25
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from varuna_core.facts.catalogue.known_line import Fate
+from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Context
 from vjob.jobs.schedulers.job import JobState, SchedulerJob
-from vjob.jobs.schedulers.reasons import (
-    explain_launch,
-    explain_reason,
-    find_killer,
-    find_reason,
+from vjob.jobs.schedulers.reasons import explain_reason, find_reason
+from vjob.jobs.schedulers.slurm.commands import (
+    END_CAUSES,
+    judge_end,
+    parse_show_job_output,
+    parse_squeue_output,
 )
-from vjob.jobs.schedulers.slurm.commands import parse_show_job_output, parse_squeue_output
 
 COUNTED = ["BB", "Billing", "Cpu", "Energy", "GRES", "License", "Mem", "Memory", "Node", "Unknown"]
 NEVER_NAMES = """
@@ -124,50 +123,19 @@ def test_a_reason_that_passes_is_no_trouble(reason: str) -> None:
     assert explain_reason(pending(reason)) == ""
 
 
-def ended(reason: str, exit_code: str = "0:0") -> SchedulerJob:
-    """As scontrol or sacct shows it."""
-    state = JobState.FAILED
-    code, number = map(int, exit_code.split(":"))
-    return SchedulerJob(
-        id="7", state=state, native_word="FAILED", reason_text=reason, code=code, signal=number
-    )
-
-
 @pytest.mark.parametrize(
-    ("info", "word"),
+    ("reason", "number", "cause"),
     [
-        (ended("JobLaunchFailure"), "JobLaunchFailure"),
-        (ended("RaisedSignal:53(Real-time_signal_19)", "0:53"), "RaisedSignal:53"),
-        (ended("Priority", "0:53"), "RaisedSignal:53"),  # sacct: the reason is that of its pending
+        ("JobLaunchFailure", None, EndCause.LAUNCH_FAILED),
+        ("RaisedSignal:53(Real-time_signal_19)", 53, EndCause.NO_OUTPUT),
+        ("Priority", 53, EndCause.NO_OUTPUT),  # sacct: the reason is that of its pending
+        ("JobLaunchFailure", 10, EndCause.BATCH_KILLED),  # a signal before a trap for it (22.05)
+        ("RaisedSignal:9(Killed)", 9, EndCause.BATCH_KILLED),
+        ("NonZeroExitCode", None, END_CAUSES.get(JobState.FAILED)),
+        ("None", None, END_CAUSES.get(JobState.FAILED)),
     ],
 )
-def test_a_job_that_no_node_could_start_asks_for_the_log_folder(
-    info: SchedulerJob, word: str
+def test_a_job_that_no_node_could_start_is_told_from_one_that_ran(
+    reason: str, number: int | None, cause: EndCause | None
 ) -> None:
-    said = explain_launch(info)
-    assert said.startswith(word) and "check log_folder, which the nodes must see" in said
-
-
-@pytest.mark.parametrize(
-    "info",
-    [ended("NonZeroExitCode", "53:0"), ended("TimeLimit"), ended("None", "0:0")],
-)
-def test_a_job_whose_script_ran_has_no_such_remedy(info: SchedulerJob) -> None:
-    assert explain_launch(info) == ""
-
-
-@pytest.mark.parametrize(
-    ("info", "killer"),
-    [
-        (ended("JobLaunchFailure", "0:10"), "SIGUSR1"),
-        (ended("RaisedSignal:9(Killed)", "0:9"), "SIGKILL"),
-        (ended("JobLaunchFailure", "0:99"), "signal 99"),
-    ],
-)
-def test_a_batch_script_that_was_killed_is_no_failure_to_start(
-    info: SchedulerJob, killer: str
-) -> None:
-    """Slurm 22.05 calls it one where a signal came before a trap for it."""
-    assert explain_launch(info) == f"the batch script was ended by {killer}"
-    cancelled = replace(info, state=JobState.CANCELLED)
-    assert find_killer(cancelled) == "", "that is what a cancel does"
+    assert judge_end(JobState.FAILED, "FAILED", reason, number, is_preempted=False) is cause

@@ -23,8 +23,8 @@ from varuna_core.morph.layout import count_asked
 from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import parse_plan, render_plan
 from vjob.containers.runtime import ImageKind
-from vjob.jobs.conf.layout import build_groups
 from vjob.jobs.conf.schema import Container
+from vjob.jobs.conf.world_size import build_groups
 from vjob.jobs.schedulers.slurm.settings import judge_het_morph
 from vjob.jobs.submit.build_plan import PlanContext, build_plan, build_stages, reserve_spare_nodes
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from vjob.jobs.conf.layout import get_world
 from vjob.jobs.conf.schema import (
     Checkpoint,
     Cluster,
@@ -22,6 +21,7 @@ from vjob.jobs.conf.schema import (
     Program,
     Train,
 )
+from vjob.jobs.conf.world_size import get_world
 from vjob.shelf.trial.smaller import OneNode, Trial, keep_launch, shrink
 
 HERE = OneNode(num_gpus=0, gpus=None, is_here=True)

@@ -21,7 +21,7 @@ from varuna_core.launch.ssh import (
     ProbeRequest,
     build_ssh_command,
     explain_failure,
-    find_problem,
+    explain_probe,
     find_twins,
     parse_probe,
     render_probe,
@@ -160,7 +160,7 @@ def test_a_probe_of_an_odd_folder_finds_what_is_there(tmp_path: Path) -> None:
     script = "echo vjob; echo a start file speaks\n" + render_probe(asked, "m")
     done = subprocess.run(["/bin/sh", "-s"], input=script, capture_output=True, text=True)
     said = parse_probe(done.stdout)
-    assert find_problem(asked, said) is None, done.stderr
+    assert explain_probe(asked, said) is None, done.stderr
     assert said["agent"] == "python3" and (folder / "m").exists()
 
 
@@ -179,13 +179,13 @@ def test_a_probe_of_an_odd_folder_finds_what_is_there(tmp_path: Path) -> None:
 def test_what_a_probe_misses_is_one_line(tmp_path: Path, key: str, message: str) -> None:
     names = ("sees", "writes", "agent", "python", "code", "script", "machine", "end")
     said = {"user": "1", **{name: "yes" for name in names if name != key}}
-    problem = find_problem(ask(tmp_path), said)
+    problem = explain_probe(ask(tmp_path), said)
     assert problem is not None and re.search(message, problem) and "\n" not in problem
 
 
 def test_a_bare_interpreter_may_come_with_the_setup_lines(tmp_path: Path) -> None:
     said = dict.fromkeys(("sees", "writes", "agent", "code", "script", "end"), "yes")
-    assert find_problem(ask(tmp_path, python="python3.11"), said) is None
+    assert explain_probe(ask(tmp_path, python="python3.11"), said) is None
 
 
 def test_two_entries_of_one_machine_are_found() -> None:

@@ -11,8 +11,8 @@ from tests.varuna_core.agent.local_run import make_group, make_plan
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.morph.layout import (
     AttemptPlan,
-    Layout,
     LayoutRequest,
+    ParallelShape,
     build_attempt,
     choose_layout,
 )
@@ -31,28 +31,30 @@ def question(shares: int, pipeline: int = 4, layers: int = 12, micro: int = 8) -
 
 
 def test_a_pipeline_keeps_its_depth_where_it_can_and_gives_up_replicas() -> None:
-    assert choose_layout(question(8)) == Layout(4, 2)
-    assert choose_layout(question(7)) == Layout(7, 1) or choose_layout(question(7)) == Layout(6, 1)
-    assert choose_layout(question(4)) == Layout(4, 1)
-    assert choose_layout(question(32, micro=64)) == Layout(4, 8)
+    assert choose_layout(question(8)) == ParallelShape(4, 2)
+    assert choose_layout(question(7)) == ParallelShape(7, 1) or choose_layout(
+        question(7)
+    ) == ParallelShape(6, 1)
+    assert choose_layout(question(4)) == ParallelShape(4, 1)
+    assert choose_layout(question(32, micro=64)) == ParallelShape(4, 8)
 
 
 def test_it_gets_shallower_only_where_ranks_are_too_few() -> None:
-    assert choose_layout(question(3)) == Layout(3, 1)
-    assert choose_layout(question(1)) == Layout(1, 1)
+    assert choose_layout(question(3)) == ParallelShape(3, 1)
+    assert choose_layout(question(1)) == ParallelShape(1, 1)
     assert choose_layout(question(0)) is None
 
 
 def test_no_replica_is_without_a_micro_batch_and_no_stage_without_a_layer() -> None:
-    assert choose_layout(question(64, pipeline=1, layers=2, micro=3)) == Layout(1, 3)
-    assert choose_layout(question(9, pipeline=9, layers=4, micro=1)) == Layout(4, 1)
+    assert choose_layout(question(64, pipeline=1, layers=2, micro=3)) == ParallelShape(1, 3)
+    assert choose_layout(question(9, pipeline=9, layers=4, micro=1)) == ParallelShape(4, 1)
 
 
 def test_replicas_that_are_told_one_share_have_as_many_micro_batches() -> None:
     even = replace(question(7, pipeline=1, layers=1, micro=8), is_even=True)
-    assert choose_layout(even) == Layout(1, 4)
-    assert choose_layout(replace(even, layers=None, shares=3)) == Layout(1, 2)
-    assert choose_layout(replace(even, micro_batches=7)) == Layout(1, 7)
+    assert choose_layout(even) == ParallelShape(1, 4)
+    assert choose_layout(replace(even, layers=None, shares=3)) == ParallelShape(1, 2)
+    assert choose_layout(replace(even, micro_batches=7)) == ParallelShape(1, 7)
 
 
 def plan_of(ranks: int, nodes: int, pipeline: int, tensor: int) -> Plan:

@@ -75,7 +75,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Found:
+class LogReading:
     """What one line of a log tells."""
 
     stream: str
@@ -107,23 +107,23 @@ class LogPoints:
             "steps": self.steps.save(),
         }
 
-    def read(self, *, final: bool = False) -> Iterator[Found]:
+    def read(self, *, final: bool = False) -> Iterator[LogReading]:
         """What is new, line by line."""
         self._times.look()
         for place, text in self._follower.read_placed(final=final):
             yield from self._parse(text, *self._times.find_exact(place))
 
-    def _parse(self, text: str, at: Optional[float], slack_s: float) -> Iterator[Found]:
+    def _parse(self, text: str, at: Optional[float], slack_s: float) -> Iterator[LogReading]:
         if parse_mark(text) is not None:
             self.steps.pause()
         reading = self.steps.read(text, at, slack_s)
         if reading is not None:
             for one in (*reading.earlier, reading):
-                yield Found(STEPS, one.line.step, one.at, {}, one)
+                yield LogReading(STEPS, one.line.step, one.at, {}, one)
         evaluated = self.steps.evaluated
         if evaluated is not None and not evaluated.is_bar:  # which shows the last ones for long
             step = self.steps.last if evaluated.step == NO_STEP else evaluated.step
-            yield Found(VALIDATION, step or 0, at, _name_metrics(evaluated))
+            yield LogReading(VALIDATION, step or 0, at, _name_metrics(evaluated))
         if reading is not None:
             return
         memory = parse_memory(text) if "memory (MB)" in text else None
@@ -135,7 +135,7 @@ class LogPoints:
                 for name, value in found.items()
                 if value is not None
             }
-            yield Found(f"{MEMORY} {rank}", memory.step, at, values)
+            yield LogReading(f"{MEMORY} {rank}", memory.step, at, values)
 
 
 def _name_metrics(line: Iteration) -> Dict[str, float]:
@@ -149,7 +149,7 @@ def _name_metrics(line: Iteration) -> Dict[str, float]:
 
 
 Item = Tuple[float, str, Any]
-"""When it was written, the log or host that it is of, and a Found, a sample or an event."""
+"""When it was written, the log or host that it is of, and a LogReading, a sample or an event."""
 
 
 class AttemptPoints:
@@ -286,7 +286,7 @@ class AttemptPoints:
     def _make_point(self, moment: float, name: str, one: Any) -> Optional[Point]:
         if not name:
             return self._make_event(moment, one)
-        if not isinstance(one, Found):
+        if not isinstance(one, LogReading):
             values = self._list_sample(name, one)
             return self._point(f"{SAMPLES} {name}", self._step, moment, values) if values else None
         if one.reading is None:

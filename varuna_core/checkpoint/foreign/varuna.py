@@ -46,7 +46,7 @@ OPTIONS = ("lr", "initial_lr", "betas", "eps", "weight_decay", "momentum", "damp
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class VarunaFiles:
     """The files of one folder."""
 
     iteration: int
@@ -80,7 +80,7 @@ def _is_varunas(path: Path) -> bool:
     return path.is_dir() and any(FILE.fullmatch(one.name) for one in path.iterdir())
 
 
-def list_files(folder: Path) -> Found:
+def list_files(folder: Path) -> VarunaFiles:
     """The files of a folder; an error names what is not there."""
     match = FOLDER.fullmatch(folder.resolve().name)
     if match is None:
@@ -101,7 +101,7 @@ def list_files(folder: Path) -> Found:
     for segment in range(max(params, default=-1) + 1):
         if segment not in params:
             raise DamagedCheckpoint(f"{folder / f'opt-fp32-params-{segment}'} is missing")
-    return Found(
+    return VarunaFiles(
         iteration=int(match[1]),
         params=dict(sorted(params.items())),
         state=dict(sorted(state.items())),
@@ -184,7 +184,7 @@ class _Pickles:
         return self._last[1]
 
 
-def _expect_marked(found: Found, held: int, folder: Path) -> None:
+def _expect_marked(found: VarunaFiles, held: int, folder: Path) -> None:
     """Refuse a save that was not finished, or whose last segment is not there."""
     if found.num_marked < held:
         raise DamagedCheckpoint(
@@ -264,7 +264,7 @@ def _load(path: Path) -> Any:
 
 
 def _take_optimizer(
-    found: Found,
+    found: VarunaFiles,
     folder: Path,
     params: Mapping[str, Entry],
     kind: str,

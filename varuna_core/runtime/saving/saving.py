@@ -359,14 +359,6 @@ class Saving:
             number, self._line, progress = found
             return number, progress
 
-    def load_folder(self, folder: Path) -> tuple[int, TrainingProgress]:
-        """Load one checkpoint, wherever it lies; an error is the same on all ranks."""
-        found: list[Any] = []
-        self.consensus.run_on_all(lambda: found.extend(self._load_part(folder)))
-        number, line, progress = found
-        self._line = line or None
-        return number, progress
-
     @property
     def line(self) -> str:
         """Identity of the training, if it has one: begun by what was loaded, or was saved first."""
