@@ -10,8 +10,12 @@ noise; the last rank prints the calls of all ranks after each line about a step,
 
 from __future__ import annotations
 
+import argparse
 import random
-from dataclasses import dataclass, field
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks import RESULTS
@@ -20,6 +24,10 @@ from varuna_core.records.logs.training_log import Iteration, format_iteration, f
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.registry import build_schedule
+from vjob.jobs.monitor.readers.job_reader import open_reader
+from vjob.reports.analysis.findings import CLOCKS_WRONG, find_all
+from vjob.reports.analysis.measures import analyse
+from vjob.reports.load.tables import load_job
 
 RESULT = RESULTS / "profiled_logs.md"
 BEGIN_S = 1_686_700_000.0
@@ -54,7 +62,8 @@ class Logged:
     """How much of the last block of calls was written."""
     fillers: int = 2
     """Further timers that are printed."""
-    prints_calls: bool = True
+    prints_starts: bool = True
+    """The lists of starts and ends, which the seed's timers print; today's print sums alone."""
     is_tagged: bool = False
     """Lines have the rank in front, as of `srun --label`."""
     gathers_ranks: bool = False
@@ -96,10 +105,9 @@ def write_logs(folder: Path, job: Logged) -> None:
             7e-7, job.micros * job.replicas, {"lm loss": 10.0 - step / 50}, 262144.0, 5.0, 0, 0,
         )  # fmt: skip
         texts[last].append(format_iteration(line))
-        if job.prints_calls:
-            written = _format_block(job, block).splitlines()
-            cut_lines = len(written)
-            texts[last] += written
+        written = _format_block(job, block).splitlines()
+        cut_lines = len(written)
+        texts[last] += written
         if step == job.log_every:
             for rank in range(0, job.world, job.replicas):
                 words = "memory (MB) | allocated: 1570.7 | max allocated: 3869.2 | reserved: 4020.0"
@@ -192,7 +200,7 @@ def _format_block(job: Logged, block: dict[str, dict[int, list[tuple[float, floa
         for name, ranks in block.items()
         for rank, own in ranks.items()
     }
-    return format_timers(timers, calls)
+    return format_timers(timers, calls if job.prints_starts else None)
 
 
 SMALL = Logged(
@@ -200,3 +208,142 @@ SMALL = Logged(
     steps=20, log_every=5, nodes=("n1", "n2", "n3", "n4"),
 )  # fmt: skip
 """For tests."""
+
+# What is staged.
+
+BASE = Logged()
+DASHED = tuple(f"gpu-a{at}-{40 + at}.cluster-2.site.edu" for at in range(8))
+OTHER = replace(
+    BASE, stages=2, layers=(24,) * 2, nodes=("m01", "m02"), master="192.168.120.90", seed=9,
+    slow={1: 1.5}, steps=20,
+)  # fmt: skip
+CASES: dict[str, tuple[Logged, str]] = {
+    "nothing": (BASE, ""),
+    "nothing, another size": (
+        replace(BASE, stages=4, replicas=8, micros=24, layers=(12,) * 4, steps=30, seed=2),
+        "",
+    ),
+    "a slow rank": (replace(BASE, slow={18: 2.0}), "straggler"),
+    "a slow rank of the last stage": (replace(BASE, slow={31: 1.3}, seed=3), "straggler"),
+    "unequal stages": (replace(BASE, layers=(6, 6, 6, 9, 6, 6, 6, 3), seed=4), "partition"),
+    "a slow rank and unequal stages": (
+        replace(BASE, layers=(6, 6, 6, 9, 6, 6, 6, 3), slow={18: 2.0}, seed=5),
+        "straggler",
+    ),
+    "a clock 0.35 s ahead": (replace(BASE, skew_s={3: 0.35}), "clock wrong"),
+    "two clocks wrong, and a slow rank": (
+        replace(BASE, skew_s={0: -0.35, 6: 1.2}, slow={9: 1.6}, seed=6),
+        "straggler",
+    ),
+    "a log cut in its last block": (replace(BASE, cut=0.6), "cut steps"),
+    "logs of two nodes missing": (replace(BASE, missing=(2, 5)), "missing logs"),
+    "the log with the steps missing": (replace(BASE, missing=(7,)), "missing logs"),
+    "names with dashes and domains": (
+        replace(BASE, nodes=DASHED, slow={18: 2.0}, seed=7),
+        "straggler",
+    ),
+    "ranks in front of lines": (replace(BASE, is_tagged=True, slow={5: 1.4}, seed=8), "straggler"),
+    "all nodes in one file": (replace(BASE, gathers_ranks=True, slow={5: 1.4}), "straggler"),
+    "two jobs in one folder": (BASE, "other job"),
+    "3 MB of calls a step": (
+        replace(BASE, micros=64, fillers=5, layers=(3,) * 8, log_every=2, steps=10, slow={2: 1.5}),
+        "straggler",
+    ),
+    "sums alone, as of today's Megatron-LM": (
+        replace(BASE, prints_starts=False, slow={18: 2.0}),
+        "straggler",
+    ),
+}
+"""Each with the rule of the finding that must be first; none for healthy jobs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What status and report say of a folder."""
+
+    name: str
+    wanted: str
+    rule: str
+    """Of the first finding, where it is a cause or what others rest on; empty for none."""
+    said: str
+    step: int | None
+    num_steps: int
+    """Of the last line about steps that is there."""
+    size: int
+    took_s: tuple[float, float]
+    """By status and by the report."""
+
+    @property
+    def is_right(self) -> bool:
+        has_step = self.step == (self.num_steps or None)
+        return self.rule == self.wanted and has_step
+
+
+def judge(name: str, job: Logged, wanted: str, folder: Path) -> Row:
+    write_logs(folder, job)
+    if wanted == "other job":
+        write_logs(folder, OTHER)
+    begun = time.perf_counter()
+    snapshot = open_reader(str(folder), folder).read()
+    between = time.perf_counter()
+    loaded = load_job(folder)
+    first = find_all(loaded, analyse(loaded))[0]
+    ended = time.perf_counter()
+    is_first = bool(first.cause) or first.weight >= CLOCKS_WRONG
+    return Row(
+        name=name,
+        wanted=wanted,
+        rule=first.rule if is_first else "",
+        said=first.sentence if is_first else "none",
+        step=snapshot.progress.step if snapshot.progress is not None else None,
+        num_steps=0 if len(job.nodes) - 1 in job.missing else job.steps,
+        size=sum(path.stat().st_size for path in folder.iterdir()),
+        took_s=(between - begun, ended - between),
+    )
+
+
+def render(rows: Sequence[Row]) -> str:
+    lines = [
+        "# Status and report of staged logs with calls",
+        "",
+        "Made by `python -m benchmarks.commands.profiled_logs --write`: folders of logs as plain "
+        "batch scripts leave them, of 1F1B pipelines with 2 % of noise; after each line about a "
+        "step the start and end of every call of all ranks.",
+        "",
+        f"**{sum(row.is_right for row in rows)} of {len(rows)}** have the right finding first, and "
+        "status has the last step that is there. Bound: all.",
+        "",
+        "| wrong | MB | status | status, s | report, s | right | the first finding |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        step = "no step" if row.step is None else f"step {row.step}"
+        took = " | ".join(f"{seconds:.1f}" for seconds in row.took_s)
+        lines.append(
+            f"| {row.name} | {row.size / 1e6:.1f} | {step} | {took} | "
+            f"{'yes' if row.is_right else 'NO'} | {row.said} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=list(CASES))
+    parser.add_argument("--keep", type=Path, help="write the logs there and keep them")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT.name}")
+    wanted = parser.parse_args()
+    rows = []
+    for name, (job, rule) in CASES.items():
+        if wanted.only in (None, name):
+            with tempfile.TemporaryDirectory() as folder:
+                base = wanted.keep or Path(folder)
+                rows.append(judge(name, job, rule, base / name.replace(" ", "-").replace(",", "")))
+    text = render(rows)
+    print(text)
+    if wanted.write:
+        RESULT.write_text(text)
+    raise SystemExit(0 if all(row.is_right for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

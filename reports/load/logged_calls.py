@@ -30,7 +30,7 @@ import pandas as pd
 from varuna_core.records.logs.trace import COMPUTE
 from vjob.reports.load.trace_file import RankTrace
 from vjob.reports.load.trace_lines import Column
-from vjob.reports.load.trace_reader import ClockConflict, LeftOut, Traces
+from vjob.reports.load.trace_reader import STEP_COLUMNS, ClockConflict, LeftOut, Traces
 
 ACTIONS = {"forward-compute": "F", "backward-compute": "B"}
 AROUND = ("forward-backward", "interval-time")
@@ -135,7 +135,7 @@ def read_calls(
     zero = float(events["begin_s"].min()) if found else 0.0
     for name in TIMES if found else ():
         events[name] -= zero
-    steps = sum_up(events) if found else pd.DataFrame()
+    steps = sum_up(events) if found else pd.DataFrame(columns=STEP_COLUMNS)
     told = {(one.attempt, one.last) for one in left_out}
     told |= set(zip(steps["attempt"], steps["step"], strict=True)) if found else set()
     is_new = [key not in told for key in zip(works["attempt"], works["step"], strict=True)]

@@ -285,7 +285,8 @@ def load_job(
         )
         found = read_calls(logs, settings, places)
         if found is not None:
-            logged, events = found
+            logged, logged_events = found
+            events = logged_events if len(logged_events) else events
             traces = logged if traces.steps.empty else traces
             chosen = _choose_logged(events) if len(events) else chosen
     return Job(

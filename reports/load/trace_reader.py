@@ -22,6 +22,11 @@ from vjob.reports.load.trace_file import Ends, File, RankTrace, StepRows, cut_at
 from vjob.reports.load.trace_lines import NUMBERS, Column, Events, parse_pieces
 
 MOST_EVENTS = 2_000_000
+STEP_COLUMNS = [
+    "attempt", "rank", "stage", "replica", "step",
+    "begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s",
+]  # fmt: skip
+"""Of `Traces.steps` where there are none."""
 _MANY_ROWS = 20_000
 
 
@@ -110,9 +115,7 @@ def _build_traces(ranks: list[RankTrace], frame: pd.DataFrame) -> Traces:
             trace.num_events = trace.num_rows = 0
             trace.spans.clear()
     if not known:
-        names = ["attempt", "rank", "stage", "replica", "step"]
-        times = ["begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s"]
-        return Traces(ranks=ranks, steps=pd.DataFrame(columns=names + times), zero_ns=0)
+        return Traces(ranks=ranks, steps=pd.DataFrame(columns=STEP_COLUMNS), zero_ns=0)
     frame = _add_ranks(frame, known)
     zero = int(frame["begin_ns"].min())
     frame["begin_s"] = (frame.pop("begin_ns") - zero) / 1e9
