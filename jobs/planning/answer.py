@@ -172,7 +172,10 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
     nodes = list_used_nodes(plan.candidate)
     return {
         "step_s": plan.step_s,
-        "band_s": [] if plan.band is None else [plan.band.low_s, plan.band.high_s],
+        "band_s": list(plan.band_s),
+        "expected_s": as_json(plan.expected_s),
+        "at_least_s": plan.at_least_s,
+        "not_covered": [one.as_json() for one in (*question.lacks, *plan.lacks)],
         "parts": dict(list_parts(plan)),
         "bubble_share": step.bubble_share,
         "pipeline": len(plan.candidate.placed.sites),

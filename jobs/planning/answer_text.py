@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 
+from varuna_core.facts.known import NotKnown, Within
+from varuna_core.facts.not_covered import describe_lack
 from varuna_core.planner.result.certificate import render_certificate, render_claim
 from varuna_core.planner.result.plan import (
     LayoutPlan,
@@ -58,12 +61,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
     )
     if answer.is_certified:
         yield render_claim(answer.searched)
-    if plan.band is not None:
-        yield (
-            f"  nine steps of ten are expected to take {plan.band.low_s:.4g} to "
-            f"{plan.band.high_s:.4g} s; plans that differ by less than {plan.band.apart:.1%} "
-            "count as equally fast"
-        )
+    yield from map(_wrap, _format_expected(plan, question))
     parts = [f"{name} {took:.4g}" for name, took in list_parts(plan).items() if took > 0]
     yield f"  {' + '.join(parts)} s; bubble {100 * step.bubble_share:.1f} %"
     yield f"  partition {plan.partition}; Megatron-Core layout {spell_layout(plan.counts)}"
@@ -84,14 +82,42 @@ def _format_best(answer: Answer) -> Iterator[str]:
             "  graphs are offloaded: the host needs up to "
             f"{max(plan.host_bytes) / 2**30:.1f} GB of memory for each rank"
         )
-    if "estimate" in plan.sources and not question.is_estimate:
-        yield "  some times are estimates beyond what was measured: profile larger micro-batches"
     yield ""
     yield render_table(plan)
     yield ""
     if not answer.is_certified:
         yield "of the fastest plan, without a budget or a deadline:"
     yield render_certificate(answer.searched)
+
+
+def _format_expected(plan: LayoutPlan, question: Question) -> Iterator[str]:
+    """How sure the time of a step is, and what of the plan was not measured."""
+    expected, band = plan.expected_s, plan.band
+    if plan.band_s:
+        yield f"nine steps of ten are expected to take {_format_range(plan.band_s)} s"
+    elif isinstance(expected, Within):
+        bounds = _format_range((expected.low, expected.high))
+        yield f"by such estimates eight runs of ten took {bounds} s a step"
+    elif plan.at_least_s is not None:
+        yield f"a step takes at least {plan.at_least_s:.4g} s; the most is not known"
+    else:
+        yield "how long a step may take is not known"
+    if band is not None:
+        yield f"plans that differ by less than {band.apart:.1%} count as equally fast"
+    if question.is_estimate:
+        return
+    for one in (*question.lacks, *plan.lacks):
+        yield f"not covered by the profile: {describe_lack(one)}"
+    if isinstance(expected, NotKnown) and not plan.lacks:
+        yield expected.reason
+
+
+def _format_range(bounds: Sequence[float]) -> str:
+    return " to ".join(f"{bound:.4g}" for bound in bounds)
+
+
+def _wrap(line: str) -> str:
+    return textwrap.fill(line, 80, initial_indent="  ", subsequent_indent="    ")
 
 
 def _format_stages(stages: tuple[int, ...]) -> str:
@@ -138,7 +164,7 @@ def _format_others(answer: Answer) -> Iterator[str]:
             (
                 str(number),
                 f"{plan.step_s:.4g}",
-                "" if plan.band is None else f"{plan.band.low_s:.4g}-{plan.band.high_s:.4g}",
+                "-".join(f"{bound:.4g}" for bound in plan.band_s),
                 *map(str, figures),
                 option.schedule,
                 option.recompute,

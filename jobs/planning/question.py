@@ -12,10 +12,12 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from varuna_core.facts.known import NotKnown
+from varuna_core.facts.not_covered import Lack, NotCovered
 from varuna_core.planner.model.cluster import Cluster, NodeKind
 from varuna_core.planner.model.training import MEGATRON, RECOMPUTES, TrainingModel
 from varuna_core.planner.profile.errors import PlanningError
@@ -65,6 +67,8 @@ class Question:
     """The program could, with the conf's other keys."""
     notes: tuple[str, ...] = ()
     """Assumptions that were made."""
+    lacks: tuple[NotCovered, ...] = ()
+    """What may be otherwise than in the profile, in every plan."""
 
 
 def build_question(
@@ -88,12 +92,14 @@ def build_question(
             "its default changes with the layout; set it, or --set train.global_batch_size=N"
         )
     notes, is_estimate = [], profile is None
+    lacks: tuple[NotCovered, ...] = ()
     if profile is None:
         profile, more = estimate(conf, link_gb_s)
         basis = ESTIMATE
         notes += more
     else:
         check_profile(conf, profile, software)
+        lacks = tuple(list_not_compared(conf, profile, software))
     cluster = build_cluster(conf.cluster.nodes, profile, {**conf.prices, **prices})
     profile, more = fill_links(profile, cluster, link_gb_s)
     notes += more
@@ -107,7 +113,24 @@ def build_question(
         steps=conf.train.steps,
         may_have_zero_3=may_have_zero_3(conf),
         notes=tuple(notes),
+        lacks=lacks,
     )
+
+
+def list_not_compared(
+    conf: JobConf, profile: Profile, software: Mapping[str, str]
+) -> Iterator[NotCovered]:
+    """What nobody can tell to be as in the profile."""
+    if conf.program.kind not in BUILT_IN:
+        subject = f"the profile is of {profile.model.name!r}, the program a {conf.program.kind}"
+        yield NotCovered(Lack.MODEL, subject, NotKnown("times hold if they are the same"))
+    names = sorted(profile.software.keys() - software.keys() - {"cuda"})
+    if names:
+        yield NotCovered(Lack.SOFTWARE, ", ".join(names), NotKnown("times hold for the profile's"))
+    for name in sorted({group.gpu_type for group in conf.cluster.nodes if group.gpu_type}):
+        if name not in profile.gpus and len(list_gpus(name)) > 1:
+            subject = f"{name} is taken for {match_kind(name, profile)} of the profile"
+            yield NotCovered(Lack.MEMORY, subject, NotKnown("what fits holds for that one"))
 
 
 def may_have_zero_3(conf: JobConf) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import pandas as pd
 
 from varuna_core.facts.known import NotKnown, Value, Within, value_of
+from varuna_core.facts.not_covered import describe_lack
 from varuna_core.facts.remedy import SPELLINGS, Action, Context, Remedy, Target, render
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.plugins.installed import warn_once
@@ -628,12 +629,13 @@ def _on_prediction(job: Job, analysis: Analysis) -> Iterator[Finding]:
         low_s, high_s = promised.band_s
         where = "within" if low_s <= median <= high_s else "outside"
         band = f", {where} its band of {in_units(low_s)} to {in_units(high_s)}"
+    lacks = "".join(f"; {describe_lack(one)}" for one in promised.not_covered)
     yield Finding(
         rule="prediction",
         values={"step_s": median, "promised_s": promised.step_s},
         weight=abs(ratio - 1) if abs(ratio - 1) > MUCH_BUBBLE else 0.0,
         sentence=f"A step takes {in_units(median)}; the plan promised {in_units(promised.step_s)} "
-        f"({ratio:.2f} times{band}).",
+        f"({ratio:.2f} times{band}{lacks}).",
         evidence=f"median of {len(later)} steps against plan.json",
         key="",
     )

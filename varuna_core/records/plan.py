@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
+from varuna_core.facts.not_covered import NotCovered, read_not_covered
 from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder, shared_copy
 from varuna_core.records.training import TrainingFacts, find_facts, read_training
@@ -169,10 +170,13 @@ class Prediction:
     """The kind of GPU that was planned for, where the conf names none."""
     costs: Optional[Dict[str, Tuple[float, ...]]] = None
     """Seconds of a micro-batch's actions, by the names of `schedule.costs.Costs`, one a stage."""
+    not_covered: Tuple[NotCovered, ...] = ()
+    """What of the plan its profile does not cover."""
 
     def as_json(self) -> Dict[str, Any]:
         """Only what is known."""
         found = asdict(self)
+        found["not_covered"] = tuple(one.as_json() for one in self.not_covered)
         return {name: value for name, value in found.items() if value is not None and value != ()}
 
 
@@ -471,8 +475,15 @@ def parse_prediction(value: Any) -> Prediction | None:
         memory_mb=_parse_numbers(value.get("memory_mb")),
         gpu=gpu if isinstance(gpu, str) else None,
         costs=_parse_costs(value.get("costs")),
+        not_covered=_parse_not_covered(value.get("not_covered")),
     )
     return None if found == Prediction() else found
+
+
+def _parse_not_covered(value: Any) -> Tuple[NotCovered, ...]:
+    if not isinstance(value, list):
+        return ()
+    return tuple(one for one in map(read_not_covered, value) if one is not None)
 
 
 def _parse_costs(value: Any) -> Dict[str, Tuple[float, ...]] | None:

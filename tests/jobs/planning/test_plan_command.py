@@ -15,7 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.command import ROOT
-from varuna_core.planner.profile.profile import TIMES, Profile, Spread
+from tests.varuna_core.planner.profiles import call_measured
+from varuna_core.planner.profile.profile import TIMES, Spread
 from varuna_core.planner.profile.profile_file import read_profile, write_profile
 from varuna_core.planner.profile.transformer import Transformer, estimate_profile
 from varuna_core.records.training import name_shapes
@@ -97,7 +98,7 @@ def put_profile(
     }
     model = replace(base.model, digest=digest or name_shapes(training))
     software = {"torch": torch} if torch else {}
-    profile: Profile = replace(base, model=model, gpus=gpus, software=software)
+    profile = call_measured(replace(base, model=model, gpus=gpus, software=software))
     path = folder / "profiles" / f"{NAME}.profile.json"
     path.parent.mkdir(exist_ok=True)
     write_profile(path, profile)

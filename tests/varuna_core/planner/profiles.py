@@ -6,6 +6,8 @@ import itertools
 import random
 from dataclasses import replace
 
+import numpy as np
+
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
 from varuna_core.planner.model.schedule_model import find_schedule_model
@@ -17,6 +19,7 @@ from varuna_core.planner.profile.profile import (
     TIMES,
     Cell,
     GpuProfile,
+    LinkTime,
     Model,
     Network,
     Profile,
@@ -157,3 +160,16 @@ def make_chain(draw: random.Random) -> Chain:
         find_schedule_model(name, stages, count, recompute),
         least=draw.choice([0, 1, 1]),
     )
+
+
+def call_measured(profile: Profile) -> Profile:
+    """With links and sums as if measured: those of groups of one kind are what rings take."""
+    network = profile.network
+    links = {key: replace(link, source="measured") for key, link in network.links.items()}
+    sums = {}
+    for kind, nodes, each in itertools.product(profile.gpus, range(1, 9), (1, 2, 4)):
+        took, _ = network.find_all_reduce([(kind, each)] * nodes, np.array([1.0, 1e9]))
+        if nodes * each > 1:
+            points = ((1.0, float(took[0])), (1e9, float(took[1])))
+            sums[kind, nodes * each, each] = LinkTime(points=points)
+    return replace(profile, network=replace(network, links=links, all_reduces=sums))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.varuna_core.planner.profiles import make_chain, make_profile
+from tests.varuna_core.planner.profiles import call_measured, make_chain, make_profile
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind
 from varuna_core.planner.model.step import simulate_step
@@ -152,7 +152,7 @@ def test_the_simplest_of_what_is_not_told_apart_is_chosen() -> None:
 
 
 def test_a_plan_has_its_band() -> None:
-    profile = spread_out(make_profile(random.Random(3), 5), WIDE, WIDE)
+    profile = call_measured(spread_out(make_profile(random.Random(3), 5), WIDE, WIDE))
     question = Search(profile, TrainingModel(batch=8), CLUSTER)
     plan = build_plan(question.tables, CLUSTER, question.run().best)
     told = plan.build_prediction()

@@ -152,7 +152,7 @@ def test_what_is_missing_is_an_error_or_called_an_estimate() -> None:
     profile = make_profile(random.Random(2), 4)  # sizes 1, 2, 4
     assert profile.find_cell("big", 2).source == "measured"
     assert profile.find_cell("big", 3).source == "interpolated"
-    assert profile.find_cell("big", 8).source == "estimate"
+    assert profile.find_cell("big", 8).source == "extrapolated"
     low, high = profile.find_cell("big", 2), profile.find_cell("big", 4)
     middle = profile.find_cell("big", 3)
     for name in FIGURES:

@@ -28,7 +28,7 @@ import numpy as np
 from varuna_core.planner.profile.errors import MissingData, PlanningError
 
 Array = Any
-Source = Literal["measured", "interpolated", "estimate"]
+Source = Literal["measured", "interpolated", "extrapolated", "estimate"]
 Where = Literal["intra", "inter"]
 """Between two GPUs of a node, or of two nodes."""
 
@@ -110,6 +110,12 @@ class Network:
                 "or give its latency and bandwidth"
             )
         return link
+
+    def is_sum_measured(self, nodes: Sequence[tuple[str, int]]) -> bool:
+        """A group like this one was; any other's sums rest on its links."""
+        kind, count = nodes[0]
+        found = self.all_reduces.get((kind, count * len(nodes), count))
+        return len(set(nodes)) == 1 and found is not None and found.source == "measured"
 
     def find_all_reduce(
         self, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
@@ -335,7 +341,7 @@ class Profile:
         return gpu
 
     def find_cell(self, kind: str, micro_batch: int, tensor: int = 1) -> Cell:
-        """Measured, or interpolated or continued from the two nearest sizes, and labelled so."""
+        """Measured, or interpolated or extrapolated from the two nearest sizes, and labelled so."""
         cells = self.find_gpu(kind).cells
         exact = cells.get((micro_batch, tensor))
         if exact is not None:
@@ -353,8 +359,8 @@ class Profile:
             )
         above = next((i for i, size in enumerate(sizes) if size > micro_batch), len(sizes) - 1)
         low, high = sizes[max(0, above - 1)], sizes[max(1, above)]
-        label: Source = "interpolated" if low < micro_batch < high else "estimate"
-        return _mix(cells[low, tensor], cells[high, tensor], low, high, micro_batch, label)
+        label: Source = "interpolated" if low < micro_batch < high else "extrapolated"
+        return mix_cells(cells[low, tensor], cells[high, tensor], low, high, micro_batch, label)
 
     def knows(self, recompute: str) -> bool:
         """Whether all cells have what such a way of recompute needs."""
@@ -448,7 +454,7 @@ def _join_details(
     return tuple(told[key] for key in sorted(told))
 
 
-def _mix(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Source) -> Cell:
+def mix_cells(low: Cell, high: Cell, size: int, size2: int, wanted: int, label: Source) -> Cell:
     """On the line through both; below the smallest never less than its share of it."""
     part = (wanted - size) / (size2 - size)
 

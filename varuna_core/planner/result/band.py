@@ -13,10 +13,13 @@ Two plans meet the same slow machine, so they are compared by a narrower band: t
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from varuna_core.facts.known import Within
+from varuna_core.facts.not_covered import Lack, NotCovered
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.several import SeveralStages
@@ -53,8 +56,9 @@ class Band:
     """Share of a step by which another plan's must differ to count as another time."""
 
 
-def find_band(chain: Chain, bounds: Bounds) -> Band | None:
-    """None where the spread is not known, or times are estimates."""
+def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) -> Band | None:
+    """None where the spread is not known, or times are estimates; wider by the bounds of sizes that
+    were not measured."""
     spreads = [stage.times.spread for stage in chain.stages]
     known = [spread for spread in spreads if spread is not None]
     if len(known) < len(spreads) or any("estimate" in s.times.sources for s in chain.stages):
@@ -64,8 +68,10 @@ def find_band(chain: Chain, bounds: Bounds) -> Band | None:
     delays = np.resize(_draw_delays(chain, bounds), len(rounds))
     steps = chain.find_steps(partitions, factors) + delays
     middle, high = np.quantile(steps, [0.5, QUANTILES[-1]])
-    low_s, high_s = np.quantile(
-        chain.find_steps(partitions, factors * rounds) + delays, [QUANTILES[0], QUANTILES[-1]]
+    slower = factors * rounds
+    low_s, high_s = (
+        np.quantile(chain.find_steps(partitions, slower * width) + delays, quantile)
+        for width, quantile in zip(_widen(chain, lacks), (QUANTILES[0], QUANTILES[-1]), strict=True)
     )
     return Band(
         low_s=float(low_s) * (1 - UNEXPLAINED),
@@ -73,6 +79,19 @@ def find_band(chain: Chain, bounds: Bounds) -> Band | None:
         high_s=float(high_s) * (1 + UNEXPLAINED),
         apart=float(high / middle) - 1 + UNEXPLAINED,
     )
+
+
+def _widen(chain: Chain, lacks: Sequence[NotCovered]) -> tuple[Array, Array]:
+    """Of each action the least and the most that it may take for its usual time."""
+    stages = np.array([op[1] % chain.num_stages for op in chain.compiled.ops])
+    low, high = np.ones((2, len(stages), 1))
+    for one in lacks:
+        if one.lack is Lack.SIZE and isinstance(one.factor, Within):
+            own = [one.subject in site.kinds for site in chain.placed.sites]
+            held = np.array([own[place] for place in chain.places])[stages]
+            low[held] = np.minimum(low[held], one.factor.low)
+            high[held] = np.maximum(high[held], one.factor.high)
+    return low, high
 
 
 def prefer_simpler(question: Search, searched: Searched, deadline: Deadline) -> Searched:

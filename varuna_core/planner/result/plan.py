@@ -6,11 +6,14 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from varuna_core.facts.known import Bounded, Evidence, NotKnown, Sure, Within
+from varuna_core.facts.not_covered import Lack, NotCovered, describe_lack
 from varuna_core.facts.partition import Partition
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.step import StepTime, find_away, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Tables
 from varuna_core.planner.result.band import Band, build_chain, find_band
+from varuna_core.planner.result.covered import ESTIMATED, find_lacks, free_links
 from varuna_core.planner.search.search import Candidate, Searched
 from varuna_core.records.plan import Prediction
 from varuna_core.schedule.compiled import unlist_costs
@@ -37,11 +40,39 @@ class LayoutPlan:
     """Of the nodes in use; None where one has no price."""
     band: Band | None
     """None where the spread of its figures is not known."""
+    lacks: tuple[NotCovered, ...] = ()
+    """What the profile does not cover."""
+    at_least_s: float | None = None
+    """The low end of the band if links and sums that were not measured took no time."""
 
     @property
     def step_s(self) -> float:
         """The median of drawn steps, or of figures without a spread the one step that they make."""
         return self.step.step_s if self.band is None else self.band.middle_s
+
+    @property
+    def expected_s(self) -> Bounded[float]:
+        """A step's bounds in nine cases of ten, of estimates in eight."""
+        if any(one.lack is Lack.ESTIMATE for one in self.lacks):
+            low, high = (self.step_s * bound for bound in (ESTIMATED.low, ESTIMATED.high))
+            return Within(low, high, ESTIMATED.evidence)
+        lacks = [one for one in self.lacks if isinstance(one.factor, NotKnown)]
+        if lacks:
+            return NotKnown("; ".join(map(describe_lack, lacks)))
+        if self.band is None:
+            return NotKnown("the profile does not say how much its times vary: profile again")
+        evidence = tuple(
+            evidence for one in self.lacks for evidence in getattr(one.factor, "evidence", ())
+        )
+        profile = Evidence("spread of the profile", Sure.MEASURED)
+        return Within(self.band.low_s, self.band.high_s, (profile, *evidence))
+
+    @property
+    def band_s(self) -> tuple[float, ...]:
+        """Two times between which nine steps of ten are; empty where they are not known."""
+        expected = self.expected_s
+        is_band = self.band is not None and isinstance(expected, Within)
+        return (expected.low, expected.high) if is_band else ()  # type: ignore[union-attr]
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -62,7 +93,8 @@ class LayoutPlan:
         """The part of plan.json that `vjob report` compares with the steps."""
         return Prediction(
             step_s=self.step_s,
-            band_s=() if self.band is None else (self.band.low_s, self.band.high_s),
+            band_s=self.band_s,
+            not_covered=self.lacks,
             stage_s=tuple(stage.work_s for stage in self.step.stages),
             bubble_share=self.step.bubble_share,
             memory_mb=tuple(held / 1e6 for held in self.memory_bytes),
@@ -84,6 +116,7 @@ def build_plan(
     memory = chain.list_memory(candidate.bounds)
     peaks, away = find_peaks(compiled, memory), find_away(compiled, memory)
     sources = {source for stage in chain.stages for source in stage.times.sources}
+    lacks = tuple(find_lacks(tables.profile, candidate))
     return LayoutPlan(
         candidate=candidate,
         step=simulate_step(compiled, step_costs),
@@ -93,8 +126,26 @@ def build_plan(
         limit_bytes=tuple(stage.times.memory_bytes for stage in chain.stages),
         sources=tuple(sorted(sources)),
         price_per_hour=sum(known) if len(known) == len(prices) else None,
-        band=find_band(chain, candidate.bounds),
+        band=find_band(chain, candidate.bounds, lacks),
+        lacks=lacks,
+        at_least_s=_find_least(tables, candidate, lacks, least),
     )
+
+
+def _find_least(
+    tables: Tables, candidate: Candidate, lacks: Sequence[NotCovered], least: int
+) -> float | None:
+    """Without links and sums that were not measured; None where that is not all that is not known,
+    or sums lie within the actions."""
+    open_ones = {one.lack for one in lacks if isinstance(one.factor, NotKnown)}
+    if not open_ones or not open_ones <= {Lack.LINK, Lack.SUM} or candidate.option.shape.zero > 1:
+        return None
+    free = free_links(tables.profile, lacks, candidate)
+    chain = build_chain(Tables(free, tables.training), candidate, least)
+    band = find_band(chain, candidate.bounds, lacks)
+    step = simulate_step(chain.compile(candidate.bounds), chain.build_costs(candidate.bounds))
+    sums = step.tied_s - step.pipeline_s + step.exchange_s if Lack.SUM in open_ones else 0.0
+    return None if band is None else band.low_s - sums
 
 
 def explain_simpler(searched: Searched) -> str:
