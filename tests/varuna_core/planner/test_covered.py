@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import RESULTS
+from tests.command import ROOT
 from tests.varuna_core.planner.profiles import call_measured, make_profile
 from tests.varuna_core.planner.test_band import EVEN, spread_out
 from varuna_core.facts.known import NotKnown, Within
@@ -57,7 +57,7 @@ def test_the_width_of_a_size_is_what_was_measured(
 
 def test_the_widths_are_the_result_pages() -> None:
     """Each covers what the page has for as many times, and for fewer."""
-    text = (RESULTS / "planner_sizes.md").read_text()
+    text = (ROOT / "benchmarks" / "results" / "planner_sizes.md").read_text()
     rows = re.findall(
         r"\| (\w+), (\d+) times[^|]*\| \d+ \| ([\d.]+) \| [\d.]+ \| ([\d.]+) \|", text
     )
