@@ -1,6 +1,7 @@
 """Score of the reader of steps over the corpus of formats.
 
     python -m benchmarks.formats [--only NAME] [--show] [--seed N]    the half for development
+    python -m benchmarks.formats --fresh                              18 others, and 10 logs
     python -m benchmarks.formats --apart                              the half kept apart: once
     python -m benchmarks.formats --write LABEL                        both, kept for the page
 
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.formats import fresh
 from benchmarks.formats.catalog import list_formats, list_negatives, split_formats, split_negatives
 from benchmarks.formats.score import (
     FIGURES,
@@ -45,6 +47,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--apart", action="store_true", help="the half kept apart")
+    parser.add_argument("--fresh", action="store_true", help="the second corpus, both halves")
     parser.add_argument("--only", metavar="NAME", help="one format of this half, or one negative")
     parser.add_argument("--show", action="store_true", help="print the log and its truth too")
     parser.add_argument("--seed", type=int, default=0, help="other numbers in the same formats")
@@ -52,6 +55,9 @@ def main() -> int:
     options = parser.parse_args()
     if options.write:
         keep(options.write)
+        return 0
+    if options.fresh:
+        print("\n".join(list_fresh(options.seed)))
         return 0
     names = split_formats()[options.apart]
     negatives = split_negatives()[options.apart]
@@ -66,6 +72,17 @@ def main() -> int:
     false = find_false(negatives, options.seed)
     print("\n".join(list_lines(rows, len(negatives), false)))
     return int(bool(false) or sum(row.is_right for row in rows) < AIM * len(rows))
+
+
+def list_fresh(seed: int) -> Iterator[str]:
+    """The tables of the second corpus; misses of the half kept apart are not named."""
+    formats, negatives = fresh.list_formats(), fresh.list_negatives()
+    halves = zip(HALVES, fresh.split(tuple(formats)), fresh.split(tuple(negatives)), strict=True)
+    for half, names, others in halves:
+        rows = [score_format(formats[name], seed) for name in names]
+        false = {name: said for name in others if (said := find_false_steps(negatives[name], seed))}
+        lines = list(list_lines(rows, len(others), false))
+        yield from (f"## {half.capitalize()}", *(lines[:8] if half == "apart" else lines), "")
 
 
 def find_false(names: Sequence[str], seed: int = 0) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.formats import fresh
 from benchmarks.formats.catalog import (
     NUM_FORMATS,
     NUM_NEGATIVES,
@@ -27,7 +28,7 @@ from benchmarks.formats.score import (
     score_format,
 )
 
-FORMATS = tuple(list_formats().values())
+FORMATS = (*list_formats().values(), *fresh.list_formats().values())
 
 
 @pytest.mark.parametrize("item", FORMATS, ids=lambda item: item.name)

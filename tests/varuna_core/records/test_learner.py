@@ -53,7 +53,9 @@ def read(
 @pytest.mark.parametrize("tag", ["", "0: ", "[rank3]: "])
 def test_a_counter_is_known_from_its_third_reading(name: str, tag: str) -> None:
     make, last, first, total = LINES[name]
-    reader, readings = read(tag + make(at) for at in range(12))
+    reader = StepReader()
+    reader.trains = True  # a line above these
+    reader, readings = read((tag + make(at) for at in range(12)), reader)
     assert (reader.last, reader.num_steps, reader.strength) == (last, total, LEARNED)
     assert (readings[0].line.step, readings[0].at, reader.doubt) == (first, 0.0, None)
     assert [one.at for one in readings] == sorted({one.at for one in readings})
@@ -65,6 +67,8 @@ def test_a_counter_is_known_from_its_third_reading(name: str, tag: str) -> None:
     ("make", "doubt"),
     [
         (lambda i: f"{{'loss': 2.{i}, 'grad_norm': 1.2, 'epoch': {i / 9:.2f}}}", Doubt.ONLY_LOSSES),
+        (lambda i: f"step {i}00, remaining wall clock time: {90 - i} s", Doubt.UNTRAINED),
+        (lambda i: f"iter {i} |r| = {9 / (i + 1):.6e} alpha = 0.2{i}", Doubt.UNTRAINED),
         (lambda i: f"it {i} updates {3 * i} loss 2.{i}", Doubt.RIVALS),
         (lambda i: f"ep {4 + i // 5}: it {i % 5}/5, loss 2.{i}", Doubt.FIRST_EPOCH),
         (lambda i: f"Downloading shard {i}/60 of batch", None),

@@ -56,6 +56,7 @@ class Doubt(str, Enum):
     LOST = "the number that counted steps does not grow any more"
     LENGTH = "steps are counted in each epoch, and nothing says how many it has"
     UNNAMED = "a bar without a name was drawn again and again, and no line is about training"
+    UNTRAINED = "a number grows as steps do, and no line is about training"
     ONLY_LOSSES = "only lines with a loss"
     FIRST_EPOCH = "steps are counted in each epoch, and the first epoch was not read"
     FAR = "the end of the log has no line about a step, and what is before it was not all searched"

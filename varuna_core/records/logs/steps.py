@@ -17,6 +17,7 @@ Lines that prove themselves count more than bars, these more than counters that 
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import deque
 from dataclasses import dataclass, replace
@@ -68,10 +69,18 @@ class StepReading:
     """Earlier lines of a counter that this line proves."""
 
 
-_TRAINS = ("loss", "Loss", "poch", "rain")
+_TRAINING = re.compile(
+    r"(?<![a-z])(?:pre-?)?train(?:ing|er)?(?![a-z])|epoch|(?<![a-z])(?:log)?loss(?!less)|_loss"
+    r"|reward|_rew_|(?<![a-z])lr(?![a-z])|gradients?\b|\bgrad[_ -]?norm|gnorm|optimizer|rmse|nll"
+    r"|\bppl|\bcosts?\b|perplexity|learning[_ -]?rate|\b(?:ce|l1|l2)\b",
+    re.IGNORECASE,
+)
+"""Something that is trained, or by which it is. A number that only grows is progress of anything:
+of a simulation, of requests, of a solver."""
 _STATE = (
     "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
-    "_is_new_epoch", "_anchor", "_has_losses", "_is_lost", "_by", "_spent_ms", "trains", "unit",
+    "_is_new_epoch", "_anchor", "_has_losses", "_is_untrained", "_is_lost", "_by", "_spent_ms",
+    "trains", "unit",
 )  # fmt: skip
 
 
@@ -101,6 +110,8 @@ class StepReader:
         self._has_losses = False
         self.unit = "step"
         """`epoch` where only epochs are known."""
+        self._is_untrained = False
+        """A counter was found before any line about training."""
         self.trains = False
         """True once a line had a word that a training prints."""
         self._is_partial, self._is_lost = is_partial, False
@@ -122,6 +133,8 @@ class StepReader:
             return None
         if self._learner.doubt is not None:
             return self._learner.doubt
+        if self._is_untrained:
+            return Doubt.UNTRAINED
         return Doubt.ONLY_LOSSES if self._has_losses and self.last is None else None
 
     @property
@@ -157,7 +170,8 @@ class StepReader:
             found = parse_own(own, text)
             return None if found is None else self._take(found, LINE, rank, at, slack_s)
         if not self.trains:
-            self.trains = any(word in text for word in _TRAINS)
+            self.trains = _TRAINING.search(text) is not None
+            self._is_untrained = self._is_untrained and not self.trains
         found = parse_line(text)
         self.evaluated = found if found is not None and found.evaluations else None
         if found is None or found.is_evaluation:
@@ -198,6 +212,9 @@ class StepReader:
             return StepReading(
                 Iteration(NO_STEP, losses={"loss": loss}), at, False, None, self.strength
             )
+        if readings and not self.trains:
+            self._is_untrained = True
+            return None
         if not readings:
             if "poch" in text:
                 self._note_epoch(text)
