@@ -21,6 +21,7 @@ from tests.command import Vjob, read_out
 from tests.jobs.confs import make_conf
 from tests.jobs.programs.recipes import ONE_MACHINE, TODAY, TODAY_FORMS
 from tests.varuna_core.trace.test_engines import order_1f1b
+from varuna_core.checkpoint.cli import main
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.schema import JobConf
@@ -287,6 +288,7 @@ def test_profiled_steps_lie_within_a_short_run() -> None:
     assert options["--profile-ranks"] == ["0", "31"]
 
 
+OVERRIDE = "--override-opt_param-scheduler"
 STOCK = """
 name: stock
 program:
@@ -327,8 +329,11 @@ def test_its_own_program_trains_in_uneven_stages_and_has_a_timeline(tmp_path: Pa
     shutil.copy(programs / "megatron_imports.py", checkout)
     vjob = Vjob(tmp_path)
 
-    def train(ranks: int, layers: str, steps: int) -> tuple[RunFolder, list[float]]:
+    def train(
+        ranks: int, layers: str, steps: int, more: str = OVERRIDE
+    ) -> tuple[RunFolder, list[float]]:
         text = STOCK.format(python=PYTHON, ranks=ranks, layers=layers, steps=steps)
+        text = text.replace(OVERRIDE, more)
         run = vjob.submit(text)
         assert vjob.wait_over(run, 240)["verdict"] == "COMPLETED", vjob.explain(run)
         return run, [float(loss) for loss in re.findall(r"lm loss: (\S+)", read_out(run))]
@@ -340,6 +345,14 @@ def test_its_own_program_trains_in_uneven_stages_and_has_a_timeline(tmp_path: Pa
     shutil.move(tmp_path / "kept", tmp_path / "weights")
     run, halves = train(2, "3-1", 5)
     assert halves == pytest.approx(whole, rel=1e-5) and len(whole) == 3
+    # The same weights through ours and back: it goes on with equal losses.
+    fresh = "--finetune, --no-load-optim, --no-load-rng"
+    assert main(["import", str(tmp_path / "weights"), str(tmp_path / "ours")]) == 0
+    assert main(["export", "--torch-dist", str(tmp_path / "ours"), str(tmp_path / "back")]) == 0
+    _, own = train(1, "4", 2, fresh)
+    shutil.rmtree(tmp_path / "weights")
+    shutil.move(tmp_path / "back", tmp_path / "weights")
+    assert train(1, "4", 2, fresh)[1] == own and len(own) == 2
     job = load_job(run.path)
     events = job.events.sort_values("begin_s")
     acts = events[events["kind"].isin(["F", "B"]) & (events["what"] != "goes on")]

@@ -16,6 +16,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from tests.varuna_core.checkpoint.test_huggingface import HEADS, build, save
 from tests.varuna_core.checkpoint.test_megatron import USER, Trap, is_same, read
@@ -23,6 +25,7 @@ from varuna_core.checkpoint.cli import main
 from varuna_core.checkpoint.foreign.distcp import FILE, METADATA, list_stored, write_stored
 from varuna_core.checkpoint.foreign.megatron import (
     COMMON,
+    COMMON_STATE,
     FORMAT,
     export_torch_dist,
     import_megatron,
@@ -62,6 +65,23 @@ def change_common(folder: Path, **changed: Any) -> None:
     held = torch.load(folder / COMMON, weights_only=False)
     vars(held["args"]).update(changed)
     torch.save(held, folder / COMMON)
+
+
+def move_common(folder: Path, **changed: Any) -> None:
+    """As Core 0.19 writes it: among the pieces."""
+    held = torch.load(folder / COMMON, weights_only=False)
+    vars(held["args"]).update(changed)
+    (folder / COMMON).unlink()
+    with (folder / FILE).open("ab") as file:
+        start = file.tell()
+        torch.save([held], file)
+        info = _StorageInfo(FILE, start, file.tell() - start)
+
+    def add(metadata: Metadata) -> None:
+        metadata.state_dict_metadata[COMMON_STATE] = BytesStorageMetadata()
+        metadata.storage_data[MetadataIndex(COMMON_STATE)] = info
+
+    change(folder, add)
 
 
 def test_there_and_back_the_weights_are_the_same_bits(
@@ -301,6 +321,23 @@ def test_nothing_of_its_pickles_runs(theirs: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"\.metadata is not read: .* would run posix\.mkdir"):
         import_megatron(theirs, tmp_path / "more")
     assert not Path(trap.path).exists()
+
+
+def test_the_arguments_are_read_among_the_pieces(theirs: Path, tmp_path: Path) -> None:
+    trap = Trap(str(tmp_path / "trapped"))
+    move_common(theirs, trap=trap)
+    import_megatron(theirs, tmp_path / "again")
+    assert is_same(read(tmp_path / "again"), OURS)
+    with CheckpointReader.open(tmp_path / "again") as reader:
+        assert reader.state.user["model"] == {"heads": HEADS}
+    assert not Path(trap.path).exists()
+    held = (theirs / FILE).read_bytes()
+    (theirs / FILE).write_bytes(held[:-100])
+    with pytest.raises(DamagedCheckpoint, match=r"is no whole file of torch\.save"):
+        import_megatron(theirs, tmp_path / "more")
+    (theirs / FILE).unlink()
+    with pytest.raises(DamagedCheckpoint, match=rf"{FILE} is missing: common_state"):
+        import_megatron(theirs, tmp_path / "more")
 
 
 def test_a_piece_that_is_more_than_a_tensor_is_refused(theirs: Path, tmp_path: Path) -> None:

@@ -32,7 +32,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from varuna_core.checkpoint.foreign.pickles import TORN, StandIn, load_plain_pickle
+from varuna_core.checkpoint.foreign.pickles import (
+    TORN,
+    StandIn,
+    load_plain_pickle,
+    load_torch_file,
+)
 from varuna_core.checkpoint.format.box import Box, find_fault, whole
 from varuna_core.checkpoint.format.entries import DTYPES, Entry
 from varuna_core.checkpoint.format.errors import CheckpointError, DamagedCheckpoint
@@ -139,9 +144,7 @@ def list_stored(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Sto
     try:
         tensors, places = _parse(metadata, folder, is_wanted)
     except (AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
-        raise DamagedCheckpoint(
-            f"{path} is not what torch.distributed.checkpoint writes: {error}"
-        ) from error
+        raise _build_strange(path, error) from error
     sizes: dict[Path, int] = {}
     found = {}
     for name, (shape, dtype, boxes) in tensors.items():
@@ -160,6 +163,31 @@ def list_stored(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Sto
             _expect_there(name, dtype, piece, sizes)
         found[name] = Stored(name=name, shape=shape, dtype=dtype, pieces=tuple(pieces))
     return found
+
+
+def read_object(folder: Path, name: str) -> dict[str, Any] | None:
+    """The dict of this name, which is no tensor; None where there is none."""
+    path = folder / METADATA
+    metadata = load_plain_pickle(path, _KNOWN)
+    try:
+        places = [
+            _find_place(index.fqn, info, folder)
+            for index, info in metadata.storage_data.items()
+            if index.fqn == name
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise _build_strange(path, error) from error
+    for file, start, num_bytes in places:
+        try:
+            with file.open("rb") as held:
+                return load_torch_file(file, cast(IO[bytes], _View(held, start, num_bytes)))
+        except FileNotFoundError as error:
+            raise DamagedCheckpoint(f"{file} is missing: {name} lies there") from error
+    return None
+
+
+def _build_strange(path: Path, error: Exception) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{path} is not what torch.distributed.checkpoint writes: {error}")
 
 
 _Tensors = dict[str, tuple[tuple[int, ...], torch.dtype, list[Box]]]
@@ -183,14 +211,19 @@ def _parse(
     places: _Places = {}
     for index, info in metadata.storage_data.items():
         if index.fqn in tensors:
-            file = str(info.relative_path)
-            if Path(file).name != file:
-                raise ValueError(f"{index.fqn} lies in {file!r}, outside of its folder")
-            if getattr(info, "transform_descriptors", None):
-                raise ValueError(f"{index.fqn} is compressed, which is not read")
-            start, num_bytes = _read_ints((info.offset, info.length))
-            places[index.fqn, _read_ints(index.offset)] = folder / file, start, num_bytes
+            place = _find_place(index.fqn, info, folder)
+            places[index.fqn, _read_ints(index.offset)] = place
     return tensors, places
+
+
+def _find_place(name: str, info: Any, folder: Path) -> tuple[Path, int, int]:
+    file = str(info.relative_path)
+    if Path(file).name != file:
+        raise ValueError(f"{name} lies in {file!r}, outside of its folder")
+    if getattr(info, "transform_descriptors", None):
+        raise ValueError(f"{name} is compressed, which is not read")
+    start, num_bytes = _read_ints((info.offset, info.length))
+    return folder / file, start, num_bytes
 
 
 def _name_class(held: Any) -> str:

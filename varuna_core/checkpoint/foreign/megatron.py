@@ -1,7 +1,8 @@
 """Megatron-LM's checkpoints of GPT to ours, and the other way: weights alone.
 
     legacy      iter_0000100/mp_rank_01_002/model_optim_rng.pt     a file a tensor and pipeline rank
-    torch_dist  iter_0000100/.metadata, __0_0.distcp, common.pt    pieces of whole tensors
+    torch_dist  iter_0000100/.metadata, __0_0.distcp               pieces of whole tensors
+                             common.pt                             arguments, before Core 0.19
                              metadata.json                         the name of the format
 
 Both have latest_checkpointed_iteration.txt beside them. Their query, key and value are interleaved
@@ -24,7 +25,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.foreign.distcp import METADATA, Stored, list_stored, write_stored
+from varuna_core.checkpoint.foreign.distcp import (
+    METADATA,
+    Stored,
+    list_stored,
+    read_object,
+    write_stored,
+)
 from varuna_core.checkpoint.foreign.huggingface import TYPES, find_heads, with_rows
 from varuna_core.checkpoint.foreign.names import TIES, Sizes, find_program, list_shapes
 from varuna_core.checkpoint.foreign.pickles import StandIn, load_torch_file
@@ -39,6 +46,8 @@ from varuna_core.checkpoint.store.reader import CheckpointReader
 LATEST = "latest_checkpointed_iteration.txt"
 FILES = ("model_optim_rng.pt", "model_rng.pt")
 COMMON = "common.pt"
+COMMON_STATE = "common_state/shard_0_1"
+"""The same among the pieces, since Core 0.19; it still reads the file."""
 FORMAT = "metadata.json"
 TORCH_DIST = {
     **{"sharded_backend": "torch_dist", "sharded_backend_version": 1},
@@ -367,7 +376,8 @@ def _read_torch_dist(folder: Path) -> Held:
             "torch_dcp), not Megatron-LM's torch_dist. Where you trust it, make a file of it by "
             "`python -m torch.distributed.checkpoint.format_utils dcp_to_torch`, and import that"
         )
-    common = load_torch_file(folder / COMMON)
+    held = None if (folder / COMMON).exists() else read_object(folder, COMMON_STATE)
+    common = load_torch_file(folder / COMMON) if held is None else held
     if "checkpoint_version" in common:
         expect_known_order(common, folder)
     refuse_differences(list_differences(read_args(common) or {}), folder)

@@ -12,7 +12,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -80,12 +80,15 @@ _MODULE = types.ModuleType("pickles")
 vars(_MODULE).update(Unpickler=_Unpickler, load=lambda file, **_: _Unpickler(file).load())
 
 
-def load_torch_file(path: Path) -> dict[str, Any]:
-    """A dict that `torch.save` wrote."""
+def load_torch_file(path: Path, part: IO[bytes] | None = None) -> dict[str, Any]:
+    """A dict that `torch.save` wrote to a file; in a part of one it is in a list."""
     try:
         found = torch.load(
-            path, map_location="cpu", mmap=True, weights_only=False, pickle_module=_MODULE
-        )
+            part or path, map_location="cpu", mmap=part is None, weights_only=False,
+            pickle_module=_MODULE,
+        )  # fmt: skip
+        if part is not None:
+            (found,) = found
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing") from error
     except (RuntimeError, *TORN) as error:
