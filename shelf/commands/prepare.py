@@ -31,17 +31,27 @@ from vjob.shelf.commands.terminal import say
     metavar="KIND",
     help=f"A short conf for this kind of program: {', '.join(KINDS)}.",
 )
-@click.argument("folder", required=False, type=click.Path(path_type=Path, file_okay=False))
-def init(source: Path | None, minimal: bool, kind: str | None, folder: Path | None) -> None:
+@click.option("--line", type=int, help="With --from: the line of the launch to take, of several.")
+@click.option("--trust", is_flag=True, help="With --from: read without a jail where there is none.")
+@click.argument("words", nargs=-1, metavar="[FOLDER | ARGUMENTS]")
+def init(
+    source: Path | None,
+    minimal: bool,
+    kind: str | None,
+    line: int | None,
+    trust: bool,
+    words: tuple[str, ...],
+) -> None:
     """Print a commented conf.yaml, a short one, or the translation of shell scripts.
 
     A short one names the files that must be there; its queue and GPUs are those that sinfo shows.
     With FOLDER it is written there as conf.yaml, with a tiny program that trains where the kind has
     one: docs/recipes.md.
 
-    --from takes a _00_conf.sh, job scripts with #SBATCH lines, and scripts with lines of
-    run_varuna, torch.distributed.launch, torchrun, deepspeed or Megatron-LM, or their folder. What
-    is left out stands above the conf and on standard error, with the reason.
+    --from lets bash itself read a script, or those of a folder, in a jail where nothing that they
+    name is started: the conf has the program that they start, word for word. Arguments of the
+    script follow after --. What is left out stands above the conf and on standard error, with the
+    reason; a script that starts none or several programs is refused.
 
     \b
     vjob init > conf.yaml
@@ -50,12 +60,17 @@ def init(source: Path | None, minimal: bool, kind: str | None, folder: Path | No
     vjob init --for lightning first-try
     vjob init --from train.sbatch > conf.yaml
     vjob init --from examples/pretrain_gpt2_distributed.sh > conf.yaml
+    vjob init --from train.sh -- 8 config.yaml > conf.yaml
     vjob init --from Megatron-LM-2/ > conf.yaml
     """
     if (source is not None) + minimal + (kind is not None) > 1:
         raise InputError("give one of --from, --minimal and --for")
-    if folder is not None and kind is None:
-        raise InputError(f"{folder}: a folder goes with --for KIND; print the others into a file")
+    if words and source is None and (kind is None or len(words) > 1):
+        raise InputError(
+            f"{words[0]}: a folder goes with --for KIND, arguments of a script with --from; print "
+            "the others into a file"
+        )
+    folder = Path(words[0]) if words and kind else None
     if minimal or kind:
         from vjob.jobs.schedulers import choose as schedulers
 
@@ -72,9 +87,9 @@ def init(source: Path | None, minimal: bool, kind: str | None, folder: Path | No
 
         click.echo(render_init(), nl=False)
         return
-    from vjob.shelf.importers.translate import import_source
+    from vjob.shelf.importers.translate import Source, import_source
 
-    text, notes = import_source(source, os.environ)
+    text, notes = import_source(Source(path=source, args=words, line=line, trust=trust), os.environ)
     click.echo(text, nl=False)
     for note in notes:
         say(f"note: {note}", err=True)

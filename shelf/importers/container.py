@@ -5,9 +5,10 @@ from __future__ import annotations
 import posixpath
 
 from vjob.jobs.conf.redact import redact_string
+from vjob.shelf.importers.bash.recording import Word
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Options
-from vjob.shelf.importers.shell import Assignment, Command, Word
+from vjob.shelf.importers.script import Command
 from vjob.shelf.importers.values import PYXIS, SRUN_REASONS
 
 
@@ -27,18 +28,16 @@ def build_container(draft: Draft) -> None:
     if folder is not None and folder.value and folder.value.startswith("/"):
         draft.take_into("CONTAINER_PATH", "container.scratch", _to_parent)
     for image, command in wrapping.images:
-        draft.used |= command.uses
-        said = f"line {command.line}: enroot create {image.text}"
+        said = f"{command.where}: enroot create {image.text}"
         if image.is_open:
             draft.note(f"{said} is left out: the image is not known; write container.image")
         else:
             draft.put("container.image", draft.shorten(image.text), said)
     mounts: list[str] = []
     for options, command in wrapping.enroot:
-        draft.used |= command.uses
-        draft.put("container.runtime", "enroot", f"line {command.line}: enroot start")
+        draft.put("container.runtime", "enroot", f"{command.where}: enroot start")
         for name in options:
-            said = f"line {command.line}: enroot start --{name} {options[name].text}".rstrip()
+            said = f"{command.where}: enroot start --{name} {options[name].text}".rstrip()
             if name == "root":
                 draft.put("container.remap_root", True, said)
             elif name == "rw":
@@ -46,9 +45,9 @@ def build_container(draft: Draft) -> None:
             elif name not in ("mount", "env"):
                 draft.note(f"{said} is left out: it has no counterpart")
         if "rw" not in options:
-            draft.put("container.writable", False, f"line {command.line}: enroot without --rw")
+            draft.put("container.writable", False, f"{command.where}: enroot without --rw")
     for word, command in wrapping.mounts:
-        _add_mounts(draft, word, f"line {command.line}: --mount {word.text}", mounts)
+        _add_mounts(draft, word, f"{command.where}: --mount {word.text}", mounts)
     for options, command in wrapping.srun:
         _take_pyxis(draft, options, command, mounts)
     for _, pairs, image, command in wrapping.docker:
@@ -83,7 +82,7 @@ def _add_mounts(draft: Draft, word: Word, said: str, mounts: list[str]) -> None:
 
 def _take_pyxis(draft: Draft, options: Options, command: Command, mounts: list[str]) -> None:
     for name, word in options.items():
-        said = f"line {command.line}: srun --{name}={word.text}".rstrip("=")
+        said = f"{command.where}: srun --{name}={word.text}".rstrip("=")
         if name not in PYXIS:
             continue
         if name == "container-mounts":
@@ -102,8 +101,7 @@ def _take_pyxis(draft: Draft, options: Options, command: Command, mounts: list[s
 def _take_docker(
     draft: Draft, pairs: list[tuple[str, Word]], image: Word, command: Command, mounts: list[str]
 ) -> None:
-    draft.used |= command.uses
-    said = f"line {command.line}: docker run"
+    said = f"{command.where}: docker run"
     if image.is_open:
         draft.note(f"{said} {image.text} is left out: the image is not known")
         return
@@ -126,11 +124,8 @@ def _add_env(draft: Draft, word: Word, command: Command) -> None:
     name, equals, value = word.text.partition("=")
     if word.is_open or not equals:
         draft.note(
-            f"line {command.line}: {redact_string(word.text)} is left out of env: its "
+            f"{command.where}: {redact_string(word.text)} is left out of env: its "
             "value is not known; name it in pass_env"
         )
         return
-    draft.left.setdefault(
-        name,
-        Assignment(name=name, value=value, raw=value, line=command.line, exported=True),
-    )
+    draft.add(name, value, command.line, command.file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from vjob.jobs.conf.document import render_value
 from vjob.jobs.conf.redact import redact_string
 from vjob.jobs.conf.slurm_words import to_number
 from vjob.shelf.importers.launchers import Lines
-from vjob.shelf.importers.shell import Assignment, Command, ShellConf
+from vjob.shelf.importers.script import Assignment, ShellConf
 from vjob.shelf.importers.values import to_flag
 
 HEAD = """\
@@ -21,7 +20,6 @@ SECTIONS = (
     "setup", "profile", "env", "pass_env",
 )  # fmt: skip
 """In the order in which `vjob init` has them."""
-_LEADING_HOME = re.compile(r"(?:(?<=^)|(?<=[=:]))~(?=/|$)")
 
 
 class Draft:
@@ -48,17 +46,6 @@ class Draft:
         self.values: dict[str, Any] = {}
         """By dotted key."""
         self.groups: list[dict[str, Any]] = []
-        self.used: set[str] = set(found.decided)
-        """Variables in the lines that were taken, and those that decided a branch."""
-        for line, text in found.not_understood:
-            self.note(f"line {line}: not understood, left out: {redact_string(text)}")
-        for reason in found.reasons:
-            self.note(redact_string(reason))
-        for command in lines.others:
-            self.note(
-                f"line {command.line}: not understood, left out: {redact_string(command.raw)}"
-            )
-        self.notes.sort(key=_get_line)
 
     def note(self, message: str) -> None:
         message = _make_printable(message)
@@ -87,9 +74,7 @@ class Draft:
         del self.left[name]
         value = None if assignment.value is None else convert(assignment.value.strip())
         if value is None:
-            self.note(
-                f"line {assignment.line}: {spell(assignment)} cannot be used for {key}; left out"
-            )
+            self.note(f"{place(assignment)}: {spell(assignment)} cannot be {key}; left out")
         else:
             self.comments[key] = f"was {spell(assignment)}"
             self.record(spell(assignment), key)
@@ -108,6 +93,11 @@ class Draft:
         value: bool | None = self.take(name, key, to_flag)
         return value
 
+    def add(self, name: str, value: str, line: int, file: str) -> None:
+        """A variable that every rank gets, of another file than the script."""
+        self.left[name] = Assignment(name=name, value=value, raw=value, line=line, exported=True,
+                                     file=file, is_added=True)  # fmt: skip
+
     def shorten(self, path: str) -> str:
         """A path of a conf's key, its home folder as ~."""
         home = self.environ.get("HOME")
@@ -116,32 +106,16 @@ class Draft:
         return path
 
     def expand(self, text: str) -> str:
-        """A word of a command or environment, where nothing expands ~."""
-        home = self.environ.get("HOME")
-        text = _LEADING_HOME.sub(lambda _: str(home), text) if home else text
+        """A word as it is, in a conf."""
         return text.replace("${", "$${")  # the conf's own references are written so
-
-    def find_copied(self, path: str, what: str, launch: Command) -> str:
-        """Where a file lies before `cp -r FROM TO` or `cp -r FROM/* TO` copies it; by the last
-        such line before the launch."""
-        place = next(i for i, other in enumerate(self.found.commands) if other is launch)
-        for command in reversed(self.found.commands[:place]):
-            words = [word.text for word in command.words if not word.text.startswith("-")]
-            if words[0] != "cp" or len(words) != 3 or any(word.is_open for word in command.words):
-                continue
-            source, target = words[1], words[2].rstrip("/")
-            if path.startswith(f"{target}/") and target and source.startswith("/"):
-                path = source.removesuffix("/*") + path.removeprefix(target)
-                self.note(
-                    f"line {command.line}: {redact_string(' '.join(words))}: nothing is copied; "
-                    f"{what} is {path}, where it lies before"
-                )
-                break
-        return path
 
     def to_path(self, text: str) -> str | None:
         """`shorten` as a converter; None where the text is no path."""
         return self.shorten(text) if text and text.isprintable() else None
+
+
+def place(assignment: Assignment) -> str:
+    return f"{assignment.file}:{assignment.line}"
 
 
 def spell(assignment: Assignment) -> str:
@@ -151,11 +125,6 @@ def spell(assignment: Assignment) -> str:
 
 def _make_printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def _get_line(note: str) -> int:
-    match = re.match(r"line (\d+):", note)
-    return int(match[1]) if match else 0
 
 
 def render_page(draft: Draft, title: str, notes: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""Command lines to what they start: the launcher, its options, the script, and what wraps them.
+"""Command lines to what they start: the launcher, its options, the program, and what wraps them.
 
-Wrappers are srun, `enroot start`, `docker run`, `nsys profile`, `ncu`, `bash -c`, nohup; launchers
-are Varuna's run_varuna, torch's launch and torchrun, deepspeed, and python by itself.
+Wrappers are srun, `enroot start`, `docker run`, `nsys profile`, `ncu`, nohup; launchers that vjob
+replaces are Varuna's run_varuna, torch's launch and torchrun, deepspeed, and python by itself. All
+else is a command, word for word.
 """
 
 from __future__ import annotations
@@ -12,15 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vjob.shelf.importers.shell import SHORT, Command, Word
+from vjob.jobs.programs.launchers import MODULES
+from vjob.shelf.importers.bash.recording import SHORT, Word
+from vjob.shelf.importers.script import Command
 
-Kind = Literal["deepspeed", "varuna", "torch", "python"]
+Kind = Literal["deepspeed", "varuna", "torch", "python", "command"]
 Options = dict[str, Word]
 """By long name without dashes; a flag's word is empty."""
-_NOT_TRAINING = re.compile(
-    r"setup\.py|.{0,999}(?:preprocess|download|convert|report|visuali|plot)\w{0,99}\.py",
-    re.IGNORECASE,
-)
 
 
 def _names(text: str) -> frozenset[str]:
@@ -68,7 +67,9 @@ class Launch:
     options: Options
     """The launcher's own."""
     script: Word
+    """Its file, the module, or the first word of a command."""
     args: tuple[Word, ...]
+    is_module: bool = False
 
 
 @dataclass(kw_only=True)
@@ -92,67 +93,30 @@ class Lines:
 
     launches: list[Launch] = field(default_factory=list)
     wrapping: Wrapping = field(default_factory=Wrapping)
-    setup: list[Command] = field(default_factory=list)
-    """`module load`, `conda activate` and the like."""
-    folders: list[Command] = field(default_factory=list)
-    """`cd`."""
-    others: list[Command] = field(default_factory=list)
-
-
-LINE = re.compile(r"(?:deepspeed|torchrun|srun|python[0-9.]*)\s")
-"""What a command line in a variable begins with."""
 
 
 def sort_commands(commands: Sequence[Command]) -> Lines:
     lines = Lines()
     for command in commands:
-        _sort_command(command, lines)
+        words = list(command.words)
+        while words and (rest := _unwrap(words, command, lines.wrapping)) is not None:
+            words = rest
+        if words:
+            lines.launches.append(_build(words, command))
     return lines
-
-
-def _sort_command(command: Command, lines: Lines) -> None:
-    words = list(command.words)
-    name = posixpath.basename(words[0].text)
-    if name == "cd" and len(words) == 2:
-        lines.folders.append(command)
-        return
-    if name in ("module", "conda", "ml") or (
-        name in (".", "source") and len(words) == 2 and words[1].text.endswith("activate")
-    ):
-        lines.setup.append(command)
-        return
-    was_wrapped = False
-    for _ in range(12):
-        rest = _unwrap(words, command, lines.wrapping)
-        if rest is None:
-            break
-        was_wrapped, words = True, rest
-        if not words:
-            break
-    launch = _find_launch(words, command) if words else None
-    if launch is not None:
-        lines.launches.append(launch)
-    elif not was_wrapped or (words and not _is_shell(words)):
-        lines.others.append(command)
-
-
-def _is_shell(words: Sequence[Word]) -> bool:
-    """A shell, or a script that was read where it was started."""
-    name = posixpath.basename(words[0].text)
-    return name in ("bash", "sh", "zsh") or name.endswith(".sh")
 
 
 def _unwrap(words: list[Word], command: Command, found: Wrapping) -> list[Word] | None:
     """The words within a wrapper; None where there is none."""
     name = posixpath.basename(words[0].text)
     second = words[1].text if len(words) > 1 else ""
-    if name in ("nohup", "exec", "time", "sudo", "env"):
+    if name in ("nohup", "exec", "time", "sudo", "eval", "builtin", "setsid"):
+        return None if second.startswith("-") and name != "time" else words[1:]
+    if name == "env" and not second.startswith("-"):
         words = words[1:]
         while words and re.match(r"[A-Za-z_]\w*=", words[0].text):
             found.env.append((words.pop(0), command))
         return words
-    if name in ("bash", "sh") and second in ("-c", "-lc", "-ec"):
-        return [Word(part, word.unknown) for word in words[2:] for part in word.text.split()]
     if name == "srun":
         pairs, rest = split_options(words[1:], _FLAGS["srun"])
         found.srun.append(({SHORT.get(key, key): value for key, value in pairs}, command))
@@ -216,20 +180,22 @@ def _is_program(word: Word) -> bool:
     return bool(re.fullmatch(r"python[0-9.]*|torchrun|deepspeed|bash|sh|[\w.-]+\.py", name))
 
 
-def _find_launch(words: list[Word], command: Command) -> Launch | None:
+def _build(words: list[Word], command: Command) -> Launch:
     name = posixpath.basename(words[0].text)
+    found = None
     if name == "torchrun":
-        return _build_launch("torch", words[1:], command)
-    if name in ("deepspeed", "ds"):
-        return _build_launch("deepspeed", words[1:], command)
-    if name == "run_varuna.py":
-        return _build_launch("varuna", words[1:], command)
-    if re.fullmatch(r"python[0-9.]*", name):
-        return _find_python(words[1:], command)
-    if name.endswith(".py") and not _NOT_TRAINING.fullmatch(name):
-        return Launch(kind="python", command=command, options={}, script=words[0],
-                      args=tuple(words[1:]))  # fmt: skip
-    return None
+        found = _build_launch("torch", words[1:], command)
+    elif name in ("deepspeed", "ds"):
+        found = _build_launch("deepspeed", words[1:], command)
+    elif name == "run_varuna.py":
+        found = _build_launch("varuna", words[1:], command)
+    elif re.fullmatch(r"python[0-9.]*", name):
+        found = _find_python(words[1:], command)
+    elif name.endswith(".py"):
+        found = Launch(kind="python", command=command, options={}, script=words[0],
+                       args=tuple(words[1:]))  # fmt: skip
+    return found or Launch(kind="command", command=command, options={}, script=words[0],
+                           args=tuple(words[1:]))  # fmt: skip
 
 
 def _find_python(words: list[Word], command: Command) -> Launch | None:
@@ -243,27 +209,32 @@ def _find_python(words: list[Word], command: Command) -> Launch | None:
             "varuna_core.launch": "varuna",
             "deepspeed.launcher.runner": "deepspeed",
         }
-        kind = modules.get(words[1].text)
-        return None if kind is None else _build_launch(kind, words[2:], command)
-    if not words or not (words[0].text.endswith(".py") or words[0].is_open):
+        module = words[1].text
+        if module in modules:
+            return _build_launch(modules[module], words[2:], command)
+        if module in MODULES:
+            return None
+        return Launch(kind="python", command=command, options={}, script=words[1],
+                      args=tuple(words[2:]), is_module=True)  # fmt: skip
+    if not words or words[0].text.startswith("-"):
         return None
-    base = posixpath.basename(words[0].text)
-    if base == "run_varuna.py":
+    if posixpath.basename(words[0].text) == "run_varuna.py":
         return _build_launch("varuna", words[1:], command)
-    if _NOT_TRAINING.fullmatch(base):
-        return None
     return Launch(kind="python", command=command, options={}, script=words[0],
                   args=tuple(words[1:]))  # fmt: skip
 
 
 def _build_launch(kind: Kind, words: list[Word], command: Command) -> Launch | None:
+    """None where it starts something else than a script or a module."""
     pairs, rest = split_options(words, _FLAGS[kind])
     renamed = _RENAMED if kind == "deepspeed" else {}
     options = {renamed.get(name, name).replace("-", "_"): value for name, value in pairs}
-    if not rest:
+    is_module = any(options.pop(name, None) is not None for name in ("m", "module"))
+    is_other = "no_python" in options or "run_path" in options
+    if not rest or is_other or (is_module and kind != "torch"):
         return None
     return Launch(kind=kind, command=command, options=options, script=rest[0],
-                  args=tuple(rest[1:]))  # fmt: skip
+                  args=tuple(rest[1:]), is_module=is_module)  # fmt: skip
 
 
 def split_groups(args: Sequence[Word]) -> list[list[Word]]:

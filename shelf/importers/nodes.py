@@ -11,10 +11,11 @@ from typing import Any
 from varuna_core.agent.gpu.accelerator import list_variables
 from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.redact import redact_string
-from vjob.jobs.conf.slurm_words import WORDS, explain_option, to_number
-from vjob.shelf.importers.draft import Draft, spell
+from vjob.jobs.conf.slurm_words import WORDS, explain_option, to_gigabytes, to_number
+from vjob.jobs.programs.launchers import find_launcher
+from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Launch
-from vjob.shelf.importers.shell import JobBlock
+from vjob.shelf.importers.script import JobBlock, index_env
 from vjob.shelf.importers.values import (
     GROUP_OPTIONS,
     PYXIS,
@@ -24,8 +25,8 @@ from vjob.shelf.importers.values import (
 )
 
 NODES = "cluster.nodes"
-COUNTS = ("NNODES", "NUM_NODES", "DLWS_NUM_WORKER")
-RANKS = ("NPROC_PER_NODE", "GPUS_PER_NODE", "NUM_GPUS_PER_NODE", "DLWS_NUM_GPU_PER_WORKER")
+COUNTED = ("nnodes", "num_nodes", "nproc_per_node", "num_gpus", "gpus_per_node")
+"""Options of launchers that count nodes, or ranks of a node."""
 NO_KEY: Mapping[str, str] = {
     "MASTER_ADDR": "is not needed: it is the first node of the first group",
     "NODE_RANK": "is not needed: nodes are counted by group",
@@ -37,6 +38,14 @@ NO_KEY: Mapping[str, str] = {
 }
 
 
+AMOUNTS: Mapping[str, str] = {
+    "nodes": "count", "ntasks": "ranks", "ntasks-per-node": "ranks", "tasks-per-node": "ranks",
+    "cpus-per-task": "cpus", "gpus": "gpus", "gpus-per-task": "gpus",
+    "mem-per-cpu": "memory_gb", "mem-per-gpu": "memory_gb",
+}  # fmt: skip
+"""Options whose amount for one node hangs on others, and its key."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
     """Nodes that a hostfile or an include names: of each, its GPUs and which of them."""
@@ -45,37 +54,32 @@ class Hosts:
     devices: tuple[int, ...] | None
 
 
-def build_nodes(draft: Draft, launch: Launch | None) -> None:
-    """Node groups: of a list of hosts, of a het job, or the master's and the slaves'."""
+def build_nodes(draft: Draft, launch: Launch) -> None:
+    """Node groups: of a list of hosts, of a het job, or of the jobs that the scripts submit."""
     hosts = _find_hosts(draft, launch)
     same = draft.take_flag("HOMOGENEOUS_CLUSTER", NODES)
     total, ranks = _find_counts(draft, launch)
-    if "WORLD_SIZE" in draft.left and draft.left["WORLD_SIZE"].value is None:
-        world = None
-    else:
-        world = draft.take_number("WORLD_SIZE", NODES)
-    for key in NO_KEY:
-        assignment = draft.left.pop(key, None)
-        if assignment is not None and key == "GRES":
-            draft.record(spell(assignment), f"{NODES}[].gpus")
-        elif assignment is not None:
-            if key == "MASTER_ADDR":
-                draft.note(f"{key} {NO_KEY[key]}")
-                draft.record(spell(assignment), "no key: found when the run starts")
-            else:
-                draft.note(f"line {assignment.line}: {spell(assignment)}: {key} {NO_KEY[key]}")
     draft.comments.pop(NODES, None)
-    devices = _take_devices(draft)
+    devices = _take_devices(launch)
     blocks = _join_srun(draft)
     if hosts and not any("nodes" in block.options for block in blocks):
         _build_host_groups(draft, hosts, ranks)
         return
+    if not blocks and total is None and ranks is None and devices is None:
+        return
     names, counts, chosen = _choose_blocks(draft, blocks, same, total)
+    is_alone = bool(find_launcher([word.text for word in (launch.script, *launch.args)]))
     for name, count, block in zip(names, counts, chosen, strict=True):
         group = _build_group(draft, block)
+        own = ranks
+        if own is None and block is not None and launch.kind in ("python", "command"):
+            tasks = _work_out(block.options)["ranks"] if launch.command.is_step else 1
+            own = tasks if isinstance(tasks, int) else None
+            if launch.kind == "command" and is_alone:  # it starts the ranks of its node
+                own = None
         if devices is not None:
-            ranks = len(devices) if ranks is None or ranks > len(devices) else ranks
-            devices = devices[:ranks]
+            own = len(devices) if own is None or own > len(devices) else own
+            devices = devices[:own]
         if "gpus" not in group and ranks is not None:
             group["gpus"] = max(devices) + 1 if devices else ranks
             draft.note(
@@ -83,42 +87,33 @@ def build_nodes(draft: Draft, launch: Launch | None) -> None:
                 "of any type"
             )
         draft.groups.append(
-            {"group": name, "count": count, **group, "ranks": ranks, "devices": devices}
+            {"group": name, "count": count, **group, "ranks": own, "devices": devices}
         )
         asked = _get_count(block)
         if asked is not None and asked != count:
-            draft.note(f"--nodes={asked} of group {name} is not the {count} that NNODES leaves")
-    have = sum(counts) * (ranks or 1)
-    if world is not None and ranks is not None and world != have:
-        draft.note(f"WORLD_SIZE is {world}, but the nodes have {have} ranks")
+            draft.note(f"--nodes={asked} of group {name} is not the {count} of the launcher")
 
 
-def _find_counts(draft: Draft, launch: Launch | None) -> tuple[int | None, int | None]:
-    """Nodes and ranks of each, by the launcher, else by variables."""
+def _find_counts(draft: Draft, launch: Launch) -> tuple[int | None, int | None]:
+    """Nodes and ranks of each, by the launcher."""
     total = ranks = None
-    options = launch.options if launch is not None else {}
-    where = f"line {launch.command.line}" if launch is not None else ""
-    for name in ("nnodes", "num_nodes"):
+    options = launch.options
+    where = launch.command.where
+    for name in COUNTED[:2]:
         word = options.get(name)
         if word is None:
             continue
-        total = to_number(word.text.rpartition(":")[2])
+        total = None if word.is_open else to_number(word.text.rpartition(":")[2])
         if ":" in word.text:
             draft.note(
                 f"{where}: --{name} {word.text}: the most are asked for; fewer need morph.enabled"
             )
         _record_count(draft, f"{where}: --{name} {word.text}", total, f"{NODES}[0].count")
-    for name in ("nproc_per_node", "num_gpus", "gpus_per_node"):
+    for name in COUNTED[2:]:
         word = options.get(name)
         if word is not None:
-            ranks = to_number(word.text)
+            ranks = None if word.is_open else to_number(word.text)
             _record_count(draft, f"{where}: --{name} {word.text}", ranks, f"{NODES}[0].gpus")
-    for name in COUNTS:
-        if total is None or name not in draft.used:
-            total = draft.take_number(name, NODES) if total is None else total
-    for name in RANKS:
-        if ranks is None or name not in draft.used:
-            ranks = draft.take_number(name, NODES) if ranks is None else ranks
     return total, ranks
 
 
@@ -129,9 +124,9 @@ def _record_count(draft: Draft, said: str, value: int | None, key: str) -> None:
         draft.record(said, key)
 
 
-def _find_hosts(draft: Draft, launch: Launch | None) -> list[Hosts]:
+def _find_hosts(draft: Draft, launch: Launch) -> list[Hosts]:
     """Nodes by a hostfile, an include, or a machine list."""
-    options = launch.options if launch is not None else {}
+    options = launch.options
     hosts: dict[str, Hosts] = {}
     for name in ("hostfile", "machine_list"):
         word = options.get(name)
@@ -159,14 +154,11 @@ def _find_hosts(draft: Draft, launch: Launch | None) -> list[Hosts]:
     return list(hosts.values())
 
 
-def _take_devices(draft: Draft) -> list[int] | None:
+def _take_devices(launch: Launch) -> list[int] | None:
+    given = index_env(launch.command)
     for name in list_variables():
-        for launch in draft.lines.launches:
-            for given in launch.command.env:
-                if given.name == name:
-                    draft.left[name] = given
-        if name in draft.left:
-            found = draft.take(name, f"{NODES}[].devices", to_devices)
+        if name in given and given[name].value is not None:
+            found = to_devices(given[name].value or "")
             return list(found) if found is not None else None
     return None
 
@@ -217,13 +209,12 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
     """Job blocks, with what only srun's lines say."""
     blocks = [replace(block, options=dict(block.options)) for block in draft.found.blocks]
     for options, command in draft.lines.wrapping.srun:
-        draft.used |= command.uses
-        own = [block for block in blocks if block.file == command.file] or blocks
+        own = [block for block in blocks if block.file == command.file] or blocks[-1:]
         if not own:
             own = [JobBlock(file=command.file)]
             blocks += own
         for name, word in options.items():
-            said = f"line {command.line}: srun --{name}={word.text}".rstrip("=")
+            said = f"{command.where}: srun --{name}={word.text}".rstrip("=")
             if name.startswith("container-") and name in PYXIS:
                 continue
             if word.is_open:
@@ -237,8 +228,11 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
                     draft.record(said, f"{NODES}, as #SBATCH says")
                 else:
                     draft.note(f"{said} is not used: #SBATCH says {', '.join(sorted(values))}")
-            elif name in ("ntasks", "ntasks-per-node"):
-                draft.record(said, f"{NODES}[].ranks")
+            elif name in AMOUNTS:
+                if name not in own[-1].options:
+                    own[-1].options[name] = (word.text, command.line)
+            elif name in ("output", "error", "wait", "label", "unbuffered", "kill-on-bad-exit"):
+                continue  # lines are kept by node and rank, and ranks are ended together
             else:
                 reason = SRUN_REASONS.get(name) or explain_option(name) or "vjob starts the steps"
                 draft.note(f"{said} is left out: {reason}")
@@ -252,33 +246,81 @@ def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
     options = dict(block.options)
     if "gres" not in options and block.gres is not None:
         options["gres"] = (block.gres, 0)
-    elif block.gres is not None and options["gres"][0] != block.gres:
-        draft.note(f"GRES={block.gres} is not used: --gres is {options['gres'][0]}")
+    amounts = _work_out(options)
     for name, (text, line) in options.items():
-        place = f"line {line}: --" if line else ""
-        said = f"{place}{name}={redact_string(text)}".rstrip("=")
-        if name in ("nodes", "ntasks-per-node") or (name == "ntasks" and "nodes" in options):
-            key = "count" if name == "nodes" else "ranks"
-            draft.record(said, f"{NODES}[].{key}")
-        elif name in GROUP_OPTIONS or name in TOP_OPTIONS:
-            key, convert = {**GROUP_OPTIONS, **TOP_OPTIONS}[name]
+        where = f"{block.file}:{line}: " if line else ""
+        said = f"{where}--{name}={redact_string(text)}".rstrip("=")
+        key, convert = {**GROUP_OPTIONS, **TOP_OPTIONS}.get(name, ("", None))
+        if name in AMOUNTS:
+            amount = amounts.get(AMOUNTS[name])
+            if amount is None:
+                draft.note(f"{said} is left out: what it is on a node is not known; write "
+                           f"{NODES}[].{AMOUNTS[name]}")  # fmt: skip
+            else:
+                draft.record(said, f"{NODES}[].{AMOUNTS[name]}")
+        elif convert is not None:
             value = convert(text)
             if value is None:
-                draft.note(f"{said} cannot be used")
+                draft.note(f"{said} is left out: {key} cannot have it")
             elif name in GROUP_OPTIONS:
                 group.setdefault(key, value)
                 draft.record(said, f"{NODES}[].{key}")
             else:
                 draft.put(key, value, said)
         elif name in WORDS:
-            draft.note(f"line {line}: --{name} is left out: {explain_option(name)}")
+            draft.note(f"{said} is left out: {explain_option(name)}")
         elif find_text_problem(text) or not text.isprintable():
-            draft.note(f"line {line}: --{name} is left out: its value is not printable")
+            draft.note(f"{where}--{name} is left out: its value is not printable")
         else:
             sbatch = draft.values.setdefault("cluster.sbatch", {})
             sbatch.setdefault(name, text or True)
             draft.record(said, "cluster.sbatch")
+    for key, amount in amounts.items():
+        if amount is not None and key not in ("count", "ranks"):
+            group.setdefault(key, amount)
     return group
+
+
+def _work_out(options: Mapping[str, tuple[str, int]]) -> dict[str, int | str | None]:
+    """What the options ask of one node: Slurm counts by task, CPU, GPU or job."""
+
+    def number(name: str) -> int | None:
+        return to_number(options[name][0]) if name in options else None
+
+    nodes = number("nodes")
+    tasks, each = number("ntasks"), number("ntasks-per-node") or number("tasks-per-node")
+    if each is None and tasks is not None and nodes is not None and tasks % nodes == 0:
+        each = tasks // nodes
+    if each is None and tasks is None and "ntasks-per-gpu" not in options:
+        each = 1
+    if nodes is None and tasks is not None and (each or tasks) == tasks:
+        nodes, each = (1, 1) if tasks == 1 else (nodes, each)
+    found: dict[str, int | str | None] = {"count": nodes, "ranks": each}
+    per = number("cpus-per-task")
+    cpus = per * each if per is not None and each is not None else None
+    found["cpus"] = cpus
+    total, task = options.get("gpus", ("", 0))[0], number("gpus-per-task")
+    kind, _, count = total.rpartition(":")
+    gpus: int | None = to_number(count)
+    if gpus is not None and (nodes is None or gpus % nodes):
+        gpus = None
+    elif gpus is not None and nodes is not None:
+        gpus //= nodes
+    elif task is not None and each is not None:
+        gpus = task * each
+    found["gpus"] = f"{kind}:{gpus}" if kind and gpus is not None else gpus
+    for name, many in (("mem-per-cpu", cpus), ("mem-per-gpu", _count_gpus(options, gpus))):
+        gigabytes = to_gigabytes(options[name][0]) if name in options else None
+        if gigabytes is not None and many is not None:
+            found["memory_gb"] = gigabytes * many
+    return found
+
+
+def _count_gpus(options: Mapping[str, tuple[str, int]], gpus: int | None) -> int | None:
+    for name in ("gres", "gpus-per-node"):
+        if name in options:
+            return to_number(options[name][0].rpartition(":")[2])
+    return gpus
 
 
 def _get_count(block: JobBlock | None) -> int | None:

@@ -8,17 +8,19 @@ both. Options of the launcher are keys, or are left out with the reason.
 from __future__ import annotations
 
 import posixpath
+import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from vjob.jobs.conf.redact import is_secret_name, redact_string
+from vjob.jobs.conf.redact import is_secret_name
 from vjob.jobs.conf.references import spell_value
 from vjob.jobs.conf.slurm_words import to_number
+from vjob.jobs.programs.launchers import find_launcher
+from vjob.shelf.importers.bash.recording import Word
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Launch, group_arguments, split_groups
 from vjob.shelf.importers.megatron_options import DEEPSPEED_KEYS, KEYS, LAYOUT, MODEL
-from vjob.shelf.importers.shell import Word, parse_shell_conf
 from vjob.shelf.importers.values import to_whole
 
 LAUNCHER_REASONS: Mapping[str, str] = {
@@ -43,25 +45,50 @@ LAUNCHER_REASONS: Mapping[str, str] = {
 
 
 def build_program(draft: Draft, launch: Launch) -> None:
+    where = launch.command.where
     folder = _find_folder(draft, launch)
-    script = _place(draft, launch.script.text, folder)
-    where = f"line {launch.command.line}"
-    if launch.script.is_open or not script or not script.isprintable():
-        draft.note(f"{where}: the script {launch.script.text} is not known; train.py stands in")
-        script = "train.py"
     flags = {name for name, _ in group_arguments(launch.args)}
-    is_megatron = bool(flags & LAYOUT) and launch.kind in ("torch", "python")
-    if launch.kind == "deepspeed":
+    text = launch.script.text
+    script = text if launch.is_module else _place(draft, text, folder)
+    if launch.kind == "command" or any(word.is_open for word in (launch.script, *launch.args)):
+        kind = "command"
+        draft.values["program"] = _build_command(draft, launch)
+    elif launch.kind == "deepspeed":
+        kind = "deepspeed"
         _build_deepspeed(draft, launch, script)
-    elif is_megatron:
-        draft.values["program"] = {"script": script, "args": _refer(draft, launch)}
     else:
-        draft.values["program"] = {"script": script, "args": _pass_on(draft, launch.args, where)}
-    kind = "deepspeed" if launch.kind == "deepspeed" else "script"
-    draft.record(f"{where}: {launch.script.text}", f"program.{kind}")
+        kind = "module" if launch.is_module else "script"
+        is_megatron = bool(flags & LAYOUT) and launch.kind in ("torch", "python")
+        args = _refer(draft, launch) if is_megatron else _pass_on(draft, launch.args, where)
+        draft.values["program"] = {kind: script, "args": args}
+    draft.record(f"{where}: {text}", f"program.{kind}")
     if launch.kind == "varuna":
         _build_varuna(draft, launch)
     _list_options(draft, launch)
+
+
+def _build_command(draft: Draft, launch: Launch) -> dict[str, Any]:
+    """The words as they are. Where the job alone knows some, a shell there fills them in."""
+    words = [launch.script, *launch.args]
+    if launch.kind in ("torch", "varuna", "python"):
+        head = ["python", "-m"] if launch.is_module else ["python"]
+        is_file = launch.script.text.endswith(".py") or launch.is_module
+        words = [*map(Word, head if is_file else []), *words]
+    elif launch.kind == "deepspeed":
+        words = list(launch.command.words)
+    program: dict[str, Any] = {}
+    if any(word.is_open for word in words):
+        line = " ".join(word.shell or shlex.quote(word.text) for word in words)
+        program["command"] = ["bash", "-c", draft.expand(f"exec {line}")]
+        draft.note(
+            f"{launch.command.where}: a shell in the job fills in "
+            f"{', '.join(sorted({name for word in words for name in word.unknown}))}"
+        )
+        if find_launcher([word.text for word in words]):
+            program["launch"] = "node"
+    else:
+        program["command"] = _pass_on(draft, words, launch.command.where)
+    return program
 
 
 def _place(draft: Draft, path: str, folder: str) -> str:
@@ -74,7 +101,7 @@ def _place(draft: Draft, path: str, folder: str) -> str:
 def _find_folder(draft: Draft, launch: Launch) -> str:
     """Where the script runs, by --code_dir or the last `cd` before it."""
     code = launch.options.get("code_dir")
-    where = f"line {launch.command.line}: --code_dir"
+    where = f"{launch.command.where}: --code_dir"
     if code is not None and not code.is_open and code.text:
         folder = draft.shorten(code.text)
         if folder != ".":
@@ -82,47 +109,37 @@ def _find_folder(draft: Draft, launch: Launch) -> str:
         return folder
     if code is not None:
         draft.note(f"{where} {code.text} is not known; the conf's folder stands in")
-    folder = ""
-    for command in draft.lines.folders:
-        word = command.words[1]
-        if command.line > launch.command.line and command.file == launch.command.file:
-            continue
-        if word.is_open or command.file != launch.command.file or word.text in (".", "-"):
-            draft.note(
-                f"line {command.line}: {redact_string(command.raw)} is left out: paths are "
-                "relative to the conf's folder"
-            )
-        else:
-            draft.used |= command.uses
-            folder = _place(draft, word.text, folder) if folder else draft.shorten(word.text)
-            draft.record(f"line {command.line}: {command.raw}", "workdir")
-    if folder:
-        draft.values["workdir"] = folder
+    here, folder = draft.found.folder, launch.command.cwd
+    if not folder or folder == here:
+        return ""
+    folder = posixpath.relpath(folder, here) if folder.startswith(f"{here}/") else folder
+    folder = draft.shorten(folder)
+    draft.put("workdir", folder, f"{launch.command.where}: cd")
     return folder
 
 
 def _pass_on(draft: Draft, args: Sequence[Word], where: str) -> list[str]:
-    """Arguments as they are, but for those whose value only a shell knows."""
+    """Words as they are, but for secrets."""
     kept: list[str] = []
-    groups = group_arguments(args)
-    for name, values in groups:
-        spelled = " ".join([name, *(word.text for word in values)]).strip()
-        is_joined = any(word.text.startswith(f"{name}=") for word in args) if name else False
-        if any(word.is_open for word in values):
-            draft.note(f"{where}: {spelled} is left out of program.args: write its value there")
-            continue
-        if name and is_secret_name(name) and values:
+    for words in split_groups(args):
+        name = words[0].text.partition("=")[0]
+        has_value = len(words) > 1 or "=" in words[0].text
+        value = words[0].text.partition("=")[2] or " ".join(word.text for word in words[1:])
+        if name.startswith("-") and has_value and _is_secret(name, value):
             draft.note(
                 f"{where}: {name} looks secret and is left out of program.args: hand it "
                 "on by pass_env, or write it there"
             )
-            continue
-        if is_joined and len(values) == 1:
-            kept.append(f"{name}={draft.expand(values[0].text)}")
         else:
-            kept += [word for word in (name,) if word]
-            kept += [draft.expand(word.text) for word in values]
+            kept += [draft.expand(word.text) for word in words]
     return kept
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether an option gets a secret: `--max-tokens 1024` and `--key column` do not."""
+    is_plain = re.fullmatch(r"[\d.,eE+-]*|True|False|None|[a-z_]+", value)
+    is_always = re.search(r"(?i)passw|secret|api", name)
+    return is_secret_name(name) and (not is_plain or bool(is_always))
 
 
 def _refer(draft: Draft, launch: Launch) -> list[str]:
@@ -130,7 +147,7 @@ def _refer(draft: Draft, launch: Launch) -> list[str]:
 
     A word that its key would spell otherwise stays as it is, and so does an option's second one.
     """
-    where = f"line {launch.command.line}"
+    where = launch.command.where
     known = {name for name, values in group_arguments(launch.args) if len(values) == 1}
     has_model = {KEYS[name][0] for name in known & KEYS.keys()} >= MODEL
     args: list[str] = []
@@ -151,7 +168,7 @@ def _refer(draft: Draft, launch: Launch) -> list[str]:
 
 
 def _build_deepspeed(draft: Draft, launch: Launch, script: str) -> None:
-    where = f"line {launch.command.line}"
+    where = launch.command.where
     program: dict[str, Any] = {"deepspeed": script}
     kept: list[Word] = []
     for name, values in group_arguments(launch.args):
@@ -164,8 +181,6 @@ def _build_deepspeed(draft: Draft, launch: Launch, script: str) -> None:
             continue
         kept += [word for word in (Word(name),) if name]
         kept += values
-        if is_open:
-            continue  # _pass_on notes it
         key, convert = DEEPSPEED_KEYS.get(name, ("", to_whole))
         value = convert(text) if key else None
         if value is not None and not (name == "--clip-grad" and not value):
@@ -176,7 +191,7 @@ def _build_deepspeed(draft: Draft, launch: Launch, script: str) -> None:
 
 
 def _build_varuna(draft: Draft, launch: Launch) -> None:
-    where = f"line {launch.command.line}"
+    where = launch.command.where
     names = {
         "nstages": "parallel.pipeline",
         "chunk_size": "train.micro_batch_size",
@@ -205,9 +220,12 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
         )
     env_file = launch.options.get("env_file")
     if env_file is not None and posixpath.basename(env_file.text) in draft.files:
-        inner = parse_shell_conf(draft.files[posixpath.basename(env_file.text)])
-        for assignment in inner.variables.values():
-            draft.left.setdefault(assignment.name, replace(assignment, exported=True))
+        for number, line in enumerate(
+            draft.files[posixpath.basename(env_file.text)].split("\n"), 1
+        ):
+            key, equals, text = line.strip().removeprefix("export ").partition("=")
+            if equals and key.isidentifier():
+                draft.add(key, text, number, posixpath.basename(env_file.text))
         draft.record(f"{where}: --env_file {env_file.text}", "env")
     elif env_file is not None:
         draft.note(f"{where}: --env_file {env_file.text} is left out: write its lines in env")
@@ -215,7 +233,7 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
 
 def _list_options(draft: Draft, launch: Launch) -> None:
     """Options of the launcher, each with its key or the reason that it has none."""
-    where = f"line {launch.command.line}"
+    where = launch.command.where
     done = {"nnodes", "nproc_per_node", "num_nodes", "num_gpus", "gpus_per_node", "nstages",
             "chunk_size", "batch_size", "code_dir", "env_file", "master_port"}  # fmt: skip
     for name, word in launch.options.items():

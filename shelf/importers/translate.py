@@ -1,19 +1,18 @@
-"""Shell scripts as conf.yaml: `_00_conf.sh` and its job scripts, lines of run_varuna, torch's
-launchers, deepspeed and Megatron-LM.
+"""Shell scripts as conf.yaml, by what bash itself makes of them (`bash.recording`).
 
-Nothing is executed, and nothing is dropped silently: each assignment, option and line is a key of
-the conf, or stands above it with the reason. A key that does not fit the rest, such as a pipeline
-that the ranks cannot hold, is left out with the check's own words, so that the conf can be
-submitted as it is.
+The program is the one that they start, word for word; a script that starts none, or several unlike
+ones, or one whose words nobody knows before the job, is refused. An option that is no key stands
+above the conf with the reason. A key that does not fit the rest, such as a pipeline that the ranks
+cannot hold, is left out with the check's own words, so that the conf can be submitted as it is.
 """
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from varuna_core.plugins import list_plugins, load_plugin
@@ -23,123 +22,110 @@ from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.redact import is_secret, redact_string
 from vjob.jobs.conf.slurm_words import to_name, to_number
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.container import build_container
-from vjob.shelf.importers.draft import Draft, render_page, spell
-from vjob.shelf.importers.fit import find_absent, leave_out_misfits
-from vjob.shelf.importers.launchers import LINE, Launch, Lines, sort_commands
-from vjob.shelf.importers.nodes import COUNTS, RANKS, build_nodes
-from vjob.shelf.importers.program import build_program
-from vjob.shelf.importers.shell import ShellConf, parse_shell_conf
-from vjob.shelf.importers.values import (
-    to_flag,
-    to_partition,
-    to_zero,
+from vjob.jobs.programs.launchers import find_launcher
+from vjob.shelf.importers.bash.recording import (
+    A_COUNT,
+    MAX_FILE,
+    PLACEHOLDER,
+    SUFFIXES,
+    read_script,
+    read_text,
 )
+from vjob.shelf.importers.container import build_container
+from vjob.shelf.importers.draft import Draft, place, render_page, spell
+from vjob.shelf.importers.fit import find_absent, leave_out_misfits
+from vjob.shelf.importers.launchers import Launch, Lines, sort_commands
+from vjob.shelf.importers.nodes import AMOUNTS, COUNTED, NO_KEY, build_nodes
+from vjob.shelf.importers.program import build_program
+from vjob.shelf.importers.script import ShellConf, collect, index_env
 
 GROUP = "vjob.importers"
-ACCEPTED = (
-    "a shell conf (_00_conf.sh), a job script with #SBATCH lines, a script with a line of "
-    "run_varuna, torch.distributed.launch, torchrun, deepspeed or python, or a folder of these"
-)
-SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
+ACCEPTED = "a script for bash that starts a training, or a folder of such scripts"
 OTHER_SUFFIXES = (".py", ".ipynb", ".json", ".yaml", ".yml", ".toml", ".c", ".cpp", ".cu")
-MAX_FILE = 1_000_000
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH")
+MOST_SHOWN = 8
+_SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
+_SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
+           "squeue", "sinfo", "scontrol", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
+           "uname", "column", "xargs", "jq", "diff", "sync", "less", "more", "ulimit", "stty",
+           "hostname", "ip", "ifconfig", "lspci", "ibstat", "ibv_devinfo", "dcgmi")  # fmt: skip
+"""Commands that only show, or tidy up: their loss is not told."""
 
 
-def translate_shell_conf(
-    text: str, *, name: str = "", environ: Mapping[str, str] | None = None
-) -> tuple[str, list[str]]:
-    """Text of a conf.yaml, and notes on what was left out or should be looked at."""
-    return translate_scripts({name: text}, environ=environ)
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where scripts are read, and how."""
+
+    path: Path
+    args: Sequence[str] = ()
+    """Of the script."""
+    line: int | None = None
+    """The launch to take, of several."""
+    trust: bool = False
+    """Read without a jail where there is none."""
 
 
-def translate_scripts(
-    texts: Mapping[str, str],
-    *,
-    files: Mapping[str, str] | None = None,
-    environ: Mapping[str, str] | None = None,
-    title: str = "an old shell conf",
-    require_known: bool = False,
-    base: Path | None = None,
-) -> tuple[str, list[str]]:
-    """The scripts as one conf; `files` are others of their folder, read where they are named."""
-    files = {**(files or {}), **texts}
-    found, lines = _read_scripts(texts, files, environ or {})
-    if require_known and not is_known(found, lines):
-        raise InputError(f"{title} is not what --from takes: {ACCEPTED}")
-    launch, *others = _choose_launch(lines, title)
-    draft = Draft(found, lines, files, environ or {})
-    _note_others(draft, launch, others)
-    _build(draft, launch)
-    leave_out_misfits(draft)
-    notes = [*draft.notes, *find_absent(draft, base)]
-    return render_page(draft, title, notes), notes
-
-
-def _read_scripts(
-    texts: Mapping[str, str], files: Mapping[str, str], environ: Mapping[str, str]
-) -> tuple[ShellConf, Lines]:
-    found = ShellConf()
-    for name in _order_scripts(texts):
-        if name not in found.files:
-            parse_shell_conf(texts[name], files, name=name, environ=environ, found=found)
-    lines = sort_commands(found.commands)
-    if not lines.launches:
-        _read_variables(found, environ)
-        lines = sort_commands(found.commands)
-    return found, lines
-
-
-def import_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+def import_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     """A conf.yaml of shell scripts, or of what a plug-in of GROUP knows; InputError else."""
     try:
-        return translate_source(path, environ)
+        return translate_source(source, environ)
     except InputError:
         for name in list_plugins(GROUP):
             take = load_plugin(GROUP, name)
-            text = None if take is None else take(path)
+            text = None if take is None else take(source.path)
             if text is not None:
                 return str(text), []
         raise
 
 
-def translate_source(path: Path, environ: Mapping[str, str]) -> tuple[str, list[str]]:
-    """A file or a folder of scripts as conf.yaml; InputError where it is neither."""
-    texts, files, known = _find_scripts(path, environ)
-    title, base = path.name or str(path), Path(known["PWD"])
-    return translate_scripts(
-        texts, files=files, environ=known, title=title, require_known=True, base=base
-    )
+def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Text of a conf.yaml, and notes on what was left out or should be looked at."""
+    title = source.path.name or str(source.path)
+    found, files = read_source(source, environ)
+    lines = sort_commands(found.commands)
+    launch, others = choose_launch(found, lines, title, source.line)
+    draft = Draft(found, lines, files, environ)
+    for other in others:
+        draft.note(
+            f"{other.command.where}: left out, as a conf starts one program: "
+            f"{redact_string(other.command.raw)}"
+        )
+    _build(draft, launch)
+    leave_out_misfits(draft)
+    notes = [*draft.notes, *find_absent(draft, Path(found.folder))]
+    return render_page(draft, title, notes), notes
 
 
-def _find_scripts(
-    path: Path, environ: Mapping[str, str]
-) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """Texts of the scripts to read, of all files beside them, and the variables that are set."""
-    folder = path if path.is_dir() else path.parent
+def read_launch(path: Path, environ: Mapping[str, str]) -> Launch:
+    """What the scripts start; InputError where they start nothing."""
+    found, _ = read_source(Source(path=path), environ)
+    return choose_launch(found, sort_commands(found.commands), path.name)[0]
+
+
+def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, dict[str, str]]:
+    """What bash found, and the texts beside the scripts. Of a folder those scripts are read that no
+    other one names: they start the others."""
+    path = source.path
+    folder = (path if path.is_dir() else path.parent).absolute()
     files = _read_folder(folder)
-    texts = {name: text for name, text in files.items() if name.endswith(SUFFIXES)}
-    if not path.is_dir():
-        if path.suffix in OTHER_SUFFIXES or "\0" in (text := _read_text(path)):
-            raise InputError(f"{path} is not what --from takes: {ACCEPTED}")
-        # A file of settings alone is read with the scripts beside it that read it.
-        if any(path.name in other for name, other in texts.items() if name != path.name):
-            lines = sort_commands(parse_shell_conf(text, files, name=path.name).commands)
-            texts = {path.name: text} if lines.launches else texts
-        else:
-            texts = {path.name: text}
-    elif not texts:
-        raise InputError(f"{path} has no shell scripts; --from takes {ACCEPTED}")
-    known = {key: environ[key] for key in ("HOME", "USER", "LOGNAME") if key in environ}
-    known |= {"PWD": str(folder.absolute()), "UID": str(os.getuid())}
-    return texts, files, known
-
-
-def _read_text(path: Path) -> str:
-    if path.stat().st_size > MAX_FILE:
-        raise InputError(f"{path} is over 1 MB, which no shell script is; --from takes {ACCEPTED}")
-    return path.read_text(encoding="utf-8-sig", errors="replace")
+    if path.is_dir():
+        texts = {name: text for name, text in files.items() if name.endswith(SUFFIXES)}
+        if not texts:
+            raise InputError(f"{path} has no shell scripts; --from takes {ACCEPTED}")
+        paths = [folder / name for name in _find_first(texts)]
+    elif path.suffix in OTHER_SUFFIXES or "\0" in path.read_text(errors="replace")[:4096]:
+        raise InputError(f"{path} is not what --from takes: {ACCEPTED}")
+    else:
+        paths = [path]
+    found = [
+        read_script(one, args=source.args, environ=environ, trust=source.trust) for one in paths
+    ]
+    starting = [one for one in found if any(one.walk())]
+    if (
+        path.is_dir() and len(starting) > 1
+    ):  # those that read results need arguments that nobody has
+        starting = [one for one in starting if not one.unset] or starting
+    return collect(starting or found, str(folder)), files
 
 
 def _read_folder(folder: Path) -> dict[str, str]:
@@ -149,82 +135,133 @@ def _read_folder(folder: Path) -> dict[str, str]:
         is_list = re.fullmatch(r"(\w*hosts?(file)?|\w*machines?)(\.\w+)?|\w+\.env", path.name)
         is_taken = (is_list or path.name.endswith(SUFFIXES)) and path.is_file()
         if is_taken and path.stat().st_size <= MAX_FILE:
-            found[path.name] = _read_text(path)
+            found[path.name] = read_text(path)
     return found
 
 
-def _order_scripts(texts: Mapping[str, str]) -> list[str]:
-    """Scripts that no other one names first: they start the others."""
-
-    def is_named(name: str) -> bool:
-        return bool(name) and any(name in text for other, text in texts.items() if other != name)
-
-    return sorted(texts, key=lambda name: (is_named(name) and "conf" not in name, name))
+def _find_first(texts: Mapping[str, str]) -> list[str]:
+    named = {
+        name for name in texts for other, text in texts.items() if other != name and name in text
+    }
+    return [name for name in texts if name not in named] or list(texts)
 
 
-def _read_variables(found: ShellConf, environ: Mapping[str, str]) -> None:
-    """Add the command lines that stand in variables, which no `eval` here runs."""
-    for assignment in list(found.variables.values()):
-        text = assignment.raw.strip("\"'")
-        if LINE.match(text):
-            inner = ShellConf(variables=dict(found.variables))
-            parse_shell_conf(text, name=assignment.file, environ=environ, found=inner)
-            found.decided.setdefault(assignment.name, "what is started")
-            found.commands += [replace(entry, line=assignment.line) for entry in inner.commands]
+def choose_launch(
+    found: ShellConf, lines: Lines, title: str, line: int | None = None
+) -> tuple[Launch, list[Launch]]:
+    """The launch that becomes the program, and those beside it. InputError where it is not known.
+
+    Several that start the same words are one. Of unlike ones that is taken which alone has a
+    launcher, or is a step of srun's: the others prepare.
+    """
+    launches = [one for one in lines.launches if one.command.line == line or line is None]
+    if not launches:
+        raise InputError(_explain_none(found, title, line))
+    kinds: dict[tuple[str, ...], list[Launch]] = {}
+    for one in launches:
+        words = (one.script.text, *(word.text for word in one.args))
+        kinds.setdefault(words, []).append(one)
+    if len(kinds) > 1:
+        strong = [words for words, ones in kinds.items() if any(map(is_spread, ones))]
+        if len(strong) != 1:
+            raise InputError(_explain_several(kinds, title))
+        first = kinds[strong[0]][0]
+        others = [ones[0] for words, ones in kinds.items() if words != strong[0]]
+    else:
+        first, others = launches[0], []
+    refuse_open(first, found)
+    return first, others
 
 
-def is_known(found: ShellConf, lines: Lines) -> bool:
-    """True where the text is one of ACCEPTED."""
-    names = {*COUNTS, *RANKS, "PIPELINE_MP_SIZE", "GLOBAL_BATCH_SIZE", "HOMOGENEOUS_CLUSTER",
-             "TENSOR_MP_SIZE", "MICRO_BATCH_SIZE", "PARTITION", "CONTAINER_IMAGE_PATH"}  # fmt: skip
-    wrapping = lines.wrapping
-    wraps = wrapping.srun or wrapping.enroot or wrapping.docker or wrapping.images
-    return bool(found.blocks or lines.launches or wraps or names & found.variables.keys())
+def is_spread(launch: Launch) -> bool:
+    """True for what starts several processes: a step of srun's, or with a launcher."""
+    texts = [word.text for word in (launch.script, *launch.args)]
+    is_launcher = launch.kind in ("torch", "deepspeed", "varuna")
+    return is_launcher or launch.command.is_step or bool(find_launcher(texts))
+
+
+def refuse_open(launch: Launch, found: ShellConf) -> None:
+    """InputError where a word of the program is not known, and has no name in the job."""
+    words = (launch.script, *launch.args)
+    for word in words:
+        if PLACEHOLDER.search(word.text) and not word.unknown:
+            raise InputError(f"{launch.command.where}: {word.text} is to be replaced first")
+    for block in found.blocks:
+        for name, (text, number) in block.options.items():
+            if name in AMOUNTS and not re.search(r"\d", text):
+                raise InputError(f"{block.file}:{number}: --{name}={text} is to be replaced first")
+    asked = [word for word in words if word.is_open and not word.shell]
+    counts = [launch.options[name] for name in COUNTED if name in launch.options]
+    asked += [
+        word for word in counts
+        if not word.shell and any(re.match(r"\$[{\d]", name) for name in word.unknown)
+    ]  # fmt: skip
+    if not asked:
+        return
+    names = sorted({name for word in asked for name in word.unknown})
+    shown = ", ".join(redact_string(word.text) for word in asked[:MOST_SHOWN])
+    remedies = []
+    if any(re.fullmatch(r"\$\d", name) for name in names):
+        remedies.append("give the script's arguments after it: vjob init --from FILE -- ARGUMENTS")
+    if unset := [name[2:-1] for name in names if re.fullmatch(r"\$\{\w+\}", name)]:
+        remedies.append(f"set {', '.join(unset)} in your shell before vjob init")
+    if A_COUNT in names:
+        remedies.append("name the counts in #SBATCH lines (--nodes, --ntasks-per-node, --gres)")
+    if any(name.startswith("$(") for name in names):
+        remedies.append("write in the script what these commands print")
+    raise InputError(
+        f"{launch.command.where}: what the program gets is not known before it runs: {shown}; "
+        + "; ".join(remedies)
+    )
+
+
+def _explain_none(found: ShellConf, title: str, line: int | None) -> str:
+    if line is not None:
+        return f"{title}: line {line} starts no program"
+    said = [problem for one in found.recordings for problem in one.problems]
+    needs = [name for one in found.recordings for name in one.unset]
+    why = f": bash says {'; '.join(said[:3])}" if said else ""
+    if needs:
+        why += f"; it needs {', '.join(needs[:MOST_SHOWN])}"
+    tested = [f"{text} ({place})" for one in found.recordings for text, place in one.tested.items()]
+    if not why and tested:
+        why = f"; it asks for {', '.join(tested[:3])}"
+    return (
+        f"{title} is not what --from takes: it starts no program{why}. --from takes {ACCEPTED}; "
+        "arguments of the script follow after --"
+    )
+
+
+def _explain_several(kinds: Mapping[tuple[str, ...], Sequence[Launch]], title: str) -> str:
+    shown = []
+    for ones in list(kinds.values())[:MOST_SHOWN]:
+        raw = redact_string(" ".join(ones[0].command.raw.split()))
+        raw = raw if len(raw) < 100 else raw[:97] + "..."
+        when = f" (if {ones[0].command.only})" if ones[0].command.only else ""
+        shown.append(f"  {ones[0].command.where}{when}: {raw}")
+    more = f"\n  and {len(kinds) - MOST_SHOWN} more" if len(kinds) > MOST_SHOWN else ""
+    return (
+        f"{title} starts {len(kinds)} unlike programs, and a conf starts one; choose it with "
+        "--line:\n" + "\n".join(shown) + more
+    )
 
 
 def _build(draft: Draft, launch: Launch) -> None:
     """All sections, in order: a later one finds the keys that earlier ones set."""
     build_container(draft)
     _build_profile(draft)
-    draft.used |= launch.command.uses
     build_program(draft, launch)
-    _build_layout(draft)
     build_nodes(draft, launch)
-    _build_port(draft)
+    _build_port(draft, launch)
     _build_setup(draft)
     _build_name(draft, launch)
-    _build_env(draft)
-    _list_left(draft)
-
-
-def _choose_launch(lines: Lines, title: str) -> list[Launch]:
-    """The launch that becomes the program, then the others."""
-    if not lines.launches:
-        raise InputError(
-            f"{title} starts no program; give --from the script that does, or its folder"
-        )
-    order = ("deepspeed", "varuna", "torch", "python")
-    return sorted(lines.launches, key=lambda launch: order.index(launch.kind))
-
-
-def _note_others(draft: Draft, launch: Launch, others: Sequence[Launch]) -> None:
-    for other in others:
-        if other.command.words == launch.command.words:
-            continue
-        draft.used |= other.command.uses
-        draft.note(
-            f"line {other.command.line}: a conf starts one program; this one is left out: "
-            f"{redact_string(other.command.raw)}"
-        )
+    _build_env(draft, launch)
+    _list_tested(draft)
 
 
 def _build_profile(draft: Draft) -> None:
-    for name, key in (("PROFILE", "timeline"), ("NSYS", "nsys"), ("NCU", "ncu")):
-        if not (draft.lines.launches and name in draft.used):  # else its branch says it all
-            draft.take_into(name, f"profile.{key}", to_flag)
     for name, pairs, command in draft.lines.wrapping.profilers:
-        draft.used |= command.uses
-        said = f"line {command.line}: {name}"
+        said = f"{command.where}: {name}"
         draft.put(f"profile.{name}", True, said)
         options: list[str] = draft.values.setdefault("profile.options", [])
         for option, word in pairs:
@@ -244,37 +281,16 @@ def _build_profile(draft: Draft) -> None:
             draft.values.pop("profile.options", None)
 
 
-def _build_layout(draft: Draft) -> None:
-    for name, key in (
-        ("GLOBAL_BATCH_SIZE", "train.global_batch_size"),
-        ("MICRO_BATCH_SIZE", "train.micro_batch_size"),
-        ("PIPELINE_MP_SIZE", "parallel.pipeline"),
-        ("DP_SIZE", "parallel.data"),
-        ("TENSOR_MP_SIZE", "parallel.tensor"),
-    ):
-        if name not in draft.used:
-            draft.take_into(name, key, to_number)
-    if "ZERO" not in draft.used:
-        draft.take_into("ZERO", "parallel.zero", to_zero)
-    if "PARTITION" not in draft.used:
-        draft.take_into("PARTITION", "parallel.partition", to_partition)
-
-
-def _build_port(draft: Draft) -> None:
+def _build_port(draft: Draft, launch: Launch) -> None:
     """A port that the command line or MASTER_PORT names, if one may be held."""
-    said = ""
-    port: int | None = None
-    for launch in draft.lines.launches[:1]:
-        word = launch.options.get("master_port")
-        if word is not None:
-            said = f"--master_port {word.text}"
-            port = to_number(word.text)
-            if port is None:
-                draft.note(f"{said} is not known; port: auto picks a free one")
-    if port is None:
-        assignment = draft.left.get("MASTER_PORT")
-        port = draft.take_number("MASTER_PORT", "cluster.port")
-        said = spell(assignment) if assignment is not None else ""
+    word = launch.options.get("master_port")
+    given = index_env(launch.command).get("MASTER_PORT")
+    said = f"--master_port {word.text}" if word is not None else "MASTER_PORT"
+    port = None
+    if word is not None and not word.is_open:
+        port = to_number(word.text)
+    elif word is None and given is not None and given.value is not None:
+        said, port = f"MASTER_PORT={given.value}", to_number(given.value)
     if port is None:
         return
     low, high = EPHEMERAL
@@ -285,79 +301,101 @@ def _build_port(draft: Draft) -> None:
         f"{said} is not used: a port is 1024 to 65535, and outgoing connections may "
         f"take one of {low} to {high}; port: auto picks a free one"
     )
-    draft.comments.pop("cluster.port", None)
-    draft.taken = [line for line in draft.taken if line != f"{said} -> cluster.port"]
 
 
 def _build_setup(draft: Draft) -> None:
-    setup = [command.raw for command in draft.lines.setup]
+    """`module load` and the like; other preparations are told."""
+    setup: list[str] = []
+    for command in draft.found.setup:
+        texts = [word.text for word in command.words]
+        name = posixpath.basename(texts[0])
+        is_source = name in (".", "source") and len(texts) > 1
+        line = shlex.join(texts)
+        if name in _SETUP or (is_source and texts[1].endswith("activate")):
+            if any(word.is_open and not word.shell for word in command.words):
+                draft.note(f"{command.where}: {command.raw} is left out: it is not known")
+            elif line not in setup:
+                setup.append(
+                    " ".join(word.shell or shlex.quote(word.text) for word in command.words)
+                )
+                draft.record(f"{command.where}: {command.raw}", "setup")
+        elif name not in _SILENT and not name.startswith("@") and not is_question(texts):
+            draft.note(
+                f"{command.where}: not done: {redact_string(_shorten(line))}; do it before, or in "
+                "setup"
+            )
     if setup:
-        draft.values["setup"] = list(dict.fromkeys(setup))
-        for command in draft.lines.setup:
-            draft.used |= command.uses
-            draft.record(f"line {command.line}: {command.raw}", "setup")
+        draft.values["setup"] = setup
+
+
+def is_question(texts: Sequence[str]) -> bool:
+    """True for a command whose answer alone is of use, such as `python -c`."""
+    return (
+        texts[0] in ("python", "python3", "scontrol", "srun", "enroot") or texts[-1] == "--version"
+    )
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) < 80 else text[:77] + "..."
 
 
 def _build_name(draft: Draft, launch: Launch) -> None:
     """The run's name, where `--job-name` gave none: the script's."""
     if "name" in draft.values:
         return
-    script = "" if launch.script.is_open else launch.script.text
-    stem = posixpath.basename(script).removesuffix(".py")
+    is_file = launch.kind != "command" and not launch.script.is_open
+    stem = posixpath.basename(launch.script.text if is_file else launch.command.file)
+    stem = stem.partition(".")[0] if not launch.is_module else stem
+    if launch.is_module:
+        stem = stem.rpartition(".")[2]
     name = to_name(stem) or to_name(stem.lstrip("_0123456789"))
     draft.values["name"] = name or "my-run"
 
 
-def _build_env(draft: Draft) -> None:
-    """Exported variables that we do not know go to every rank, secrets by name only."""
+def _build_env(draft: Draft, launch: Launch) -> None:
+    """Variables that the script exports go to every rank, secrets by name only."""
     env: dict[str, str] = {}
     pass_env: list[str] = []
-    for launch in draft.lines.launches[:1]:
-        for assignment in launch.command.env:
-            draft.left.setdefault(assignment.name, assignment)
-    for name, assignment in list(draft.left.items()):
-        value = assignment.value
-        is_ours = name in list_own_env() or name.startswith("VJOB_")
-        is_network = name.startswith(("NCCL_", "GLOO_"))
-        if is_ours or not (assignment.exported or is_network):
+    given = dict(index_env(launch.command))
+    given.update((name, one) for name, one in draft.left.items() if one.exported and one.is_added)
+    for name, assignment in given.items():
+        value, where = assignment.value, place(assignment)
+        if name in list_own_env() or name.startswith(("VJOB_", "BASH_FUNC_")) or name in NO_KEY:
             continue
-        if value is None and name in SEARCH_PATHS and "$(" not in assignment.raw:
-            line = f"export {name}={assignment.raw}"
-            draft.values.setdefault("setup", []).append(line)
-            draft.record(f"line {assignment.line}: {line}", "setup")
-            del draft.left[name]
-            continue
-        if value is None or find_text_problem(value):
-            continue
-        del draft.left[name]
+        if name in SEARCH_PATHS:
+            quoted = (assignment.shell or assignment.raw).replace('"', "")
+            if (
+                f"${{{name}}}" in assignment.raw
+                or f"${name}" in assignment.raw
+                or value is not None
+            ):
+                line = f'export {name}="{quoted}"'
+                draft.values.setdefault("setup", []).append(line)
+                draft.record(f"{where}: {line}", "setup")
+                continue
         if is_secret(name):
             pass_env.append(name)
-            draft.note(
-                f"line {assignment.line}: {name} looks secret: set it in your shell; pass_env "
-                "hands it on"
-            )
+            draft.note(f"{where}: {name} looks secret: set it in your shell; pass_env hands it on")
+        elif value is None and assignment.shell:
+            line = f"export {name}={assignment.shell}"
+            draft.values.setdefault("setup", []).append(line)
+            draft.record(f"{where}: {line}", "setup")
+        elif value is None:
+            draft.note(f"{where}: {spell(assignment)} is left out: it is not known")
+        elif problem := find_text_problem(value):
+            draft.note(f"{where}: {spell(assignment)} is left out: {problem}")
         else:
             env[name] = draft.expand(value)
-            draft.record(f"line {assignment.line}: {spell(assignment)}", f"env.{name}")
+            draft.record(f"{where}: {spell(assignment)}", f"env.{name}")
     if env:
         draft.values["env"] = env
     if pass_env:
         draft.values["pass_env"] = pass_env
 
 
-def _list_left(draft: Draft) -> None:
-    """Variables that no key took: those of the lines above, and those that have none."""
-    for assignment in draft.left.values():
-        if assignment.name in draft.used:
-            decided = draft.found.decided.get(assignment.name)
-            draft.record(
-                f"line {assignment.line}: {spell(assignment)}",
-                f"decides {decided}" if decided else "filled into the lines that use it",
-            )
-        else:
-            draft.note(f"line {assignment.line}: {spell(assignment)} has no counterpart; left out")
-    for assignment in draft.found.overwritten:
-        draft.note(
-            f"line {assignment.line}: {spell(assignment)} is not used: a later line sets "
-            f"{assignment.name} again"
-        )
+def _list_tested(draft: Draft) -> None:
+    """Files that decide what happens, and are not here."""
+    for recording in draft.found.recordings:
+        for text, where in recording.tested.items():
+            draft.note(f"{where}: {text} is not here; the script goes on as without it")

@@ -8,21 +8,9 @@ from typing import Any
 
 from vjob.jobs.conf.slurm_words import WORDS, to_number, to_word
 
-_PARTITION = re.compile(r"\d{1,6}(-\d{1,6})*", re.ASCII)
-
 
 def to_flag(text: str) -> bool | None:
     return {"true": True, "1": True, "false": False, "0": False, "": False}.get(text.lower())
-
-
-def to_zero(text: str) -> int | None:
-    """`ZERO=true` as a stage."""
-    flag = to_flag(text)
-    return None if flag is None else int(flag)
-
-
-def to_partition(text: str) -> str | None:
-    return text if _PARTITION.fullmatch(text) else None
 
 
 def to_devices(text: str) -> tuple[int, ...] | None:
@@ -50,11 +38,21 @@ def to_decimal(text: str) -> float | None:
 # sbatch and srun options: the key, and its value's maker.
 GROUP_OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     name: (WORDS[name].key.rpartition(".")[2], WORDS[name].respell or to_number)
-    for name in ("partition", "gres", "gpus-per-node", "cpus-per-task", "mem", "nodes")
+    for name in ("partition", "gres", "gpus-per-node", "mem")
 }
 TOP_OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     name: (WORDS[name].key, WORDS[name].respell or to_word)
-    for name in ("job-name", "time", "account", "qos", "exclude", "requeue", "no-requeue")
+    for name in (
+        "job-name",
+        "time",
+        "account",
+        "qos",
+        "exclude",
+        "requeue",
+        "no-requeue",
+        "signal",
+        "chdir",
+    )
 }
 PYXIS: Mapping[str, tuple[str, Any] | None] = {
     "container-image": ("container.image", None),

@@ -196,7 +196,7 @@ def read_script(
 def read_text(path: Path) -> str:
     if path.stat().st_size > MAX_FILE:
         raise InputError(f"{path} is over 1 MB, which no shell script is")
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    text = path.read_text(encoding="utf-8-sig", errors="replace").rstrip("\\")
     return text.replace("\r\n", "\n").replace("\0", "")
 
 
@@ -215,27 +215,30 @@ class _Reader:
         given: Mapping[str, str],
         depth: int,
         asked: Sequence[Option] = (),
+        around: Sequence[Option] = (),
     ) -> Recording:
-        found = Recording(file=name, options=[*read_options(text, name), *asked])
-        is_job = bool(found.options) or "srun" in text or depth > 0
+        """`asked` are options of the sbatch command, `around` those of the job that runs it."""
+        found = Recording(file=name, options=[*asked, *read_options(text, name)])
+        job = found.options or list(around)
+        is_job = bool(job) or "srun" in text or depth > 0
         is_step = depth > 0
-        main, text = self._run(found, text, name, args, given, is_job, is_step)
-        other, _ = self._run(found, text, name, args, given, is_job, is_step, rank=1)
-        there, _ = self._run(found, text, name, args, given, is_job, is_step, files=True)
+        main, text = self._run(job, text, name, args, given, is_job, is_step)
+        other, _ = self._run(job, text, name, args, given, is_job, is_step, rank=1)
+        there, _ = self._run(job, text, name, args, given, is_job, is_step, files=True)
         self._note(found, main, there)
         marks, words = self._mark(text, main, args, given)
         marked = main
         if marks or words:
             given = {**given, **marks}
-            marked, _ = self._run(found, text, name, words or args, given, is_job, is_step)
+            marked, _ = self._run(job, text, name, words or args, given, is_job, is_step)
         self._compare(found, main, other, there, marked)
         for index, launch in enumerate(found.launches):
-            found.launches[index] = self._go_down(launch, found, depth)
+            found.launches[index] = self._go_down(launch, found, depth, job)
         return found
 
     def _run(
         self,
-        found: Recording,
+        options: Sequence[Option],
         text: str,
         name: str,
         args: Sequence[str],
@@ -247,7 +250,7 @@ class _Reader:
         files: bool = False,
     ) -> tuple[Pass, str]:
         """A batch script runs on the first node; a step's on its own."""
-        env = build_environment(found.options, rank, is_job=is_job)
+        env = build_environment(options, rank, is_job=is_job)
         env |= {key: self.environ[key] for key in ("HOME", "USER", "LOGNAME")
                 if key in self.environ}  # fmt: skip
         env |= self._inherit(text) | dict(given)
@@ -255,7 +258,7 @@ class _Reader:
         env |= {
             "__VJ_RANK": str(rank * is_step),
             "__VJ_FILES": str(int(files)),
-            "__VJ_SEED": str(rank + 11),
+            "__VJ_SEED": "11",
             "__VJ_TIME": str(1_700_000_000 + 86_401 * rank),
         }
         for _ in range(4):
@@ -293,7 +296,7 @@ class _Reader:
         marks = {one: f"@UNSET:{one}@" for one in names}
         if args:
             return marks, []
-        numbers = [int(one) for one in re.findall(r"\$\{?([1-9])", whole)]
+        numbers = [int(one) for one in re.findall(r"\$\{?([1-9])(?!:?[-=+])", whole)]
         numbers += [int(one) for one in _COUNTED.findall(whole)]
         more = bool(re.search(r"\$\{?[@*]", whole))
         count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0]) + more
@@ -366,57 +369,55 @@ class _Reader:
                 found.setup.append(launch)
         found.unset = needs
 
-    def _go_down(self, launch: Launch, outer: Recording, depth: int) -> Launch:
+    def _go_down(
+        self, launch: Launch, outer: Recording, depth: int, job: Sequence[Option]
+    ) -> Launch:
         """The launch with what a text or script that it runs would start."""
         if depth >= MOST_DEPTH:
             return launch
-        texts = launch.texts
-        stdin = getattr(launch, "stdin", "")
         asked: list[Option] = []
+        texts = launch.texts
+        at = find_program(texts)
+        run: tuple[str, str, list[str]] | None = None
         if posixpath.basename(texts[0]) == "sbatch":
             at, wrap = find_batch_file(texts)
             asked = parse_options(texts[1:at], launch.file, launch.line)
-            rest = texts[at:]
-            if wrap is not None:
-                return self._inner(launch, wrap, "--wrap", [], depth, asked)
-            if not rest:
-                return self._inner(launch, stdin, outer.file, [], depth, asked) if stdin else launch
-        else:
-            rest = texts[find_program(texts) :]
-        if not rest:
-            return self._inner(launch, stdin, outer.file, [], depth, asked) if stdin else launch
-        if posixpath.basename(rest[0]) in SHELLS:
-            flags = [word for word in rest[1:] if word.startswith(("-", "+"))]
-            words = [word for word in rest[1:] if word not in flags]
-            if any("c" in flag and not flag.startswith("--") for flag in flags):
-                at = next((i for i, word in enumerate(rest) if i and not word.startswith("-")), 0)
-                return (
-                    self._inner(launch, rest[at], outer.file, rest[at + 2 :], depth, asked)
-                    if at
-                    else launch
-                )
-            if not words:
-                return self._inner(launch, stdin, outer.file, [], depth, asked) if stdin else launch
-            rest = rest[rest.index(words[0]) :]
-        name = posixpath.basename(rest[0])
-        if name in self.written:
-            return self._inner(launch, self.written[name], name, rest[1:], depth, asked)
-        for path in (Path(launch.cwd, rest[0]), self.folder / rest[0], self.folder / name):
-            if (
-                name.endswith(SUFFIXES)
-                and path.is_file()
-                and path.parent.resolve().is_relative_to(self.folder.resolve())
-            ):
-                return self._inner(launch, read_text(path), name, rest[1:], depth, asked)
-        return launch
-
-    def _inner(
-        self, launch: Launch, text: str, name: str, args: list[str], depth: int,
-        asked: Sequence[Option],
-    ) -> Launch:  # fmt: skip
+            run = (wrap, outer.file, []) if wrap is not None else None
+        run = run or self._find_text(launch, texts[at:], outer.file)
+        if run is None:
+            return launch
         env = {key: word.text for key, word in launch.env.items() if not word.is_open}
-        found = self.read(text, name, args, env, depth + 1, asked)
-        return replace(launch, inner=found)
+        text, name, args = run
+        inner = self.read(text, name, args, env, depth + 1, asked, () if asked else job)
+        return replace(launch, inner=inner)
+
+    def _find_text(
+        self, launch: Launch, words: list[str], file: str
+    ) -> tuple[str, str, list[str]] | None:
+        """Text, name and arguments of what a shell, or a script of the folder, runs."""
+        stdin = getattr(launch, "stdin", "")
+        fed = (stdin, file, list[str]()) if stdin else None
+        if not words:
+            return fed
+        if posixpath.basename(words[0]) in SHELLS:
+            at = 1
+            while at < len(words) and words[at].startswith(("-", "+")):
+                if "c" in words[at] and not words[at].startswith("--") and at + 1 < len(words):
+                    at = next((i for i in range(at + 1, len(words)) if words[i][:1] != "-"), at + 1)
+                    return words[at], file, words[at + 2 :]
+                at += 1
+            words = words[at:]
+            if not words or fed:
+                return fed
+        name = posixpath.basename(words[0])
+        if name in self.written:
+            return self.written[name], name, words[1:]
+        if not name.endswith(SUFFIXES):
+            return None
+        for path in (Path(launch.cwd, words[0]), self.folder / words[0], self.folder / name):
+            if path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
+                return read_text(path), name, words[1:]
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -455,7 +456,7 @@ def _settle(
         kept = [
             word for at, word in enumerate(marked.words)
             if not (re.fullmatch(r"@(ARG\d+|UNSET:\w+)@", word)
-                    and not marked.words[at - 1].startswith("-"))
+                    and not re.match(r"--?[A-Za-z]", marked.words[at - 1]))
         ]  # fmt: skip
         if kept != texts:
             texts = list(marked.words)
@@ -464,10 +465,29 @@ def _settle(
     others = list(other.words) if other is not None and not needs else texts
     if len(others) != len(texts):
         others = texts
-    words = []
+    words: list[Word] = []
     for mine, its in zip(texts, others, strict=True):
-        words.append(make_word(mine, its))
+        word = make_word(mine, its)
+        option = words[-1].text if words else ""
+        words.append(_name_port(word, its, option) if A_COUNT in word.unknown else word)
     return tuple(words), list(dict.fromkeys(needs))
+
+
+def _name_port(word: Word, its: str, option: str) -> Word:
+    """A port of the master that the script works out of what only the job knows: vjob's own."""
+    found = re.fullmatch(r"(.*?)(\d{4,5})", word.text, re.DOTALL)
+    if found is None or not re.fullmatch(r".*?\d{4,5}", its):
+        return word
+    head, of = found[1], f"{option} {word.text}"
+    if not (head.endswith(":") or re.search(r"(master|main)\w*[-_]port\b", of)):
+        return word
+    text = head.replace("${MASTER_ADDR}", "@")
+    if "$" in text:
+        return word
+    pieces = [shlex.quote(one) if one else "" for one in text.split("@")]
+    shell = '"${MASTER_ADDR}"'.join(pieces) + '"${MASTER_PORT}"'
+    names = ["${MASTER_PORT}", *(["${MASTER_ADDR}"] if "@" in text else [])]
+    return Word(f"{head}${{MASTER_PORT}}", frozenset(names), shell)
 
 
 def make_word(mine: str, its: str) -> Word:
@@ -498,7 +518,9 @@ def make_word(mine: str, its: str) -> Word:
             return Word(_TOKEN.sub(_spell, mine), frozenset([A_COUNT]))
     names = frozenset(name for _, name in pieces if name)
     text = "".join(piece or name for piece, name in pieces)
-    is_named = all(re.fullmatch(r"\$\{(SLURM_\w+|MASTER_ADDR)\}", name) for name in names)
+    is_named = all(
+        re.fullmatch(r"\$\{(SLURM_\w+|MASTER_ADDR|MASTER_PORT)\}", name) for name in names
+    )
     shell = "".join(
         shlex.quote(piece) if piece else f'"{name}"' if name else "" for piece, name in pieces
     )
@@ -580,8 +602,9 @@ def build_environment(options: Sequence[Option], rank: int, *, is_job: bool) -> 
     name = next((one.value for one in options if one.name == "job-name"), "@NAME@")
     values["JOB_NAME"] = name
     values["JOB_PARTITION"] = next((one.value for one in options if one.name == "partition"), None)
-    if any(one.name == "array" for one in options):
-        values["ARRAY_TASK_ID"] = rank
+    array = next((one.value for one in options if one.name == "array"), "")
+    if found := re.match(r"\d+", array):
+        values["ARRAY_TASK_ID"] = found[0]  # of its first task
     env |= {f"SLURM_{key}": str(value) for key, value in values.items() if value is not None}
     env |= {key: pair[rank] for key, pair in JOB_VALUES.items()}
     return env | dict(_TEXTS)
@@ -599,10 +622,12 @@ _HET = re.compile(r"(?:--)?(?:hetjob|packjob)")
 
 
 def read_options(text: str, file: str) -> list[Option]:
-    """The #SBATCH lines before the first command, as sbatch reads them."""
+    """The #SBATCH lines; as for sbatch, those after the first command are text."""
     found: list[Option] = []
     component = 0
     for number, line in enumerate(text.splitlines(), 1):
+        if line.strip() and not line.startswith("#"):
+            break
         if not line.startswith("#SBATCH"):
             continue
         try:
