@@ -99,7 +99,9 @@ class Draft:
                                      file=file, is_added=True)  # fmt: skip
 
     def shorten(self, path: str) -> str:
-        """A path of a conf's key, its home folder as ~."""
+        """A path of a conf's key: relative to the scripts' folder, the home folder as ~."""
+        if path.startswith(f"{self.found.folder}/"):
+            return path.removeprefix(f"{self.found.folder}/")
         home = self.environ.get("HOME")
         if home and (path == home or path.startswith(home + "/")):
             return "~" + path.removeprefix(home)

@@ -48,6 +48,7 @@ _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
 _SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
            "squeue", "sinfo", "scontrol", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
            "uname", "column", "xargs", "jq", "diff", "sync", "less", "more", "ulimit", "stty",
+           "gpustat", "nvtop", "dstat", "iostat", "mpstat", "sar", "vmstat",
            "hostname", "ip", "ifconfig", "lspci", "ibstat", "ibv_devinfo", "dcgmi")  # fmt: skip
 """Commands that only show, or tidy up: their loss is not told."""
 

@@ -1,9 +1,9 @@
 """The jail of a script that is read: a process that runs bash where it can harm nothing.
 
-Run as `python -I -S jail.py` with a JSON object on standard input: `argv`, `env`, `cwd`, `scratch`
-(the one folder that may be written), `readable` (folders that may be read), `seconds`, and
-`without`, layers to leave out. It prints a JSON object: `status` of bash, or why it was ended, and
-`layers`, those that held.
+Run as `python -I -S jail.py`. Each line of standard input is a JSON object: `argv`, `env`, `cwd`,
+`scratch` (the one folder that may be written), `readable` (folders that may be read), `seconds`,
+and `without`, layers to leave out. It is answered by one: `status` of bash, or why it was ended,
+and `layers`, those that held.
 
     files    Landlock (Linux 5.13); without it a root of its own with read-only mounts
     calls    seccomp: no socket, kill, ptrace, mount, keys, io_uring
@@ -255,10 +255,8 @@ def end_children() -> None:
                 continue
 
 
-def main() -> None:
-    given = json.load(sys.stdin)
-    LIBC.prctl(36, 1, 0, 0, 0)  # orphans come to us, so that `set -m` hides none
-    LIBC.prctl(1, int(signal.SIGKILL), 0, 0, 0)
+def run(given: dict[str, Any]) -> dict[str, Any]:
+    """Bash in the jail, to its end; nothing of it is left then."""
     told, tell = os.pipe()
     child = os.fork()
     if not child:
@@ -278,12 +276,20 @@ def main() -> None:
         elif is_full(given["scratch"]):
             status = "full"
         else:
-            time.sleep(0.005)
+            time.sleep(0.002)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     end_children()
     said = os.read(told, 1 << 16)
-    json.dump({"status": status, **(json.loads(said) if said else {})}, sys.stdout)
+    os.close(told)
+    return {"status": status, **(json.loads(said) if said else {})}
+
+
+def main() -> None:
+    LIBC.prctl(36, 1, 0, 0, 0)  # orphans come to us, so that `set -m` hides none
+    LIBC.prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

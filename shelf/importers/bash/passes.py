@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from vjob.jobs.errors import InputError
-from vjob.jobs.process import run_fed
+from vjob.jobs.process import talk
 from vjob.shelf.importers.bash.jail import FILTERS
 
 ROOM = Path(__file__).parent
@@ -87,7 +88,28 @@ class Pass:
     layers: tuple[str, ...] = ()
 
 
+@contextlib.contextmanager
+def open_jail() -> Iterator[Callable[[Mapping[str, object]], Mapping[str, object]]]:
+    """The process of `jail`, which takes one pass after another."""
+    with talk([sys.executable, "-I", "-S", str(ROOM / "jail.py")]) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        asked, answers = child.stdin, child.stdout
+
+        def ask(given: Mapping[str, object]) -> Mapping[str, object]:
+            try:
+                asked.write(json.dumps(given).encode(errors="replace") + b"\n")
+                asked.flush()
+                answer = answers.readline()
+            except OSError as error:
+                raise InputError(f"the jail of bash ended: {error.strerror}") from None
+            return dict(json.loads(answer)) if answer else {"why": "it ended by itself"}
+
+        yield ask
+
+
 def run_pass(
+    ask: Callable[[Mapping[str, object]], Mapping[str, object]],
     text: str,
     *,
     name: str,
@@ -123,15 +145,9 @@ def run_pass(
             "seconds": seconds,
             "without": list(without),
         }
-        answer = run_fed(
-            [sys.executable, "-I", "-S", str(ROOM / "jail.py")],
-            json.dumps(given).encode(errors="replace"),
-            env={"PATH": os.defpath},
-            timeout_s=seconds + 10,
-        )
-        said = json.loads(answer.out) if answer.code == 0 and answer.out else {}
+        said = ask(given)
         if said.get("status") in (None, "no jail"):
-            why = said.get("why") or answer.err.strip()[-200:]
+            why = said.get("why")
             raise InputError(
                 f"{name} is not read: this machine has no jail for it ({why}). A kernel from 5.13 "
                 "on, or user namespaces, are needed; with --trust it runs without a jail: the "

@@ -23,13 +23,13 @@ import contextlib
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vjob.jobs.conf.redact import is_secret
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.bash.passes import Pass, Record, Variable, mend, run_pass
+from vjob.shelf.importers.bash.passes import Pass, Record, Variable, mend, open_jail, run_pass
 from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, find_program, is_launch
 
 MOST_DEPTH = 4
@@ -189,8 +189,9 @@ def read_script(
     """
     text = read_text(path)
     layers = ("jail",) if trust else tuple(without)
-    reader = _Reader(path.absolute().parent, environ, layers)
-    return reader.read(text, path.name, list(args), {}, 0)
+    with open_jail() as ask:
+        reader = _Reader(path.absolute().parent, environ, layers, ask)
+        return reader.read(text, path.name, list(args), {}, 0)
 
 
 def read_text(path: Path) -> str:
@@ -205,6 +206,7 @@ class _Reader:
     folder: Path
     environ: Mapping[str, str]
     without: tuple[str, ...]
+    ask: Callable[[Mapping[str, object]], Mapping[str, object]]
     written: dict[str, str] = field(default_factory=dict)
 
     def read(
@@ -224,7 +226,9 @@ class _Reader:
         is_step = depth > 0
         main, text = self._run(job, text, name, args, given, is_job, is_step)
         other, _ = self._run(job, text, name, args, given, is_job, is_step, rank=1)
-        there, _ = self._run(job, text, name, args, given, is_job, is_step, files=True)
+        there = main
+        if any(kind == "file" for kind, *_ in main.notes):
+            there, _ = self._run(job, text, name, args, given, is_job, is_step, files=True)
         self._note(found, main, there)
         marks, words = self._mark(text, main, args, given)
         marked = main
@@ -262,7 +266,7 @@ class _Reader:
             "__VJ_TIME": str(1_700_000_000 + 86_401 * rank),
         }
         for _ in range(4):
-            done = run_pass(text, name=name, folder=str(self.folder), args=args, env=env,
+            done = run_pass(self.ask, text, name=name, folder=str(self.folder), args=args, env=env,
                             without=self.without)  # fmt: skip
             mended = mend(text, done.error)
             if mended == text:

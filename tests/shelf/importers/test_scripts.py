@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from tests.command import Vjob
 from tests.shelf.importers.shell_conf_tree import SCRIPTS
-from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.references import fill_references
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.launchers import sort_commands
-from vjob.shelf.importers.megatron_options import KEYS
-from vjob.shelf.importers.shell import parse_shell_conf
-from vjob.shelf.importers.translate import is_known, translate_scripts, translate_source
+from vjob.shelf.importers.translate import Source, translate_source
 
 MEGATRON = """\
        --model-parallel-size 1 \\
@@ -249,7 +242,7 @@ def lay_out(folder: Path, name: str) -> Path:
 
 
 def convert(folder: Path, name: str) -> tuple[dict[str, object], list[str], str]:
-    text, notes = translate_source(lay_out(folder, name), ENVIRON)
+    text, notes = translate_source(Source(path=lay_out(folder, name)), ENVIRON)
     return yaml.safe_load(text), notes, text
 
 
@@ -510,7 +503,7 @@ def test_docker_run_is_an_image_and_its_mounts(tmp_path: Path) -> None:
 def convert_line(folder: Path, line: str) -> tuple[dict[str, object], list[str]]:
     (folder / "train.py").touch()
     (folder / "x.sh").write_text(f"#!/bin/bash\n{line}\n")
-    text, notes = translate_source(folder / "x.sh", ENVIRON)
+    text, notes = translate_source(Source(path=folder / "x.sh"), ENVIRON)
     return yaml.safe_load(text), notes
 
 
@@ -621,7 +614,7 @@ def test_what_srun_says_otherwise_than_sbatch_is_told(tmp_path: Path) -> None:
 def test_a_file_that_starts_no_training_is_refused(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=r"is not what --from takes: a shell conf"):
-        translate_source(tmp_path / name, ENVIRON)
+        translate_source(Source(path=tmp_path / name), ENVIRON)
     shown = Vjob(tmp_path)("init", "--from", name, code=2)
     assert shown.stdout == "" and "torchrun" in shown.stderr
 
@@ -635,65 +628,3 @@ def test_a_dry_run_warns_of_files_that_only_the_cluster_may_have(tmp_path: Path)
     ).stderr  # fmt: skip
     refused = vjob("submit", "conf.yaml", code=2)
     assert "/corpus/news_text_document.bin" in refused.stderr
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "A='eval $A'\neval $A\ntorchrun train.py",
-        "eval eval eval $A",
-        ". x.sh",
-        "bash x.sh",
-        "A=x\n" + "A=$A$A\n" * 60 + "torchrun train.py $A",
-        "A=${A:-$A}\nB=${A}${B}\ntorchrun t.py $A $B",
-        "run='deepspeed $run'",
-        "if [ a = a ]; then\n" * 50,
-        "f() {\nf\nf\n}\nf\ntorchrun train.py",
-        'A=$(cat <<EOF\ntrue\nbash -c "\\$A"; bash -c "\\$A"\nEOF\n)\nbash -c "$A"\n',
-        "f() {\n" * 60 + "}\n" * 30,
-        "A=" + "$(dirname " * 40 + "x" + ")" * 40,
-        "A=" + "${A:-" * 400 + "x" + "}" * 400,
-        "cat <<EOF\nNNODES=3\n",
-    ],
-)
-def test_what_refers_to_itself_comes_to_an_end(text: str) -> None:
-    with contextlib.suppress(InputError):
-        translate_scripts({"x.sh": text})
-
-
-WORDS = st.sampled_from(
-    [
-        "deepspeed", "torchrun", "python", "-m", "torch.distributed.launch", "train.py", "srun",
-        "varuna.run_varuna", "enroot", "start", "create", "--rw", "-m", "/a:/b", "nsys", "profile",
-        "docker", "run", "-v", "img", "bash", "-c", "'x y'", '"$A"', "$A", "${A:-2}", "$((A*2))",
-        "if", "[", "]", "=", ";", "then", "else", "fi", "&&", "|", "\\\n", "\n", "$(date)", "<x>",
-        "--nnodes", "--include", "a:1,2@b:3", "--hostfile", "A=1", "export", "cd", "eval", "'", '"',
-        "--container-image=a.sqsh", "--container-mounts=/a", "for", "done", "<<E", ">", "~/x", "`",
-        "#SBATCH --nodes=2\n", "#SBATCH hetjob\n", "\nf() {\n", "\n}\n", "f", "bash -c \"$A\"",
-        "A=$(cat <<E\n", "\nE\n)\n", "for (( i = 0; i < 3; i++ )); do\n", "${",
-        "$(", "((", "{", "}", "0", "-1", "é",
-    ]
-)  # fmt: skip
-OPTIONS = st.sampled_from(sorted(KEYS)) | st.sampled_from(["--load", "--warmup", "--adam-beta1"])
-TEXTS = st.lists(WORDS | OPTIONS | st.text(max_size=6), max_size=40).map(" ".join)
-
-
-@settings(max_examples=300, deadline=None)
-@given(TEXTS)
-@example("deepspeed 0")
-@example("deepspeed ' \x1f '")
-@example("deepspeed '' --deepspeed_config '\x1f'")
-@example("cd '\x1f'\npython a.py --save '\x1f' --num-layers 2 --hidden-size 4 --data-path '\x1f'")
-@example("torchrun train.py --num-layers 2 --hidden-size 0 --lr 1e999")
-def test_any_text_is_a_conf_that_fits_together(text: str) -> None:
-    rendered, notes = translate_scripts({"x.sh": f"{text}\ntorchrun t.py"}, environ=ENVIRON)
-    conf, lines = parse_conf_lines(rendered, "conf.yaml", Path("/old"), environ={})
-    assert check_conf(conf, lines, require_paths=False) == [], rendered
-    assert not any("to correct" in note for note in notes), rendered
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.text(max_size=80))
-def test_any_text_is_read_or_refused(text: str) -> None:
-    found = parse_shell_conf(text)
-    is_known(found, sort_commands(found.commands))
