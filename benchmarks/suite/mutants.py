@@ -137,9 +137,6 @@ EQUIVALENT: dict[str, str] = {
     "schedule.num_microbatches`": (
         "a schedule that no room helps is refused at the first doubling, in the same words"
     ),
-    "shelf/importers/shell.py, _Reader._take_array: `return False` -> `return None`": (
-        "its one caller asks whether it is true"
-    ),
     "varuna_core/records/logs/tail.py, Follower._is_in_place: `return False` -> `return None`": (
         "its one caller asks whether it is true"
     ),

@@ -41,7 +41,19 @@ from vjob.shelf.importers.script import ShellConf, collect, index_env
 
 GROUP = "vjob.importers"
 ACCEPTED = "a script for bash that starts a training, or a folder of such scripts"
-OTHER_SUFFIXES = (".py", ".ipynb", ".json", ".yaml", ".yml", ".toml", ".c", ".cpp", ".cu")
+OTHER_SUFFIXES = (
+    ".txt",
+    ".md",
+    ".py",
+    ".ipynb",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".c",
+    ".cpp",
+    ".cu",
+)
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH")
 MOST_SHOWN = 8
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")

@@ -27,10 +27,12 @@ START = (
 )
 _DECLARED = re.compile(
     r'^declare -(?P<flags>[\w-]+) (?P<name>[A-Za-z_]\w*)=(?:"(?P<value>(?:[^"\\]|\\.)*)"'
-    r"|(?P<list>\(.*\))|\$'(?P<special>(?:[^'\\]|\\.)*)')$",
+    r'|(?P<list>\((?:\[[^\]]*\]="(?:[^"\\]|\\.)*" ?)*\))'
+    r"|\$'(?P<special>(?:[^'\\]|\\.)*)')$",
     re.MULTILINE | re.DOTALL,
 )
 _ELEMENT = re.compile(r'\[[^\]]*\]="((?:[^"\\]|\\.)*)"', re.DOTALL)
+OWN = ("OLDPWD", "PWD", "RANDOM", "PATH")
 _REDIRECTION = re.compile(
     r"(?P<sign>&>>?|\d?>>?\|?)[ \t]*(?!&|\(|/dev/|\"?\$\(__vj_file)"
     r"(?P<path>\"[^\"]*\"|'[^']*'|(?:\$\([^()]*\)|[^\s;|&()<>\"'])+)"
@@ -176,7 +178,11 @@ def _collect(scratch: Path, said: Mapping[str, object], name: str, folder: str) 
     parts = _read(scratch / "variables").split("\0")
     lines = dict(entry.split("\n", 1) for entry in parts[1:] if entry.count("\n") >= 2)
     for found in _DECLARED.finditer(parts[0]):
-        if found["name"] in lines:
+        if (
+            found["name"] in lines
+            and not found["name"].startswith("__vj")
+            and found["name"] not in OWN
+        ):
             file, _, line = lines[found["name"]].rpartition("\n")
             variables[found["name"]] = Variable(
                 value=_unquote(found).replace(f"{scratch}/bin", "$PATH"),
@@ -228,8 +234,10 @@ def _parse_record(
     env = {
         found["name"]: _unquote(found).replace(f"{scratch}/bin", "$PATH")
         for found in _DECLARED.finditer(exported)
-        if not found["name"].startswith("__VJ")
     }
+    if "__VJ_PATH" in env:
+        env["PATH"] = env["__VJ_PATH"]
+    env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
     fields = {"words": tuple(words), "cwd": cwd, "is_asked": depth != "0", "stdin": stdin}
     return {**fields, "env": env}, frames
 

@@ -41,14 +41,15 @@ command() {
 }
 which() { builtin printf '%s\n' "$1"; }
 cd() {
-    local __vj_to=${1:-$HOME} __vj_was=$PWD
+    local __vj_to=${1:-$HOME} __vj_was=$PWD __vj_head
     if [[ $__vj_to == -- || $__vj_to == -[LP] ]]; then __vj_to=$2; fi
     if [[ $__vj_to == - ]]; then __vj_to=$OLDPWD; fi
     if [[ $__vj_to != /* ]]; then __vj_to=$PWD/$__vj_to; fi
     builtin cd "$__vj_to" 2>/dev/null || {  # a folder that is not here: the name alone
         while [[ $__vj_to == */./* ]]; do __vj_to=${__vj_to/\/.\///}; done
-        while [[ $__vj_to =~ ^(.*)/[^/]+/\.\.(/.*)?$ && $__vj_to != */../.. ]]; do
-            __vj_to=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
+        while [[ $__vj_to/ == *?/../* ]]; do
+            __vj_head=${__vj_to%%/..*}
+            __vj_to=${__vj_head%/*}${__vj_to#"$__vj_head"/..}
         done
         __vj_to=${__vj_to%/.} PWD=${__vj_to%/}
         __vj_tell cd "$PWD"
@@ -141,11 +142,15 @@ srun() {  # a question about a node is answered, all else is a launch
     esac
 }
 __vj_debug() {  # before each command: where variables are set; a path gets a function of its name
-    local __vj_line=$BASH_COMMAND __vj_word
-    if [[ $PATH != "$__VJ/bin" ]]; then __VJ_PATH=$PATH PATH=$__VJ/bin; fi
+    local __vj_line=$BASH_COMMAND __vj_word __vj_more __vj_length  # no =~ here: BASH_REMATCH is the script's
+    if [[ $PATH != "$__VJ/bin" ]]; then export __VJ_PATH=$PATH PATH=$__VJ/bin; fi
     case $__vj_line in '[[ '*-[defrswx]' '*) __vj_tell condition "$__vj_line" ;; esac
-    if [[ $__vj_line =~ ^((export|declare|local|readonly|typeset)[[:space:]]+(-[a-z]+[[:space:]]+)*)?([A-Za-z_][A-Za-z0-9_]*)\+?= ]]; then
-        __vj_set[${BASH_REMATCH[4]}]="${BASH_SOURCE[1]-}"$'\n'"${BASH_LINENO[0]}"
+    if [[ $__vj_line == *=* ]]; then
+        __vj_word=${__vj_line%%=*} __vj_word=${__vj_word%+}
+        case $__vj_word in export\ * | declare\ * | local\ * | readonly\ * | typeset\ *) __vj_word=${__vj_word##* } ;; esac
+        if [[ $__vj_word == [A-Za-z_]* && $__vj_word != *[!A-Za-z0-9_]* ]]; then
+            __vj_set[$__vj_word]="${BASH_SOURCE[1]-}"$'\n'"${BASH_LINENO[0]}"
+        fi
     fi
     while [[ ${__vj_line%%[[:space:]]*} == [A-Za-z_]*=* ]]; do
         if [[ $__vj_line != *[[:space:]]* ]]; then return 0; fi
@@ -153,10 +158,18 @@ __vj_debug() {  # before each command: where variables are set; a path gets a fu
     done
     __vj_word=${__vj_line%%[[:space:]]*}
     if [[ $__vj_word != *[/\$~]* || $__vj_word == *[!A-Za-z0-9_./:@+{}~\$\"\'-]* ]]; then return 0; fi
-    case $__vj_word in  # a syntax error in eval would end bash
-    *[\"\']*) [[ $__vj_word =~ ^\"[^\"]*\"$ || $__vj_word =~ ^\'[^\']*\'$ || $__vj_word =~ ^\"[^\"]*\"[^\"\']*$ ]] || return 0 ;;
+    __vj_more=${__vj_word//[!\"\']/}  # a syntax error in eval would end bash
+    case $__vj_more in
+    '') ;;
+    '""') [[ $__vj_word == \"* ]] || return 0 ;;
+    "''") [[ $__vj_word == \'*\' ]] || return 0 ;;
+    *) return 0 ;;
     esac
-    case $__vj_word in *[{}]*) [[ $__vj_word =~ ^[^{}]*(\$\{[A-Za-z0-9_:/.@+-]*\}[^{}]*)+$ ]] || return 0 ;; esac
+    if [[ $__vj_word == *[{}]* ]]; then
+        if [[ $__vj_word == *[!\$]\{* || $__vj_word == \{* ]]; then return 0; fi
+        __vj_more=${__vj_word//\}/} __vj_length=${#__vj_more} __vj_more=${__vj_word//[!\{]/}
+        if [[ ${#__vj_more} != $((${#__vj_word} - __vj_length)) ]]; then return 0; fi
+    fi
     builtin eval "__vj_word=( $__vj_word )" 2>/dev/null || return 0
     if [[ $__vj_word != */* || $__vj_word == *[!A-Za-z0-9_./@+:-]* ]]; then return 0; fi
     builtin eval "function $__vj_word { __vj_call '$__vj_word' \"\$@\"; }" 2>/dev/null

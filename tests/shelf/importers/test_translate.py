@@ -1,148 +1,150 @@
-"""Old shell confs become conf.yaml; what has no counterpart is told."""
+"""What a script says becomes the same thing in a conf, or it is refused with the reason."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+import yaml
 
-from tests import ROOT
-from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines
-from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.conf.slurm_words import WORDS, to_gigabytes, to_minutes, to_node_list
+from vjob.jobs.conf.slurm_words import to_gigabytes, to_minutes, to_node_list
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.shell import parse_shell_conf
-from vjob.shelf.importers.translate import translate_shell_conf
+from vjob.shelf.importers.translate import Source, translate_source
 
-LAUNCH = "torchrun train.py"
-LEGACY = ROOT / "tests/jobs/legacy"
+ENVIRON = {"HOME": "/home/kim", "USER": "kim"}
 
 
-def translate(text: str) -> tuple[JobConf, list[str]]:
-    rendered, notes = translate_shell_conf(f"{text}\n{LAUNCH}\n")
-    return parse_conf(rendered, "conf.yaml", Path("/old"), environ={}), notes
+def translate(folder: Path, text: str, *args: str, **how: Any) -> tuple[dict[str, Any], str]:
+    """The conf, and its notes."""
+    (folder / "x.sh").write_text(text)
+    source = Source(path=folder / "x.sh", args=args, **how)
+    made, notes = translate_source(source, ENVIRON)
+    return yaml.safe_load(made), "\n".join(notes)
 
 
-def parse_values(text: str) -> dict[str, str | None]:
-    return {name: found.value for name, found in parse_shell_conf(text).variables.items()}
-
-
-def test_a_shell_conf_with_its_launch_is_a_conf_that_can_be_read() -> None:
-    conf, _ = translate((LEGACY / "mixed.sh").read_text(encoding="utf-8"))
-    first, second = conf.cluster.nodes
-    assert (first.count, first.queue, first.gpus) == (1, "gpu1", "a100:4")
-    assert (second.count, second.queue, second.gpus) == (7, "gpu2", "a10:4")
-    parallel, train = conf.parallel, conf.train
-    assert (parallel.pipeline, parallel.data, str(parallel.partition)) == (4, 8, "2-4-4-2")
-    assert (train.global_batch_size, conf.cluster.walltime_min) == (64, 2160)
-    assert conf.model is None and conf.data is None, "no script names one"
-
-
-@pytest.mark.parametrize("text", ["NNODES=3\nMODEL=small\n", "#SBATCH --nodes=2\necho\n", ""])
-def test_scripts_that_start_nothing_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"starts no program; give --from the script that does"):
-        translate_shell_conf(text)
+def refuse(folder: Path, text: str) -> str:
+    with pytest.raises(InputError) as error:
+        translate(folder, text)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "note"),
-    [("RELOAD_CONTAINER=true", True), ("RELOAD_CONTAINER=false", False), ("", False)],
-)
-def test_a_container_that_was_reloaded_is_told_to_be_unpacked_anew(line: str, note: bool) -> None:
-    conf, notes = translate(f"CONTAINER_IMAGE=/a.sqsh\n{line}\n")
-    assert any("RELOAD_CONTAINER=true is container.reuse: false" in text for text in notes) is note
-    assert conf.container.reuse is {"t": False, "f": True}.get(line.partition("=")[2][:1], "auto")
-
-
-def test_the_line_of_the_old_scripts_submit_is_kept_with_the_homogeneous_conf() -> None:
-    text = (LEGACY / "00_conf.sh").read_text(encoding="utf-8")
-    job = "#SBATCH --nodes=8\n#SBATCH --partition=gpu2\n#SBATCH --gres=gpu:a10:4\n"
-    conf, _ = translate(job + 'GRES="gpu:a10:4"\n' + text)
-    [group] = conf.cluster.nodes
-    assert (group.count, group.queue, group.gpus, group.num_ranks) == (8, "gpu2", "a10:4", 4)
-    assert conf.cluster.port == 6787
-
-
-@pytest.mark.parametrize(
-    ("line", "value"),
+    ("line", "program"),
     [
-        ("A=1", "1"),
-        ("A='x y' # comment", "x y"),
-        ('A="x # y"', "x # y"),
-        ("A=x#y", "x#y"),
-        ("export A=1", "1"),
-        ("  A=1;", "1"),
-        ("B=2; A=$B", "2"),
-        ("B=2 A=x${B}y", "x2y"),
-        ("B=3\nA=$((B*(2+B) - 1))", "14"),
-        ("B=7\nA=$(( $B / 2 ))", "3"),
-        ('B=q\nA="$B-${B}"', "q-q"),
-        ("A='$B'", "$B"),
-        ("A=", ""),
-        ("A=1\nA=2", "2"),
-        ("A=a\\ b", "a b"),
-        ("A=$B", None),
-        ("A=$((B * 2))", None),
-        ("A=$((1 / 0))", None),
-        ("A=$((2 ** 9))", None),
-        ('A="$(date)"', None),
-        ('A="${B:-3}"', "3"),
-        ("B=\nA=${B:-x y}", "x y"),
-        ("B=2\nA=${B:-3}", "2"),
-        ("B=2\nA=${B-$C}", "2"),
-        ("A=${B:-$C}", None),
-        ("B=2\nA=${B:+x}", "x"),
-        ("B=\nA=y${B:+x}", "y"),
-        ("A=y${B:+x}", "y"),
-        ("B=\nA=y${B+x}", "yx"),
-        ("B=\nA=y${B-x}", "y"),
-        ("B=2\nC=3\nA=${B:+x $C}", "x 3"),
-        ("B=2\nA=${B:+$C}", None),
-        ("A=$(dirname /x/y.sh)", "/x"),
-        ("A=1\nA+=2", "12"),
-        ("A=1\nA=$A$A", "11"),
-        ("A=$A", None),
-        ("B=3\nA=(\n  --x 1  # one\n  --y $B\n)", "--x 1 --y 3"),
-        ('B=(1 2)\nA="${B[@]}"', "1 2"),
+        ("python -m pkg.train --lr 1", {"module": "pkg.train", "args": ["--lr", "1"]}),
+        ("torchrun -m pkg.train a", {"module": "pkg.train", "args": ["a"]}),
+        ("torchrun --no-python ./run a", "torchrun --no-python ./run a"),
+        ("accelerate launch --num_processes 4 t.py", "accelerate launch --num_processes 4 t.py"),
+        ("uv run --with x python t.py", "uv run --with x python t.py"),
+        ("poetry run python t.py", "poetry run python t.py"),
+        ("conda run -n env python t.py", "conda run -n env python t.py"),
+        ("pixi run train", "pixi run train"),
+        ("axolotl train a.yaml", "axolotl train a.yaml"),
+        ("apptainer exec --nv a.sif python t.py", "apptainer exec --nv a.sif python t.py"),
+        ("mpirun -np 4 python t.py", "mpirun -np 4 python t.py"),
+        ("numactl -N 0 python t.py", "numactl -N 0 python t.py"),
+        ("fairseq-train data --lr 1", "fairseq-train data --lr 1"),
+        ("srun python t.py 'a  b' &", {"script": "t.py", "args": ["a  b"]}),
+        ("srun ./run.bin 3 | tee log", "./run.bin 3"),
+        ("python t.py --max-tokens 4096", {"script": "t.py", "args": ["--max-tokens", "4096"]}),
+        ("python t.py --api-key=abc", {"script": "t.py", "args": []}),
     ],
 )
-def test_an_assignment_is_worked_out_without_a_shell(line: str, value: str | None) -> None:
-    assert parse_values(line)["A"] == value
+def test_a_program_is_the_scripts_own_word_for_word(
+    line: str, program: dict[str, Any] | str, tmp_path: Path
+) -> None:
+    conf, _ = translate(tmp_path, line)
+    if isinstance(program, str):
+        program = {"command": program.split()}
+    assert conf["program"] == program
 
 
-def test_a_variable_may_be_exported_later_and_one_of_the_shell_only_by_its_name() -> None:
-    found = parse_shell_conf("A=1\nB=2\nexport A HOME\n").variables
-    assert [(name, one.exported) for name, one in found.items()] == [("A", True), ("B", False)]
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["A=$(date)", "A=`date`", "if true; then", "A=1 cmd", "echo x", "A = 1", "A=(1 2", "A=1 &"],
-)
-def test_a_line_that_is_more_than_assignments_is_handed_back(line: str) -> None:
-    found = parse_shell_conf(f"\n{line}\n")
-    handed = [*found.not_understood, *((entry.line, entry.raw) for entry in found.commands)]
-    assert found.variables == {} and handed == [(2, line)]
-    assert f"line 2: not understood, left out: {line}" in translate(f"\n{line}")[1]
+def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
+    text = "#SBATCH -N 2\nsrun python t.py --out r-$SLURM_JOB_ID 'a b' --at $(hostname):29500\n"
+    conf, notes = translate(tmp_path, text)
+    line = """exec python t.py --out r-"$${SLURM_JOB_ID}" 'a b' --at "$${MASTER_ADDR}":29500"""
+    assert conf["program"] == {"command": ["bash", "-c", line]}
+    assert "a shell in the job fills in ${MASTER_ADDR}, ${SLURM_JOB_ID}" in notes
 
 
 @pytest.mark.parametrize(
-    ("line", "option"),
+    ("text", "reason"),
     [
-        ("#SBATCH --nodes=8", ("nodes", "8")),
-        ("#SBATCH --nodes 8", ("nodes", "8")),
-        ("#SBATCH -N 8  # all", ("nodes", "8")),
-        ("#SBATCH -N8", ("nodes", "8")),
-        ("#SBATCH --exclusive", ("exclusive", "")),
-        ('#SBATCH --comment="a b"', ("comment", "a b")),
+        ("python t.py --lr $1", r"x.sh:1: .*\$1; give the script's arguments"),
+        ("python t.py --lr $LR", r"\$\{LR\}; set LR in your shell"),
+        ("python t.py --x $(ls | head -1)", r"\$\(ls\); write in the script"),
+        ("#SBATCH -p q\npython t.py --n $SLURM_NNODES", "name the counts in #SBATCH lines"),
+        ("python t.py --data '<your data>'", "<your data> is to be replaced first"),
+        ("#SBATCH --nodes=my_count\npython t.py", "x.sh:1: --nodes=my_count is to be replaced"),
+        ("if true; then\npython t.py", "bash says line 3: syntax error: unexpected end of file"),
+        ("python t.py --n <how_many>", "bash says line 1: syntax error"),
+        ("echo hello\nmodule load x", "starts no program"),
+        ("NNODES=2\nMODEL=xl\n", "starts no program"),
+        ("[ -f /none/x ] && echo", r"it asks for /none/x \(x.sh:1\)"),
+        (": ${LR:?is needed}\npython t.py $LR", "set LR in your shell"),
+        ("while :; do :; done", "it does not end"),
+        ("python a.py\npython b.py", r"2 unlike programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
+        ("for i in 1 2; do torchrun t.py $i; done", "2 unlike programs"),
     ],
 )
-def test_an_sbatch_line_is_read(line: str, option: tuple[str, str]) -> None:
-    [block] = parse_shell_conf(line).blocks
-    assert {name: value for name, (value, _) in block.options.items()} == dict([option])
+def test_a_script_is_refused_with_the_reason(text: str, reason: str, tmp_path: Path) -> None:
+    assert re.search(reason, said := refuse(tmp_path, text), re.DOTALL), said
+
+
+def test_what_was_asked_for_may_be_given(tmp_path: Path) -> None:
+    conf, _ = translate(tmp_path, "python t.py --lr $1 ${@:2}\n", "0.1", "a", "b")
+    assert conf["program"]["args"] == ["--lr", "0.1", "a", "b"]
+    conf, _ = translate(tmp_path, "python a.py\npython b.py\n", line=2)
+    assert conf["program"]["script"] == "b.py"
+
+
+def test_preparations_beside_a_step_are_told(tmp_path: Path) -> None:
+    conf, notes = translate(tmp_path, "pip install x\npython prepare.py\nsrun torchrun t.py\n")
+    assert conf["program"]["script"] == "t.py"
+    assert "x.sh:1: not done: pip install x" in notes
+    assert "x.sh:2: left out, as a conf starts one program: python prepare.py" in notes
+
+
+@pytest.mark.parametrize(
+    ("options", "group"),
+    [
+        ("-N 2 --ntasks-per-node=4 -c 16", {"count": 2, "cpus": 64, "ranks": 4}),
+        ("-N 2 -n 8 -c 2", {"count": 2, "cpus": 8, "ranks": 4}),
+        ("-N 2 --ntasks-per-node=1 --gpus=16", {"count": 2, "gpus": 8, "ranks": 1}),
+        ("-N 1 -n 4 --gpus-per-task=1", {"count": 1, "gpus": 4, "ranks": 4}),
+        ("-N 1 -n 4 -c 2 --mem-per-cpu=4G", {"count": 1, "cpus": 8, "memory_gb": 32, "ranks": 4}),
+        ("-N 1 --gres=gpu:a100:4 --mem-per-gpu=10G", {"count": 1, "gpus": "a100:4",
+                                                      "memory_gb": 40, "ranks": 1}),
+    ],
+)  # fmt: skip
+def test_amounts_are_those_of_a_node(options: str, group: dict[str, Any], tmp_path: Path) -> None:
+    conf, _ = translate(tmp_path, f"#SBATCH {options}\nsrun python t.py\n")
+    assert conf["cluster"]["nodes"] == [{"group": "master", **group}]
+
+
+def test_options_of_sbatch_are_keys_or_are_told(tmp_path: Path) -> None:
+    head = "#SBATCH -N 1 --signal=USR1@90 -D /w --mail-type=END -d singleton --array=3-5 -t 1:30:00"
+    conf, notes = translate(tmp_path, f"{head}\nsrun python t.py $SLURM_ARRAY_TASK_ID\n")
+    assert conf["workdir"] == "/w" and conf["program"]["args"] == ["3"]
+    assert conf["cluster"]["sbatch"] == {"mail-type": "END", "dependency": "singleton"}
+    assert (conf["cluster"]["signal_before_end_s"], conf["cluster"]["walltime_min"]) == (90, 90)
+    assert "x.sh:1: --array=3-5 is left out" in notes
+
+
+def test_no_option_no_key(tmp_path: Path) -> None:
+    conf, notes = translate(tmp_path, "echo start\npython t.py\nls\n")
+    assert conf == {"name": "t", "program": {"script": "t.py", "args": []}}
+    assert "echo" not in notes and "not done" not in notes
+
+
+def test_exported_variables_are_the_ranks(tmp_path: Path) -> None:
+    text = "A=1\nexport B=2 PATH=/x:$PATH RUN=r-$SLURM_JOB_ID HF_TOKEN=hunter2\nC=3 python t.py\n"
+    conf, notes = translate(tmp_path, f"#SBATCH -N 1\n{text}")
+    assert conf["env"] == {"B": "2", "C": "3"} and conf["pass_env"] == ["HF_TOKEN"]
+    assert conf["setup"] == ['export PATH="/x:$PATH"', 'export RUN=r-"${SLURM_JOB_ID}"']
+    assert "hunter2" not in notes + str(conf)
 
 
 @pytest.mark.parametrize(
@@ -164,59 +166,3 @@ def test_memory_of_slurm_is_gigabytes_rounded_up(text: str, gigabytes: int | Non
 def test_a_list_of_nodes_is_parted_outside_brackets() -> None:
     assert to_node_list("n[060,062-064],n070") == ["n[060,062-064]", "n070"]
     assert to_node_list("a b") is None
-
-
-def test_numbers_that_never_fitted_are_told() -> None:
-    _, notes = translate("NNODES=3\nNPROC_PER_NODE=4\nPIPELINE_MP_SIZE=8\nWORLD_SIZE=16\n")
-    assert "WORLD_SIZE is 16, but the nodes have 12 ranks" in notes
-    assert any(
-        note.startswith("parallel.pipeline = 8 is left out: 12 ranks") and "leave 4 over" in note
-        for note in notes
-    )
-
-
-def test_a_value_that_cannot_be_used_is_told() -> None:
-    conf, notes = translate("MODEL=T5\nDP_SIZE=four\nPARTITION=a\nNSYS=maybe\nFOO=1\n")
-    assert conf.model is None and conf.parallel.data == "auto"
-    for name in ("MODEL=T5", "DP_SIZE=four", "PARTITION=a", "NSYS=maybe", "FOO=1"):
-        assert any(name in note for note in notes), name
-
-
-def test_a_secret_is_neither_kept_nor_told() -> None:
-    rendered, notes = translate_shell_conf(
-        f"export HF_TOKEN=hunter2\nAPI_KEY=hunter2\nlogin --token hunter2\n{LAUNCH}"
-    )
-    assert "hunter2" not in rendered + "".join(notes)
-    assert "pass_env: [HF_TOKEN]" in rendered
-
-
-NAMES = [*parse_shell_conf((LEGACY / "mixed.sh").read_text("utf-8")).variables, "FOO", "RANK"]
-OPTIONS = [*WORDS, "constraint", "exclusive"]
-VALUES = (
-    st.sampled_from(["true", "false", "1", "8", "0", "xl", "gpu:a10:4", "gpu:2", "6787", "1-2", ""])
-    | st.text(max_size=8)
-    | st.sampled_from(["$((NNODES * 2))", "$FOO", "'a b'", "1:00:00", "10G", "n[1-3],n5"])
-)
-LINES = (
-    st.builds(lambda name, value: f"{name}={value}", st.sampled_from(NAMES), VALUES)
-    | st.builds(lambda name, value: f"export {name}={value}", st.sampled_from(NAMES), VALUES)
-    | st.builds(lambda name, value: f"#SBATCH --{name}={value}", st.sampled_from(OPTIONS), VALUES)
-    | st.text(max_size=20)
-)
-
-
-def test_a_variable_in_quotes_is_no_reference_to_a_key() -> None:
-    text, _ = translate_shell_conf(f"export WHERE='${{HOME}}/x $Y'\n{LAUNCH}")
-    assert "WHERE: '$${HOME}/x $Y'" in text
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(LINES, max_size=12).map("\n".join))
-@example("A=$((" + "(" * 150 + "1")
-@example("HOMOGENEOUS_CLUSTER=false\nNNODES=1")
-@example("export A='\0'")
-def test_any_text_becomes_a_conf_and_every_line_is_used_or_told(text: str) -> None:
-    rendered, notes = translate_shell_conf(f"{LAUNCH}\n{text}")
-    conf, lines = parse_conf_lines(rendered, "conf.yaml", Path("/old"), environ={})
-    assert check_conf(conf, lines, require_paths=False) == []
-    assert not any("to correct" in note for note in notes)

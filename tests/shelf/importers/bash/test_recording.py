@@ -40,6 +40,9 @@ def list_launches(found: Recording) -> list[str]:
         (". conf.sh\npython t.py $LR", ["x.sh:2 python t.py 0.1"]),
         ("module load cuda\npip install x\necho python t.py", []),
         ("exec python t.py\npython never.py", ["x.sh:1 python t.py"]),
+        ("[[ ab =~ a(.) ]]\nX=1\npython t.py ${BASH_REMATCH[1]}", ["x.sh:3 python t.py b"]),
+        ("P=/opt/x\n\"${P}/run\" 1", ["x.sh:2 /opt/x/run 1"]),
+        ("cd a/../b\npython t.py $PWD/x", ["x.sh:2 python t.py {folder}/b/x"]),
         ("eval 'python t.py'", ["x.sh:1 python t.py"]),
         ("python t.py | tee log", ["x.sh:1 python t.py"]),
     ],
@@ -49,7 +52,7 @@ def test_launches_are_found_with_file_and_line(
 ) -> None:
     found = read(tmp_path, text, other_sh="A=1\npython o.py $A$1".replace("$A", ""),
                  conf_sh="LR=0.1\n")  # fmt: skip
-    assert list_launches(found) == launches
+    assert list_launches(found) == [one.format(folder=tmp_path) for one in launches]
 
 
 @pytest.mark.parametrize(
