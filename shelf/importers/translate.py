@@ -38,6 +38,7 @@ from vjob.shelf.importers.launchers import Launch, Lines, sort_commands
 from vjob.shelf.importers.nodes import AMOUNTS, COUNTED, NO_KEY, build_nodes
 from vjob.shelf.importers.program import build_program
 from vjob.shelf.importers.script import ShellConf, collect, index_env
+from vjob.shelf.importers.tree import find_entries
 
 GROUP = "vjob.importers"
 ACCEPTED = "a script for bash that starts a training, or a folder of such scripts"
@@ -109,12 +110,6 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     return render_page(draft, title, notes), notes
 
 
-def read_launch(path: Path, environ: Mapping[str, str]) -> Launch:
-    """What the scripts start; InputError where they start nothing."""
-    found, _ = read_source(Source(path=path), environ)
-    return choose_launch(found, sort_commands(found.commands), path.name)[0]
-
-
 def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, dict[str, str]]:
     """What bash found, and the texts beside the scripts. Of a folder those scripts are read that no
     other one names: they start the others."""
@@ -122,10 +117,7 @@ def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, 
     folder = (path if path.is_dir() else path.parent).absolute()
     files = _read_folder(folder)
     if path.is_dir():
-        texts = {name: text for name, text in files.items() if name.endswith(SUFFIXES)}
-        if not texts:
-            raise InputError(f"{path} has no shell scripts; --from takes {ACCEPTED}")
-        paths = [folder / name for name in _find_first(texts)]
+        paths = find_entries(path)
     elif path.suffix in OTHER_SUFFIXES or "\0" in path.read_text(errors="replace")[:4096]:
         raise InputError(f"{path} is not what --from takes: {ACCEPTED}")
     else:
@@ -134,9 +126,7 @@ def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, 
         read_script(one, args=source.args, environ=environ, trust=source.trust) for one in paths
     ]
     starting = [one for one in found if any(one.walk())]
-    if (
-        path.is_dir() and len(starting) > 1
-    ):  # those that read results need arguments that nobody has
+    if path.is_dir() and len(starting) > 1:  # those that read results need arguments
         starting = [one for one in starting if not one.unset] or starting
     return collect(starting or found, str(folder)), files
 
@@ -150,13 +140,6 @@ def _read_folder(folder: Path) -> dict[str, str]:
         if is_taken and path.stat().st_size <= MAX_FILE:
             found[path.name] = read_text(path)
     return found
-
-
-def _find_first(texts: Mapping[str, str]) -> list[str]:
-    named = {
-        name for name in texts for other, text in texts.items() if other != name and name in text
-    }
-    return [name for name in texts if name not in named] or list(texts)
 
 
 def choose_launch(
