@@ -4,6 +4,6 @@
 lets bash itself find what the scripts start, `script` brings that into one form, `launchers` parts
 each line in wrappers, launcher and program. `draft.Draft` collects the keys: `program`, `nodes`,
 `container` and `copies` build their sections, by the tables in `values` and `megatron_options`;
-`fit` leaves out what the checks refuse. `compare` holds a plan's words against the script's. Imports the
-conf and its checks.
+`fit` leaves out what the checks refuse. `compare` holds a plan's words against the script's.
+Imports the conf and its checks.
 """

@@ -42,19 +42,6 @@ from vjob.shelf.importers.tree import find_entries
 
 GROUP = "vjob.importers"
 ACCEPTED = "a script for bash that starts a training, or a folder of such scripts"
-OTHER_SUFFIXES = (
-    ".txt",
-    ".md",
-    ".py",
-    ".ipynb",
-    ".json",
-    ".yaml",
-    ".yml",
-    ".toml",
-    ".c",
-    ".cpp",
-    ".cu",
-)
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH")
 MOST_SHOWN = 8
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
@@ -118,7 +105,7 @@ def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, 
     files = _read_folder(folder)
     if path.is_dir():
         paths = find_entries(path)
-    elif path.suffix in OTHER_SUFFIXES or "\0" in path.read_text(errors="replace")[:4096]:
+    elif not is_script(path):
         raise InputError(f"{path} is not what --from takes: {ACCEPTED}")
     else:
         paths = [path]
@@ -129,6 +116,15 @@ def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, 
     if path.is_dir() and len(starting) > 1:  # those that read results need arguments
         starting = [one for one in starting if not one.unset] or starting
     return collect(starting or found, str(folder)), files
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file is for a shell, by its name or its first lines."""
+    with path.open(errors="replace") as file:
+        head = file.read(4096)
+    if path.name.endswith(SUFFIXES):
+        return "\0" not in head
+    return bool(re.match(r"#!.*sh\b", head) or re.search(r"(?m)^#SBATCH", head))
 
 
 def _read_folder(folder: Path) -> dict[str, str]:
@@ -360,13 +356,9 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         if name in list_own_env() or name.startswith(("VJOB_", "BASH_FUNC_")) or name in NO_KEY:
             continue
         if name in SEARCH_PATHS:
-            quoted = (assignment.shell or assignment.raw).replace('"', "")
-            if (
-                f"${{{name}}}" in assignment.raw
-                or f"${name}" in assignment.raw
-                or value is not None
-            ):
-                line = f'export {name}="{quoted}"'
+            if value is not None or assignment.shell:
+                text = f'"{value}"' if value is not None else assignment.shell
+                line = f"export {name}={text}"
                 draft.values.setdefault("setup", []).append(line)
                 draft.record(f"{where}: {line}", "setup")
                 continue
