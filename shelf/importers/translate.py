@@ -355,13 +355,12 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         value, where = assignment.value, place(assignment)
         if name in list_own_env() or name.startswith(("VJOB_", "BASH_FUNC_")) or name in NO_KEY:
             continue
-        if name in SEARCH_PATHS:
-            if value is not None or assignment.shell:
-                text = f'"{value}"' if value is not None else assignment.shell
-                line = f"export {name}={text}"
-                draft.values.setdefault("setup", []).append(line)
-                draft.record(f"{where}: {line}", "setup")
-                continue
+        if name in SEARCH_PATHS and (value is not None or assignment.shell):
+            text = f'"{value}"' if value is not None else assignment.shell
+            line = f"export {name}={text}"
+            draft.values.setdefault("setup", []).append(line)
+            draft.record(f"{where}: {line}", "setup")
+            continue
         if is_secret(name):
             pass_env.append(name)
             draft.note(f"{where}: {name} looks secret: set it in your shell; pass_env hands it on")
