@@ -38,6 +38,7 @@ CLASSES: dict[str, str] = {
     "other": "spans that the script named itself",
     "start": "checks, imports, communicators, loading",
     "queue": "between the submit, or a requeue, and the start",
+    "hung": "no rank made a step, until vjob or somebody ended it",
     "lost": "lost to faults, changes of nodes, and steps done again",
     "end": "after the last step",
     "unknown": "nothing measured it",
@@ -265,11 +266,13 @@ def account(
     waits: pd.DataFrame,
     readings: Mapping[str, Readings],
     log_lines: pd.DataFrame,
+    hung: Mapping[str, float] | None = None,
 ) -> Accounting:
     """`steps`: of the traces, begin_s since 1970. `after`: attempt, rank and seconds by class of
     what came after the last step. `waits`: WAITS. `readings`: by attempt, for those without
     traces. `log_lines`: attempt, step, took_s and count of log lines, for
-    ranks that were killed before they wrote the last steps into their traces."""
+    ranks that were killed before they wrote the last steps into their traces. `hung`: seconds by
+    attempt in which its ranks hung."""
     labels = [item.label for item in attempts]
     every = pd.concat([steps[["attempt", "step"]], log_lines[["attempt", "step"]]])
     log_lines = log_lines.assign(again=count_repeated(log_lines, every, labels))
@@ -298,6 +301,7 @@ def account(
                 more = _add_logged(row, attempt, found, are_steps_told=are_steps_told)
                 may.update(more)
                 slack_s += found.slack_s if found is not None else 0.0
+            _take_hung(row, (hung or {}).get(attempt.label, 0.0))
             rows.append(row)
     names = ["attempt", "rank", "span_s", *(f"{name}_s" for name in CLASSES), "overlap_s"]
     table = pd.DataFrame(rows, columns=names)
@@ -308,6 +312,15 @@ def account(
         may=dict(may),
         slack_s=slack_s,
     )
+
+
+def _take_hung(row: dict[str, Any], seconds: float) -> None:
+    """A hang's time from where it would be counted without its record."""
+    for name in ("lost", "end", "unknown", "bubble", "communication"):
+        part = min(row[f"{name}_s"], seconds)
+        row[f"{name}_s"] -= part
+        row["hung_s"] += part
+        seconds -= part
 
 
 def _add_traced(

@@ -14,9 +14,11 @@ from typing import Any
 
 import pandas as pd
 
+from varuna_core.facts.hang import HangAction
 from varuna_core.facts.known import NotKnown, Value, Within, value_of
 from varuna_core.facts.not_covered import describe_lack
 from varuna_core.facts.remedy import SPELLINGS, Action, Context, Remedy, Target, render
+from varuna_core.facts.sentences import describe_hang
 from varuna_core.plugins import list_plugins, load_plugin
 from varuna_core.plugins.installed import warn_once
 from varuna_core.records.formatting import format_duration
@@ -250,6 +252,8 @@ def _name_runs(numbers: Sequence[int]) -> str:
 MOST_NAMED = 8
 CLOCKS_WRONG, STEPS_CUT, LOGS_MISSING = 0.95, 0.96, 0.97
 """Weights of what other figures rest on: read before all that is no cause."""
+MUST = 3.0
+"""Weight of what is read before all else."""
 MUCH_BUBBLE = 0.05
 """A bubble this much above its ideal is worth a sentence; so is this part of the time elsewhere."""
 TIGHT = 0.92
@@ -292,7 +296,8 @@ def _price(finding: Finding, analysis: Analysis) -> Finding:
     text = f"{finding.lost_s / 3600:.2g} of {hours:.3g} {unit} ({percent(share)})"
     if cost is not None:
         text += f", {cost * share:.2f} of {cost:.2f} at the conf's prices"
-    return replace(finding, weight=share, cost=text)
+    weight = finding.weight if finding.weight >= MUST else share
+    return replace(finding, weight=weight, cost=text)
 
 
 def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -718,6 +723,7 @@ MAKERS = (
 # What is wrong, in the manner of jobstats: a rule each, with what it costs.
 
 CAUSES = (
+    "hang",
     "slow node",
     "imbalance",
     "input",
@@ -864,6 +870,31 @@ def _on_exposed(job: Job, analysis: Analysis) -> Iterator[Finding]:
         cause="communication",
         lost_s=spent,
     )
+
+
+def _on_hang(job: Job, analysis: Analysis) -> Iterator[Finding]:
+    """Said first: what hung, since when, what was done, and what it cost."""
+    rows = analysis.accounting.rows
+    for label, hang in job.hangs.items():
+        held = float(rows.loc[rows["attempt"] == label, "hung_s"].sum())
+        num_ranks = max(int((rows["attempt"] == label).sum()), 1)
+        begun = f"{datetime.fromtimestamp(hang.since, timezone.utc):%H:%M:%S}"
+        done = {
+            HangAction.RESTART: "vjob ended the ranks and started them again",
+            HangAction.STOP: "vjob ended the run",
+            HangAction.REPORT: "nothing was done about it",
+        }[hang.action]
+        yield Finding(
+            rule="hang",
+            values=hang.as_json(),
+            weight=MUST,
+            sentence=f"Attempt {label} hung from {begun} UTC on for "
+            f"{format_duration(held / num_ranks)}: {describe_hang(hang)}; {done}.",
+            evidence="processes, stacks and collectives of its ranks (attempt-N/hang)",
+            key="on_hang" if hang.action is HangAction.REPORT else "",
+            cause="hang",
+            lost_s=held,
+        )
 
 
 def _on_restarts(job: Job, analysis: Analysis) -> Iterator[Finding]:
@@ -1133,6 +1164,7 @@ def _during_steps(job: Job, analysis: Analysis) -> pd.DataFrame:
 
 
 RULES = (
+    _on_hang,
     _on_data,
     _on_saves,
     _on_exposed,

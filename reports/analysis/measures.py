@@ -230,6 +230,12 @@ def _account(
         _measure_waits(job, looked_at),
         {one.label: one.readings for one in goodput.attempts if one.readings is not None},
         log_lines,
+        {
+            one.label: max(min(hang.until or one.ended, one.ended) - hang.since, 0.0)
+            for one in attempts
+            for hang in [job.hangs.get(one.label)]
+            if hang is not None
+        },
     )
     begun = {
         (attempt, rank): float(started)

@@ -16,8 +16,10 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from varuna_core.facts.hang import Hang
 from varuna_core.facts.partition import Partition
 from varuna_core.facts.remedy import Context, context_of
+from varuna_core.hang.signs import read_hang
 from varuna_core.records.exits import read_reason
 from varuna_core.records.files import read_bytes, read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
@@ -193,6 +195,8 @@ class Job:
     """What a built-in program trains."""
     conf: dict[str, Any]
     """resolved.yaml; empty where there is none."""
+    hangs: dict[str, Hang]
+    """Hangs that the agents of an attempt found."""
     worlds: dict[str, int]
     """The number of ranks of each attempt that has a plan of its own."""
     skipped: dict[str, str]
@@ -305,6 +309,7 @@ def load_job(
         plan=plan,
         training=_read_training(sources),
         conf=_read_conf(sources),
+        hangs=_read_hangs(sources),
         worlds=_read_worlds(sources),
         skipped=skipped,
         commit=_read_commit(sources),
@@ -498,6 +503,12 @@ def _read_worlds(sources: Sources) -> dict[str, int]:
         for attempt in sources.attempts
     }
     return {label: world for label, world in plans.items() if world}
+
+
+def _read_hangs(sources: Sources) -> dict[str, Hang]:
+    found = {one.label: AttemptFolder(one.folder, 0) for one in sources.attempts if sources.run}
+    hangs = {label: read_hang(attempt) for label, attempt in found.items()}
+    return {label: hang for label, hang in hangs.items() if hang is not None}
 
 
 def _read_outcomes(sources: Sources) -> dict[str, str]:

@@ -112,6 +112,8 @@ class Judged:
     reason: str
     culprit: str = ""
     """The node on which it failed, where that is one of them."""
+    leaves: bool = False
+    """The culprit's process itself was stopped or dead: once is enough to go on without it."""
     repeats: str = ""
     """Why its failure is that of the attempt before, where that ends the run."""
     no_room: str = ""

@@ -16,6 +16,7 @@ from typing import Any
 from varuna_core.facts.cause import End
 from varuna_core.facts.cluster import NodeState
 from varuna_core.facts.finding import Finding, dump_finding, dump_value
+from varuna_core.facts.hang import Hang
 from varuna_core.facts.known import Known, NotKnown
 from varuna_core.facts.remedy import Context
 from varuna_core.records.checkpoints import Damaged, Skipped
@@ -379,6 +380,8 @@ class AttemptView:
     outcome: Outcome | None = None
     attempt_end: End | None = None
     """How the attempt ended: the fact in `outcome`."""
+    hang: Hang | None = None
+    """What the agents found where the ranks make no steps."""
     skipped: Skipped | None = None
     """The last saves in a row that the folder of checkpoints could not take."""
     unreadable: Mapping[str, str] = field(default_factory=dict)

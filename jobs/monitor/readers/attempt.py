@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from varuna_core.facts.hang import parse_hang
 from varuna_core.facts.partition import Partition
 from varuna_core.records.checkpoints import parse_skipped
 from varuna_core.records.exits import RankExit, parse_exits, parse_judged
@@ -214,6 +215,7 @@ class AttemptReader:
             stop=stop,
             outcome=outcome,
             attempt_end=None if outcome is None else parse_judged(outcome, written, stop),
+            hang=parse_hang(self._state.values.get("hang")),
             skipped=parse_skipped(self._state.values.get("skipped")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()

@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     failing.not_a_number,
     failing.loss_scale,
     failing.gradients_explode,
+    stalled.hangs,
     stalled.held_up,
     failing.saves_skipped,
     failing.disk_full,

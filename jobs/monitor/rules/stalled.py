@@ -327,6 +327,29 @@ def held_up(snapshot: Snapshot) -> Verdict | None:
     )
 
 
+def hangs(snapshot: Snapshot) -> Verdict | None:
+    """The agents saw that the ranks make no steps, and who holds them up."""
+    hang = snapshot.hang
+    if hang is None or hang.until is not None or not is_live(snapshot):
+        return None
+    silence = max(snapshot.now - hang.since, 0.0)
+    return conclude(
+        Health.STALLED,
+        "hangs",
+        {
+            "hang": hang.as_json(),
+            "silence_s": silence,
+            "rank_hours": silence / 3600 * (snapshot.world or len(snapshot.ranks)),
+            **step_values(snapshot),
+        },
+        evidence=(Evidence("agents", Sure.MEASURED, since=hang.since, until=hang.seen_at),),
+        details=_list_details(snapshot),
+        remedies=show(snapshot, Target.STACKS),
+        node=hang.node,
+        rank=hang.rank,
+    )
+
+
 def in_phase(snapshot: Snapshot) -> Verdict | None:
     """A checkpoint or an evaluation, as long as it may take."""
     phase = find_phase(snapshot) if is_live(snapshot) else None

@@ -12,8 +12,10 @@ from itertools import groupby
 from typing import Any
 
 from varuna_core.facts.finding import Finding
+from varuna_core.facts.hang import parse_hang
 from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.remedy import COMMANDS, SPELLINGS, Action, Context, Remedy, render_all
+from varuna_core.facts.sentences import describe_hang
 from varuna_core.records.files import format_free
 from varuna_core.records.formatting import format_duration
 from vjob.jobs.monitor.model.snapshot import Verdict, name_step
@@ -338,6 +340,13 @@ def _ranks_stand(values: Values) -> str:
     )
 
 
+def _hangs(values: Values) -> str:
+    hang = parse_hang(values["hang"])
+    said = "" if hang is None else describe_hang(hang)
+    silence = format_duration(values["silence_s"])
+    return f"{said}; no step for {silence}, {values['rank_hours']:.2g} rank-hours"
+
+
 def _held_up(values: Values) -> str:
     silence, limit = format_duration(values["silence_s"]), format_duration(values["limit_s"])
     who = _suspect(values, "")
@@ -645,6 +654,7 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
     "not a number": _not_a_number,
     "loss scale": _loss_scale,
     "gradients explode": _gradients_explode,
+    "hangs": _hangs,
     "held up": _held_up,
     "stands": _ranks_stand,
     "saves skipped": _saves_skipped,
