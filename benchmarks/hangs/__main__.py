@@ -151,7 +151,7 @@ def render(results: list[Result]) -> str:
     rows = [
         "# Hangs",
         "",
-        "Runs of two or three gloo ranks on this machine, staged by `python -m benchmarks.hangs`: a",
+        "Runs of two or three gloo ranks on one machine, by `python -m benchmarks.hangs`: a",
         "stand-in for a cluster. Seconds are from the last optimizer step before the hang to the",
         "first one after the restart, the program's start included.",
         "",

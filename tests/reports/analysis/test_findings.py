@@ -12,7 +12,9 @@ import pandas as pd
 import pytest
 
 from tests.reports.traces import ORIGIN, write_simulated
+from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.facts.known import Value
+from varuna_core.hang.signs import write_hang
 from varuna_core.records.record import RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.schedule.costs import build_even_costs
@@ -157,6 +159,23 @@ def test_time_after_the_last_step_of_a_cancelled_run_is_no_fault(tmp_path: Path)
     assert describe_class(accounting, "lost") == "cut off by the cancel after the last step"
     write_ended(tmp_path, "FAILED", "rank 1 exited 1", ended_s=20.0)
     assert "lost to faults" in describe_class(analyse(load_job(tmp_path)).accounting, "lost")
+
+
+def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
+    schedule = build_schedule("1f1b", 2, 4)
+    write_simulated(tmp_path / "attempt-0", schedule, build_even_costs(2))
+    write_ended(tmp_path, "FAILED", "rank 1 on n1 is stopped (SIGSTOP)", ended_s=20.0)
+    before = analyse(load_job(tmp_path)).accounting
+    ended = before.attempts[-1].ended
+    hang = Hang(HangWitness.STOPPED, since=ended - 15, seen_at=ended - 5, rank=1, node="n1")
+    (tmp_path / "attempt-0/state").mkdir(exist_ok=True)
+    write_hang(RunFolder(tmp_path).attempt(0), hang)
+    after = analyse(load_job(tmp_path)).accounting
+    assert after.seconds["hung"] == pytest.approx(30)
+    assert after.seconds["lost"] == pytest.approx(before.seconds["lost"] - 30)
+    first = findings.find_all(load_job(tmp_path), analyse(load_job(tmp_path)))[0]
+    assert (first.rule, first.lost_s) == ("hang", pytest.approx(30))
+    assert "rank 1 on n1 is stopped (SIGSTOP)" in first.sentence and "rank-hours" in first.cost
 
 
 def make_waiting(*hosts: str) -> tuple[Any, Any]:

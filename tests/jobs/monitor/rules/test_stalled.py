@@ -24,6 +24,7 @@ from tests.jobs.monitor.builders import (
     with_state,
 )
 from varuna_core.facts.cluster import NodeCondition, NodeState
+from varuna_core.facts.hang import Hang, HangWitness
 from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.rules.judge import judge
 
@@ -136,6 +137,31 @@ def test_a_stopped_rank_is_named_before_the_ordinary_limit() -> None:
     verdict = judge(silent(snapshot, 25))
     assert (verdict.health, verdict.node, verdict.rank) == (Health.STALLED, "n001", 6)
     assert "kill -CONT 1006" in verdict.advice
+
+
+@pytest.mark.parametrize(("until", "rule"), [(None, "hangs"), (NOW, "healthy")])
+def test_a_hang_that_the_agents_found_is_told_until_the_steps_go_on(
+    until: float | None, rule: str
+) -> None:
+    hang = Hang(
+        HangWitness.MISMATCHED,
+        since=NOW - 60,
+        seen_at=NOW - 10,
+        rank=6,
+        node="n001",
+        collective="all_reduce 9",
+        called_by=(0, 1, 2, 3, 4, 5, 7),
+        missing=(6,),
+        other="barrier",
+        until=until,
+    )
+    verdict = judge(replace(healthy(), hang=hang))
+    assert verdict.rule == rule
+    if until is None:
+        assert (verdict.health, verdict.node, verdict.rank) == (Health.STALLED, "n001", 6)
+        assert verdict.reason.startswith(
+            "ranks 0-5, 7 called all_reduce 9, rank 6 on n001 called barrier in its place; no step"
+        )
 
 
 def test_all_stopped_ranks_of_a_node_are_let_go_on_together() -> None:
