@@ -252,7 +252,7 @@ def _name_runs(numbers: Sequence[int]) -> str:
 MOST_NAMED = 8
 CLOCKS_WRONG, STEPS_CUT, LOGS_MISSING = 0.95, 0.96, 0.97
 """Weights of what other figures rest on: read before all that is no cause."""
-MUST = 3.0
+MUST = 9.0
 """Weight of what is read before all else."""
 MUCH_BUBBLE = 0.05
 """A bubble this much above its ideal is worth a sentence; so is this part of the time elsewhere."""
