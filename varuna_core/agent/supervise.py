@@ -55,7 +55,7 @@ from varuna_core.records.exits import (
     read_exception,
     read_uncaught,
 )
-from varuna_core.records.requests import HANG, read_stop, write_stop
+from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
 SETTLE_S = 0.5
@@ -277,7 +277,7 @@ class Supervisor:
         self._is_stopping, self._stopped_at = True, time.monotonic()
         self._code = self._code or code
         # A rank that hangs runs no handler: it saves nothing.
-        hangs = (self._watch.stop or {}).get("kind") == HANG
+        hangs = (self._watch.stop or {}).get("cause") == EndCause.HANG.value
         self._kill_at = time.monotonic() + (min(self._grace_s, HUNG_S) if hangs else self._grace_s)
         for rank, process in self._alive.items():
             self._told.append(rank)

@@ -339,16 +339,16 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
 
 
 def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
-    """Two attempts in a row that failed on one node without a new checkpoint: the next one goes
-    without it, where the rest is enough."""
-    suspect = said.culprit if state.fruitless else ""
+    """Two attempts in a row that failed on one node without a new checkpoint, or one in which a rank
+    there stood still: the next one goes without it, where the rest is enough."""
+    suspect = said.culprit if state.fruitless or said.is_sure else ""
     rest = [node for node in state.nodes if node not in (*state.leaving, suspect)]
-    if not suspect or suspect != state.suspect or len(rest) < rules.min_nodes:
+    is_known = said.is_sure or suspect == state.suspect
+    if not suspect or not is_known or len(rest) < rules.min_nodes:
         return replace(state, suspect=suspect)
-    text = (
-        f"node {suspect.partition('/')[0]} is left out: its ranks failed in two attempts in a row, "
-        f"without a new checkpoint; the last time: {said.reason}"
-    )
+    why = "its ranks failed in two attempts in a row, without a new checkpoint; the last time: "
+    why = f"{'' if said.is_sure else why}{said.reason}"
+    text = f"node {suspect.partition('/')[0]} is left out: {why}"
     leaving, left_out = (*state.leaving, suspect), (*state.left_out, text)
     return replace(state, suspect="", leaving=leaving, left_out=left_out)
 

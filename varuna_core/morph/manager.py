@@ -28,7 +28,9 @@ from varuna_core.agent.processes.signals import Signals
 from varuna_core.agent.restarts import describe_failure, explain_same, is_same
 from varuna_core.facts import cause as facts
 from varuna_core.facts.cause import EndCause
+from varuna_core.facts.hang import OF_ONE_NODE
 from varuna_core.facts.known import Evidence
+from varuna_core.hang.signs import read_hang
 from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.furthest import Furthest
@@ -65,6 +67,7 @@ from varuna_core.morph.orders import (
 )
 from varuna_core.records.checkpoints import find_fit, find_full, lacks_room
 from varuna_core.records.exits import (
+    HUNG,
     NODE_LOST,
     Judgement,
     Outcome,
@@ -422,7 +425,9 @@ class Manager:
             return Judged(kind, outcome.code, outcome.reason, no_room=full)
         culprit = self._find_culprit(attempt, outcome)
         repeats = self._explain_repeat(attempt, outcome) if kind == FAILED else ""
-        return Judged(kind, outcome.code, outcome.reason, culprit, repeats)
+        hang = read_hang(attempt) if judged.end.cause is EndCause.HANG else None
+        is_sure = hang is not None and hang.witness in OF_ONE_NODE
+        return Judged(kind, outcome.code, outcome.reason, culprit, repeats, is_sure)
 
     def _blame_gone(self, attempt: AttemptFolder, judged: Judgement) -> Judgement:
         """Nodes went away, and the failure that others saw is their echo, which says less."""
@@ -489,6 +494,8 @@ class Manager:
     def _find_culprit(self, attempt: AttemptFolder, outcome: Outcome) -> str:
         plan, members = self._own_plan(attempt), self._state.members
         index = find_culprit(plan, read_exits(attempt, plan.world), outcome.missing_ranks)
+        if outcome.code == HUNG and outcome.culprit_rank is not None:
+            index = plan.node_of_rank(outcome.culprit_rank).index
         return members[index] if index is not None and index < len(members) else ""
 
     def _own_plan(self, attempt: AttemptFolder) -> Plan:

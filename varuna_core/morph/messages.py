@@ -112,10 +112,10 @@ class Judged:
     reason: str
     culprit: str = ""
     """The node on which it failed, where that is one of them."""
-    leaves: bool = False
-    """The culprit's process itself was stopped or dead: once is enough to go on without it."""
     repeats: str = ""
     """Why its failure is that of the attempt before, where that ends the run."""
+    is_sure: bool = False
+    """The culprit's rank was stopped or dead: once is enough to go on without the node."""
     no_room: str = ""
     """The folder for want of whose room it ended: no fault of the program."""
 

@@ -312,6 +312,17 @@ def test_who_fails_between_checkpoints_or_in_turn_stays() -> None:
     assert story.state.left_out == ()
 
 
+def test_a_node_whose_rank_stood_still_is_left_out_at_once() -> None:
+    story = Story()
+    story.start()
+    story.tell(story.failed("rank 3 on b is stopped"))
+    story.end_ranks()
+    judged = Judged(FAILED, 114, "rank 3 on b is stopped", "1/b", is_sure=True)
+    assert story.tell(judged) == [Fence("1/b"), Start(1, ("0/a", "2/c"))]
+    (text,) = story.state.left_out
+    assert text == "node 1 is left out: rank 3 on b is stopped"
+
+
 def test_nobody_is_left_out_where_the_rest_is_too_few() -> None:
     story = Story(replace(RULES, min_nodes=4))
     story.start()

@@ -310,9 +310,10 @@ class Guard(threading.Thread):
         self._is_done = True
         write_hang(self._attempt, replace(hang, until=hang.seen_at))
         reason = describe_hang(hang)
-        if write_stop(
-            self._attempt, HANG, HUNG, reason, node=hang.node, rank=hang.rank, cause=EndCause.HANG
-        ):
+        # A manager starts again after whatever else stops an attempt.
+        kind = "cancel" if self._plan.morph and action is HangAction.STOP else HANG
+        at_fault: Dict[str, Any] = {"node": hang.node, "rank": hang.rank, "cause": EndCause.HANG}
+        if write_stop(self._attempt, kind, HUNG, reason, **at_fault):
             self._say(f"stopping the attempt: {reason}")
         self._look_now()
 
