@@ -1,9 +1,11 @@
 """A training by gloo whose FAULT, `name:rank:step`, strikes in the first attempt."""
 
 import os
+import pdb
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +17,14 @@ FAULT, ODD, AT = (os.environ.get("FAULT", "") + "::").split(":")[:3]
 KIND = os.environ.get("KIND", "ddp")
 STEPS, PACE_S = int(os.environ["STEPS"]), 0.3
 SPIN = "import time; t = time.time()\nwhile time.time() - t < 170: pass"
+TRACE = """
+import ctypes, os, sys, time
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+assert libc.ptrace(16, pid, None, None) == 0
+os.waitpid(pid, 0x40000000)
+time.sleep(100)
+assert libc.ptrace(17, pid, None, None) == 0
+"""
 IS_FIRST = os.environ["VJOB_ATTEMPT"] == "0"
 
 
@@ -55,6 +65,15 @@ def strike(rank: int, module: torch.nn.Module, sample: torch.Tensor) -> None:
         group = dist.new_group(list(range(dist.get_world_size())))
         dist.all_reduce(torch.ones(1), group=group if is_odd else None)
     # Healthy ones.
+    if FAULT == "continued" and is_odd:
+        subprocess.Popen(["sh", "-c", f"sleep 15; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if FAULT == "traced" and is_odd:
+        subprocess.run([sys.executable, "-c", TRACE, str(os.getpid())], check=True)
+    if FAULT == "prompt" and is_odd:
+        ear, mouth = os.pipe()
+        threading.Timer(170, os.write, (mouth, b"continue\n")).start()
+        pdb.Pdb(stdin=os.fdopen(ear), stdout=sys.stdout).set_trace()
     if FAULT in ("evaluate", "evaluate-one") and (is_odd or FAULT == "evaluate"):
         until = time.monotonic() + 180
         while time.monotonic() < until:

@@ -17,10 +17,10 @@ from varuna_core.facts.hang import Hang, HangWitness
 from varuna_core.hang.flight import Flight, Gap, find_gap, find_last
 from varuna_core.hang.signs import NodeSigns, RankSigns
 
-HALTED_S = 30.0
-STILL_S = 25.0
+HALTED_S = 25.0
+STILL_S = 20.0
 """For ranks that wait in different collectives: as long without any change."""
-MISMATCHED_S = 40.0
+MISMATCHED_S = 35.0
 """And as long without a step."""
 SILENT_S = 150.0
 SPINNING_S = 1800.0

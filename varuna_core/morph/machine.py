@@ -339,8 +339,8 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
 
 
 def _leave_out(state: ManagerState, said: Judged, rules: Rules) -> ManagerState:
-    """Two attempts in a row that failed on one node without a new checkpoint, or one in which a rank
-    there stood still: the next one goes without it, where the rest is enough."""
+    """Two attempts in a row that failed on one node without a new checkpoint, or one whose rank
+    there was stopped or dead: the next one goes without it, where the rest is enough."""
     suspect = said.culprit if state.fruitless or said.is_sure else ""
     rest = [node for node in state.nodes if node not in (*state.leaving, suspect)]
     is_known = said.is_sure or suspect == state.suspect
