@@ -111,6 +111,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--tuning",),
     ),
     Benchmark(
+        name="profiled logs",
+        module="commands.profiled_logs",
+        title="Status and report of staged logs with calls",
+        peer="what was staged; all right, none in healthy jobs",
+        needs=("pandas",),
+        quick=("--only", "a slow rank"),
+    ),
+    Benchmark(
         name="data",
         module="runtime.data",
         title="Data",

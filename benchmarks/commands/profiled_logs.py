@@ -203,12 +203,6 @@ def _format_block(job: Logged, block: dict[str, dict[int, list[tuple[float, floa
     return format_timers(timers, calls if job.prints_starts else None)
 
 
-SMALL = Logged(
-    stages=4, replicas=2, micros=8, ranks_per_node=2, layers=(4,) * 4, layer_s=0.01,
-    steps=20, log_every=5, nodes=("n1", "n2", "n3", "n4"),
-)  # fmt: skip
-"""For tests."""
-
 # What is staged.
 
 BASE = Logged()
@@ -246,7 +240,7 @@ CASES: dict[str, tuple[Logged, str]] = {
     "all nodes in one file": (replace(BASE, gathers_ranks=True, slow={5: 1.4}), "straggler"),
     "two jobs in one folder": (BASE, "other job"),
     "3 MB of calls a step": (
-        replace(BASE, micros=64, fillers=5, layers=(3,) * 8, log_every=2, steps=10, slow={2: 1.5}),
+        replace(BASE, micros=192, fillers=5, log_every=2, steps=6, slow={2: 1.5}),
         "straggler",
     ),
     "sums alone, as of today's Megatron-LM": (

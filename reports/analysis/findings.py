@@ -250,6 +250,8 @@ def _name_runs(numbers: Sequence[int]) -> str:
 
 
 MOST_NAMED = 8
+MOST_PACE = 0.9
+"""Weight of a stage that sets the pace: what makes it slow is said before."""
 CLOCKS_WRONG, STEPS_CUT, LOGS_MISSING = 0.95, 0.96, 0.97
 """Weights of what other figures rest on: read before all that is no cause."""
 MUST = 9.0
@@ -347,7 +349,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
                 "above": above,
                 "share": share,
             },
-            weight=above if above > 0.02 else 0.0,
+            weight=min(above, MOST_PACE) if above > 0.02 else 0.0,
             sentence=(
                 f"Stage {slowest} sets the pace: {'it' if own is None else f'its rank {own}'} "
                 f"works {in_units(work_s)} a step, {percent(above)} more than the mean stage, and "
@@ -384,7 +386,7 @@ def _on_balance(job: Job, analysis: Analysis) -> Iterator[Finding]:
         + (", slow ranks left out" if analysis.stragglers else ""),
         key=f"parallel.partition: {found}" if _is_asked(job, analysis) else "",
         cause="imbalance" if found.gain >= MUCH_IMBALANCE else "",
-        lost_s=found.gain * analysis.accounting.stepping_s if found.gain >= MUCH_IMBALANCE else 0,
+        lost_s=found.gain * analysis.stepping_s if found.gain >= MUCH_IMBALANCE else 0,
     )
 
 
@@ -448,7 +450,7 @@ def _on_stragglers(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"stage, {'same GPU' if found.device else 'kinds of GPU not known'}",
             key=_spell_exclude(job, found.host),
             cause="slow node",
-            lost_s=(1 - 1 / found.ratio) * found.share_of_steps * analysis.accounting.stepping_s,
+            lost_s=(1 - 1 / found.ratio) * found.share_of_steps * analysis.stepping_s,
         )
     more = len(analysis.stragglers) - MOST_STRAGGLERS
     if more > 0:

@@ -79,7 +79,7 @@ class Headline:
     idle: Known[float]
     """Share of a step in which ranks wait for other ranks' work."""
     rank_hours: Known[float]
-    """From the first start to the end, of all ranks."""
+    """From the first start to the end, of all ranks; by STEP_LINES only of the steps."""
     cost: Known[float]
     """In the unit of the conf's prices."""
     speeds: tuple[Speed, ...]
@@ -110,6 +110,10 @@ def summarise(
         hours = Value(float((held["span_s"] - held["queue_s"]).sum()) / 3600, (clock,))
         duration = Value(last.ended - first.since, (clock,))
         queued = Value(first.started - first.since, (clock,))
+    elif world := _count_ranks(job):
+        in_steps = float((times["took_s"] * times["covers"]).sum()) * world
+        by_lines = Evidence(STEP_LINES, Sure.INFERRED, seen=int(times["covers"].sum()))
+        hours = Value(in_steps / 3600, (by_lines,)) if in_steps else no_clock
     seconds, may = accounting.seconds.get("start", 0.0), accounting.may.get("start", 0.0)
     reason = goodput.reason if may else ""
     return Headline(
@@ -132,6 +136,17 @@ def summarise(
         cost=_find_cost(job, hours),
         speeds=tuple(_measure_speeds(job, value_of(step_s))),
     )
+
+
+STEP_LINES = "lines about steps"
+
+
+def _count_ranks(job: Job) -> int:
+    """The ranks of a folder without a record; 0 is not known."""
+    said = job.job_info.get("WORLD_SIZE", "")
+    if said.isascii() and said.isdigit():
+        return int(said)
+    return len({(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header})
 
 
 LEAST_STEPS = 3
@@ -260,6 +275,9 @@ def list_facts(found: Headline) -> Iterator[Fact]:
     if isinstance(found.rank_hours, Value):
         cost = value_of(found.cost)
         price = f", {cost:.2f} at the conf's prices" if cost is not None else ""
+        proof = found.rank_hours.evidence[0]
+        if proof.source == STEP_LINES:
+            price = f" in {proof.seen:,} steps; starts and ends are not known"
         yield Fact("used", f"{found.rank_hours.value:.3g} {unit}{price}")
     else:
         yield Fact("used", f"not known: {found.rank_hours.reason}", is_known=False)

@@ -25,7 +25,7 @@ from vjob.reports.analysis.balance import (
     find_stragglers,
     suggest_partition,
 )
-from vjob.reports.analysis.headline import Headline, find_num_steps, summarise
+from vjob.reports.analysis.headline import STEP_LINES, Headline, find_num_steps, summarise
 from vjob.reports.analysis.idle_time import Bubbles, compare_bubbles, measure_communication
 from vjob.reports.analysis.pipeline import (
     PathPart,
@@ -120,6 +120,14 @@ class Analysis:
     """The most of each rank and each GPU: who, used_mb, total_mb (NaN is not known)."""
     missing_ranks: tuple[int, ...]
     """Ranks of the plan that wrote no trace, where others did."""
+
+    @property
+    def stepping_s(self) -> float:
+        """Rank-seconds within steps; 0 is not known."""
+        hours = self.headline.rank_hours
+        if isinstance(hours, Value) and hours.evidence[0].source == STEP_LINES:
+            return 3600 * hours.value
+        return self.accounting.stepping_s
 
     def find_step(self, name: str) -> StepAnalysis | None:
         return next((step for step in self.steps if step.name == name), None)

@@ -9,7 +9,12 @@ from pathlib import Path
 import pandas as pd
 
 from varuna_core.records.files import open_file
-from varuna_core.records.logs.training_log import parse_job_info
+from varuna_core.records.logs.training_log import (
+    LogOwner,
+    find_other_jobs,
+    list_missing_nodes,
+    parse_job_info,
+)
 from vjob.reports.load.logged_calls import read_size
 from vjob.reports.load.sources import AttemptSources
 
@@ -84,19 +89,19 @@ def place_devices(hosts: Mapping[int, str], gpus: pd.DataFrame) -> dict[int, str
 
 def find_missing(
     attempt: AttemptSources,
-    nodes: Mapping[int, str],
     settings: Mapping[str, Sequence[Mapping[str, str]]],
     info: Mapping[str, str],
 ) -> MissingNodes | None:
-    """None where all are there, or where some log does not say which node's it is."""
-    count = read_size(info, "NNODES")
+    """None where all are there, or nothing tells."""
+    count, per = read_size(info, "NNODES") or 0, _count_ranks(info)
     logs = {node for node, _ in attempt.logs}
-    if count is None or len(logs) < 2 or len(nodes) < len(logs) or len(nodes) >= count:
+    printed = [
+        {block["NODE_RANK"] for block in settings.get(node, ()) if "NODE_RANK" in block}
+        for node in sorted(logs)
+    ]
+    indices = list_missing_nodes(printed, count)
+    if not indices:
         return None
-    if any(not settings.get(node) for node in logs) or max(nodes) >= count:
-        return None
-    per = _count_ranks(info)
-    indices = tuple(index for index in range(count) if index not in nodes)
     ranks = tuple(rank for index in indices for rank in range(index * per, index * per + per))
     others = {node for node, _ in (*attempt.errors, *attempt.gpus)}
     names = tuple(sorted(others - logs)) if len(others - logs) == len(indices) else ()
@@ -104,26 +109,14 @@ def find_missing(
 
 
 def choose_job(attempt: AttemptSources) -> tuple[AttemptSources, tuple[OtherJob, ...]]:
-    """The files of one job of a folder, that of the most logs, then the newest; and the others.
-
-    Two jobs have two masters, and each a first node.
-    """
-    heads = {node: _read_head(path) for node, path in attempt.logs}
-    jobs: dict[str, dict[str, str]] = {}
-    for node, head in heads.items():
-        if "MASTER_ADDR" in head and "NODE_RANK" in head:
-            jobs.setdefault(head["MASTER_ADDR"], {})[node] = head["NODE_RANK"]
-    if len(jobs) < 2 or not set.intersection(*(set(own.values()) for own in jobs.values())):
-        return attempt, ()
-    paths = dict(attempt.logs)
-    chosen = max(
-        jobs,
-        key=lambda master: (
-            len(jobs[master]),
-            max(paths[node].stat().st_mtime for node in jobs[master]),
-        ),
-    )
-    others = {node for master, own in jobs.items() if master != chosen for node in own}
+    """The files of one job of a folder, that of the most logs, then the newest; and the others."""
+    owners = {}
+    for node, path in attempt.logs:
+        head = _read_head(path)
+        own = [head["NODE_RANK"]] if "NODE_RANK" in head else []
+        owners[node] = LogOwner(head.get("MASTER_ADDR", ""), own, path.stat().st_mtime)
+    found = find_other_jobs(owners)
+    others = {node for nodes in found.values() for node in nodes}
 
     def keep(files: Iterable[tuple[str, Path]]) -> tuple[tuple[str, Path], ...]:
         return tuple((node, path) for node, path in files if node not in others)
@@ -131,11 +124,7 @@ def choose_job(attempt: AttemptSources) -> tuple[AttemptSources, tuple[OtherJob,
     kept = replace(
         attempt, logs=keep(attempt.logs), errors=keep(attempt.errors), gpus=keep(attempt.gpus)
     )
-    return kept, tuple(
-        OtherJob(master=master, nodes=tuple(own))
-        for master, own in jobs.items()
-        if master != chosen
-    )
+    return kept, tuple(OtherJob(master=master, nodes=nodes) for master, nodes in found.items())
 
 
 def _read_head(path: Path) -> dict[str, str]:

@@ -330,9 +330,9 @@ def compare_clocks(
         np.minimum.at(least, (earlier, later), seconds)
     for middle in range(len(nodes)):  # what follows from two bounds
         least = np.minimum(least, least[:, middle, None] + least[None, middle, :])
-    contradiction = -float(least.diagonal().min())
-    if contradiction > LEAST_S:
-        return contradiction
+        contradiction = -float(least.diagonal().min())
+        if contradiction > LEAST_S:  # of one circle of bounds: further ones would add to it
+            return contradiction
     high, low = least[0], -least[:, 0]
     is_bounded = np.isfinite(high) & np.isfinite(low)
     is_proven = bool((least < -LEAST_S).any())

@@ -313,7 +313,7 @@ def load_job(
         worlds=_read_worlds(sources),
         skipped=skipped,
         commit=_read_commit(sources),
-        missing=find_missing(sources.attempts[0], nodes, printed, settings)
+        missing=find_missing(sources.attempts[0], printed, settings)
         if sources.run is None and path.is_dir()
         else None,
         others=others,

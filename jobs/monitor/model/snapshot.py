@@ -432,6 +432,10 @@ class Snapshot(AttemptView):
     morphs: tuple[str, ...] = ()
     """`from 8 x 4 to 6 x 4, 12 s`: those of this job that are over."""
     world: int | None = None
+    without_log: tuple[int, ...] = ()
+    """Nodes of a bare folder's job that left no log there, by NODE_RANK."""
+    other_jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Nodes of further jobs with logs in a bare folder, by master; their steps are left out."""
     num_nodes: int | None = None
     """Nodes that the plan has; fewer in `nodes` means that some have left nothing yet."""
     echoes: tuple[Echo, ...] = ()

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from varuna_core.records.logs.training_log import LogOwner, find_other_jobs, list_missing_nodes
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Disk, Line, Node, Scheduler, Snapshot
 from vjob.jobs.monitor.readers.file_systems import Skew, read_disks
@@ -137,8 +138,10 @@ class FolderReader:
         )
 
     def _build(self, now: float) -> Snapshot:
-        nodes = self._files.values()
-        echoes = compare(self._list_info(), {})
+        others = self._find_others()
+        left_out = {name for names in others.values() for name in names}
+        nodes = [files for name, files in self._files.items() if name not in left_out]
+        echoes = compare(self._list_info(nodes), {})
         progress = find_progress(nodes)
         return Snapshot(
             now=now,
@@ -155,14 +158,25 @@ class FolderReader:
             phase_ended_at=find_last_end(nodes),
             echoes=echoes,
             info=take_first(echoes),
+            without_log=_find_missing(nodes, take_first(echoes)),
+            other_jobs=others,
             errors=merge_errors((log for x in nodes for log in x.logs.values()), {}),
             unreadable={name: why for x in nodes for name, why in x.problems().items()},
         )
 
-    def _list_info(self) -> tuple[tuple[str, Line], ...]:
+    def _find_others(self) -> dict[str, tuple[str, ...]]:
+        logs = {name: x.logs["out"] for name, x in self._files.items() if "out" in x.logs}
+        owners = {}
+        for name, log in logs.items():
+            line = log.info.get("MASTER_ADDR")
+            master = line.text.partition(":")[2].strip() if line is not None else ""
+            owners[name] = LogOwner(master, log.node_ranks, log.tail.mtime)
+        return find_other_jobs(owners)
+
+    def _list_info(self, nodes: Iterable[NodeFiles]) -> tuple[tuple[str, Line], ...]:
         found: dict[tuple[str, str], Line] = {}
         names: set[str] = set()
-        for files in self._files.values():
+        for files in nodes:
             log = files.logs.get("out")
             for key, line in log.info.items() if log is not None else ():
                 if key == "NODE_RANK" and key in names:
@@ -170,6 +184,13 @@ class FolderReader:
                 names.add(key)
                 found.setdefault((key, line.text.partition(":")[2].strip()), line)
         return tuple((key, line) for (key, _), line in found.items())
+
+
+def _find_missing(nodes: Iterable[NodeFiles], info: Mapping[str, str]) -> tuple[int, ...]:
+    said = info.get("NNODES", "")
+    num_nodes = int(said) if said.isascii() and said.isdigit() else 0
+    printed = [files.logs["out"].node_ranks for files in nodes if "out" in files.logs]
+    return list_missing_nodes(printed, num_nodes)
 
 
 def _natural(name: str) -> list[str]:

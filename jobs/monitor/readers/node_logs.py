@@ -131,6 +131,8 @@ class LogFile:
         self.phase_ended_at: float | None = None
         self.phases_s: dict[str, float] = {}
         self.info: dict[str, Line] = {}
+        self.node_ranks: set[str] = set()
+        """Of each block of settings, as where several nodes print into one file."""
         self.loss: Point | None = None
         """Last loss of a line without a step; its step is NO_STEP."""
         self.step_order = -1
@@ -401,6 +403,7 @@ class LogFile:
             reading = parse_job_info(text)
             if reading is not None:
                 self.info[reading[0]] = self._line(text, 0, "")
+                self.node_ranks |= {reading[1]} if reading[0] == "NODE_RANK" else set()
 
     def _add_known(self, lines: list[bytes], at: int, kind: str, start: int) -> None:
         key = (kind, lines[at].translate(None, DIGITS))

@@ -255,6 +255,18 @@ def no_report(snapshot: Snapshot) -> Iterator[Finding]:
         yield Finding("nodes that left nothing", values=values)
 
 
+def logs_missing(snapshot: Snapshot) -> Iterator[Finding]:
+    """Nodes of a bare folder's job that left no log there."""
+    if snapshot.without_log:
+        values = {"node_ranks": list(snapshot.without_log), "num_nodes": snapshot.info["NNODES"]}
+        yield Finding("nodes without a log", values=values)
+
+
+def several_jobs(snapshot: Snapshot) -> Iterator[Finding]:
+    for master, nodes in snapshot.other_jobs.items():
+        yield Finding("several jobs", values={"master": master, "nodes": list(nodes)})
+
+
 def preflight(snapshot: Snapshot) -> Iterator[Finding]:
     said: dict[str, list[str]] = {}
     for node in snapshot.nodes:
@@ -295,6 +307,8 @@ REMARKS: tuple[Remark, ...] = (
     errors_that_passed,
     silent_nodes,
     no_report,
+    logs_missing,
+    several_jobs,
     split_jobs,
     stopped_ranks,
     being_preempted,

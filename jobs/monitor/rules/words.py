@@ -710,6 +710,14 @@ SENTENCES: Mapping[str, Callable[[Values], str]] = {
         f"{format_duration(v['silence_s'])}"
     ),
     "nodes that left nothing": lambda v: f"{v['missing']} of {v['num_nodes']} nodes left nothing",
+    "nodes without a log": lambda v: (
+        f"{len(v['node_ranks'])} of {v['num_nodes']} nodes left no log here: NODE_RANK "
+        f"{format_names(list(map(str, v['node_ranks'])))}"
+    ),
+    "several jobs": lambda v: (
+        f"logs of another job are here too, and left out: {format_names(v['nodes'])}, with the "
+        f"master {v['master']}"
+    ),
     "preflight": lambda v: f"preflight of {format_names(v['nodes'])}: {v['said']}",
     "jobs that are over": _jobs_over,
     "node left out": lambda v: str(v["said"]),

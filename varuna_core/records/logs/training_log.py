@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Dict, Mapping, Optional, Tuple
+from typing import Collection, Dict, Mapping, Optional, Sequence, Tuple
 
 TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
 """What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
@@ -263,6 +263,43 @@ def parse_job_info(line: str) -> Optional[Tuple[str, str]]:
     """One line of the block."""
     match = _JOB_INFO.fullmatch(line.strip())
     return None if match is None else (match.group(1), match.group(2).strip())
+
+
+def list_missing_nodes(printed: Sequence[Collection[str]], num_nodes: int) -> Tuple[int, ...]:
+    """The NODE_RANKs of which no log is there; `printed` has those that each log names.
+
+    None are known to be missing where a log does not say whose it is, or is the only one.
+    """
+    found = {int(rank) for own in printed for rank in own if rank.isascii() and rank.isdigit()}
+    if len(printed) < 2 or not all(printed) or max(found, default=num_nodes) >= num_nodes:
+        return ()
+    return tuple(rank for rank in range(num_nodes) if rank not in found)
+
+
+@dataclass(frozen=True)
+class LogOwner:
+    """Whose log one is, by the settings that it prints."""
+
+    master: str
+    node_ranks: Collection[str]
+    written_at: float
+
+
+def find_other_jobs(owners: Mapping[str, LogOwner]) -> Dict[str, Tuple[str, ...]]:
+    """The logs of a folder, by master, that are not of the job with the most of them, then the
+    newest. Two jobs have two masters, and each a node of the same rank."""
+    jobs: Dict[str, Dict[str, LogOwner]] = {}
+    for name, owner in owners.items():
+        if owner.master and owner.node_ranks:
+            jobs.setdefault(owner.master, {})[name] = owner
+    ranks = [{rank for one in own.values() for rank in one.node_ranks} for own in jobs.values()]
+    if len(jobs) < 2 or not set.intersection(*ranks):
+        return {}
+    chosen = max(
+        jobs,
+        key=lambda master: (len(jobs[master]), max(x.written_at for x in jobs[master].values())),
+    )
+    return {master: tuple(own) for master, own in jobs.items() if master != chosen}
 
 
 # Timers. The seed's own log lists, after each rank, when each call began and ended (epoch seconds).

@@ -280,6 +280,21 @@ def test_a_log_too_long_to_search_is_said_and_searched_on(
     assert found.progress is not None and found.progress.step == 10 and not found.unreadable
 
 
+def test_nodes_without_a_log_are_named_and_another_jobs_logs_left_out(tmp_path: Path) -> None:
+    folder = write_seed(tmp_path / "log")
+    for name in ("n062", "n065"):
+        (folder / f"{name}.out").unlink()
+    other = INFO.format(rank=0).replace("120.70", "120.90") + ITERATION.format(step=90, ms=1.0)
+    (folder / "m1.out").write_text(other)
+    reader = open_reader(str(folder), tmp_path)
+    found = reader.read()
+    assert found.without_log == (2, 5) and found.other_jobs == {"192.168.120.90": ("m1",)}
+    assert found.progress is not None and found.progress.step == 50
+    said = " ".join(judge(found).remarks)
+    assert "2 of 8 nodes left no log here: NODE_RANK 2, 5" in said
+    assert "logs of another job are here too, and left out: m1" in said
+
+
 def test_sad_files_are_no_trouble(tmp_path: Path) -> None:
     (tmp_path / "binary.out").write_bytes(os.urandom(200_000))
     (tmp_path / "escape.err").write_bytes(b"\x1b]0;owned\x07\x1b[2Jtext\n" * 10)
