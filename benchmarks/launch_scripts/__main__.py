@@ -2,7 +2,7 @@
 
     python -m benchmarks.launch_scripts --list             what to fetch, and where to put it
     python -m benchmarks.launch_scripts FOLDER [--only NAME] [--write LABEL]
-    python -m benchmarks.launch_scripts FOLDER --apart     the half kept apart: once
+    python -m benchmarks.launch_scripts FOLDER --apart [--write LABEL]     the half kept apart: once
 
 The scripts lie at FOLDER/OWNER+REPOSITORY/PATH. Of each it says whether program and words are
 right, or an error is. An invented program, or a model that no line names, is the worst of answers.
@@ -28,8 +28,9 @@ KEPT = RESULTS / "launch_scripts.json"
 HEAD = """\
 Made by `python -m benchmarks.launch_scripts FOLDER --write LABEL` from 80 public scripts of 64
 repositories, whose truth was written before the reader that they are for. 40, drawn by a seed, are
-there for development; the 40 others are kept apart, and run once after the reader is done. The
-scripts lie outside this repository; `--list` prints what to fetch.
+there for development; the 40 others are kept apart, and were run once after the reader was done:
+nothing was changed for them. The scripts lie outside this repository; `--list` prints what to
+fetch.
 
 A row is right if the conf has the script's program and each of its words, but for those that only
 the user or the job knows; or if it is refused, and the list says why that is right. `nodes, ranks`
@@ -53,8 +54,8 @@ def main() -> int:
         return 0
     if options.folder is None:
         parser.error("name the folder of the scripts; --list prints what belongs there")
-    if options.write and (options.apart or options.only):
-        parser.error("--write keeps the whole half for development, and no other")
+    if options.write and options.only:
+        parser.error("--write keeps a whole half")
     scripts = split_scripts(read_scripts())[options.apart]
     scripts = [one for one in scripts if options.only in (None, one.name)]
     if not scripts:
@@ -64,7 +65,7 @@ def main() -> int:
     rows = [score_script(one, Path(options.folder)) for one in scripts]
     print("\n".join(render_rows(rows)), *count_rows(rows).items(), sep="\n")
     if options.write:
-        keep(options.write, rows)
+        keep(options.write + (", apart" if options.apart else ""), rows)
     return int(any(row.verdict is Verdict.INVENTED for row in rows))
 
 
@@ -112,12 +113,15 @@ def keep(label: str, rows: Sequence[Row]) -> None:
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     kept[label] = count_rows(rows)
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    lines = ["# Public launch scripts", "", HEAD, "", "| development | " + " | ".join(kept) + " |"]
+    lines = ["# Public launch scripts", "", HEAD, "", "| scripts | " + " | ".join(kept) + " |"]
     lines.append("|---" * (1 + len(kept)) + "|")
     for what in kept[label]:
         lines.append(f"| {what} | " + " | ".join(one.get(what, "") for one in kept.values()) + " |")
-    lines += ["", f"## {label.capitalize()}", *render_rows(rows)]
-    PAGE.write_text("\n".join(lines) + "\n")
+    text = PAGE.read_text() if PAGE.exists() else ""
+    others = [part for part in text.split("\n## ")[1:] if part.partition("\n")[0] != label]
+    others = [part for part in others if label.endswith(", apart") and "apart" not in part[:30]]
+    lines += ["", f"## {label}", *render_rows(rows)]
+    PAGE.write_text("\n".join(lines) + "".join(f"\n\n## {part.rstrip()}" for part in others) + "\n")
 
 
 if __name__ == "__main__":

@@ -54,7 +54,9 @@ def score_script(script: LaunchScript, folder: Path) -> Row:
     seconds = time.perf_counter() - began
     conf: Mapping[str, Any] = {}
     if done.returncode:
-        verdict = Verdict.REFUSED if script.refusal else Verdict.REFUSED_WRONGLY
+        is_honest = done.returncode == 2 and "Traceback" not in done.stderr
+        is_right = script.refusal and is_honest  # a crash is none
+        verdict = Verdict.REFUSED if is_right else Verdict.REFUSED_WRONGLY
         said = "an error"
     else:
         conf = yaml.safe_load(done.stdout) or {}

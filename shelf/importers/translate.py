@@ -91,6 +91,9 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
             f"{other.command.where}: left out, as a conf starts one program: "
             f"{redact_string(other.command.raw)}"
         )
+    for recording in found.recordings:
+        for text, where in recording.once.items():
+            draft.note(f"{where}: {text} is answered once: the conf has what it was when read")
     _build(draft, launch)
     leave_out_misfits(draft)
     notes = [*draft.notes, *find_absent(draft, Path(found.folder))]

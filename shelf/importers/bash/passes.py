@@ -19,7 +19,7 @@ from vjob.shelf.importers.bash.jail import FILTERS
 
 ROOM = Path(__file__).parent
 BASH = "/bin/bash"
-SECONDS = 4.0
+SECONDS = 10.0
 MOST_RECORDS = 500
 START = (
     'builtin source "$__VJ/prelude"; BASH_ARGV0=$1; RANDOM=$__VJ_SEED; shift; '

@@ -126,9 +126,11 @@ shuf() { builtin printf '@OUT:shuf@\n'; }
 whoami() { builtin printf '%s\n' "$USER"; }
 logname() { whoami; }
 uname() { builtin printf 'Linux\n'; }
-date() {
-    case "$*" in
-    *+%s*) builtin printf '%s\n' "$__VJ_TIME" ;;
+date() {  # of the moment at which the script is read
+    __vj_tell once "date $*"
+    case "$#$1" in
+    1+*) builtin printf "%(${1#+})T\n" "$__VJ_TIME" ;;
+    0) builtin printf '%(%a %b %e %H:%M:%S %Z %Y)T\n' "$__VJ_TIME" ;;
     *) builtin printf '@OUT:date@\n' ;;
     esac
 }

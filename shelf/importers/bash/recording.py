@@ -23,6 +23,7 @@ import contextlib
 import posixpath
 import re
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ _ASSIGNED = re.compile(
     re.ASCII | re.MULTILINE,
 )
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]", re.ASCII)
+_RANDOM = re.compile(r"^[^#]*\bRANDOM\b")
 _COUNTED = re.compile(r"\$\{?#\}?\"?\s*\)?(?:-\w\w|[!=<>]+)\s*\"?([1-9])\b", re.ASCII)
 _OWN = frozenset(
     "BASHPID CONDA_PREFIX CPATH DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS HOME "  # noqa: SIM905
@@ -68,9 +70,12 @@ _TEXTS: Mapping[str, str] = {
     "SLURM_SUBMIT_DIR": "@SUBMIT@",
     "SLURM_LAUNCH_NODE_IPADDR": "@IP0@",
 }
-_COUNTS = {"nodes": (2, 3), "ntasks": (2, 3), "gpus": (8, 5), "cpus": (64, 48)}
+_COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
 """Where nothing names a count: two values, so that words that hang on it differ."""
+_NODES = ("2", "3")
 A_COUNT = "a count of the job"
+ENDED = ("timeout", "full", -9, 137, 247)
+"""How a pass ends that does not end by itself."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,9 @@ class Recording:
     tested: dict[str, str] = field(default_factory=dict)
     """Files that were asked for and are not here, and where."""
 
+    once: dict[str, str] = field(default_factory=dict)
+    """What differs from run to run, `date` and RANDOM, and where: the words have one answer."""
+
     unset: list[str] = field(default_factory=list)
     """Variables that words need and nobody sets; `$1` for an argument."""
 
@@ -208,6 +216,7 @@ class _Reader:
     without: tuple[str, ...]
     ask: Callable[[Mapping[str, object]], Mapping[str, object]]
     written: dict[str, str] = field(default_factory=dict)
+    time: int = field(default_factory=lambda: int(time.time()))
 
     def read(
         self,
@@ -225,11 +234,14 @@ class _Reader:
         is_job = bool(job) or "srun" in text or depth > 0
         is_step = depth > 0
         main, text = self._run(job, text, name, args, given, is_job, is_step)
+        if main.status in ENDED:
+            self._note(found, text.splitlines(), main)
+            return found
         other, _ = self._run(job, text, name, args, given, is_job, is_step, rank=1)
         there = main
         if any(kind == "file" for kind, *_ in main.notes):
             there, _ = self._run(job, text, name, args, given, is_job, is_step, files=True)
-        self._note(found, main, there)
+        self._note(found, text.splitlines(), main, there)
         marks, words = self._mark(text, main, args, given)
         marked = main
         if marks or words:
@@ -263,7 +275,7 @@ class _Reader:
             "__VJ_RANK": str(rank * is_step),
             "__VJ_FILES": str(int(files)),
             "__VJ_SEED": "11",
-            "__VJ_TIME": str(1_700_000_000 + 86_401 * rank),
+            "__VJ_TIME": str(self.time),
         }
         for _ in range(4):
             done = run_pass(self.ask, text, name=name, folder=str(self.folder), args=args, env=env,
@@ -306,20 +318,24 @@ class _Reader:
         count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0]) + more
         return marks, [f"@ARG{index}@" for index in range(1, count + 1)]
 
-    def _note(self, found: Recording, *passes: Pass) -> None:
+    def _note(self, found: Recording, lines: Sequence[str], *passes: Pass) -> None:
         for done in passes:
             for kind, text, file, line in done.notes:
                 where = f"{posixpath.basename(file)}:{line}"
                 if kind == "source" and text not in found.sourced:
                     found.sourced.append(text)
+                elif kind == "once":
+                    found.once.setdefault(text.strip(), where)
                 elif kind in ("file", "condition"):
                     found.tested.setdefault(text, where)
+        if number := next((n for n, line in enumerate(lines, 1) if _RANDOM.search(line)), 0):
+            found.once.setdefault("RANDOM", f"{found.file}:{number}")
         main = passes[0]
         found.layers = main.layers
         found.variables = dict(main.variables)
         found.written = dict(main.written)
         self.written.update(main.written)
-        if main.status in ("timeout", "full", -9, 137):
+        if main.status in ENDED:
             found.problems.append(
                 "it does not end: bash was stopped after some seconds"
                 if main.status != "full"
@@ -473,14 +489,15 @@ def _settle(
     for mine, its in zip(texts, others, strict=True):
         word = make_word(mine, its)
         option = words[-1].text if words else ""
-        words.append(_name_port(word, its, option) if A_COUNT in word.unknown else word)
+        is_named = bool(word.shell) or not word.unknown
+        words.append(word if is_named else _name_port(word, its, option))
     return tuple(words), list(dict.fromkeys(needs))
 
 
 def _name_port(word: Word, its: str, option: str) -> Word:
     """A port of the master that the script works out of what only the job knows: vjob's own."""
-    found = re.fullmatch(r"(.*?)(\d{4,5})", word.text, re.DOTALL)
-    if found is None or not re.fullmatch(r".*?\d{4,5}", its):
+    found = re.fullmatch(r"(.*?)(\d{4,5}|\$\((?:shuf|python3?)\))", word.text, re.DOTALL)
+    if found is None or not re.fullmatch(r"(?s).*?(\d{4,5}|@OUT:\w+@)", its):
         return word
     head, of = found[1], f"{option} {word.text}"
     if not (head.endswith(":") or re.search(r"(master|main)\w*[-_]port\b", of)):
@@ -513,10 +530,10 @@ def make_word(mine: str, its: str) -> Word:
     pieces.append((mine[at:], ""))
     if mine != its and "".join(text or _value(name, 1) for text, name in pieces) != its:
         ranks = {name: pair for name, pair in JOB_VALUES.items() if pair[0] == "0"}
-        for name, (one, two) in ranks.items():
-            if its.count(two) == 1 and its.replace(two, one) == mine and two not in mine:
-                head, _, tail = its.partition(two)
-                pieces = [(head, ""), ("", f"${{{name}}}"), (tail, "")]
+        for name, (one, two) in {**ranks, "SLURM_NNODES": _NODES}.items():
+            parts = re.split(rf"(?<![\w.]){two}(?![\w.])", its)
+            if len(parts) == 2 and one.join(parts) == mine:
+                pieces = [(parts[0], ""), ("", f"${{{name}}}"), (parts[1], "")]
                 break
         else:
             return Word(_TOKEN.sub(_spell, mine), frozenset([A_COUNT]))

@@ -75,7 +75,7 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
         ("python t.py --lr $1", r"x.sh:1: .*\$1; give the script's arguments"),
         ("python t.py --lr $LR", r"\$\{LR\}; set LR in your shell"),
         ("python t.py --x $(ls | head -1)", r"\$\(ls\); write in the script"),
-        ("#SBATCH -p q\npython t.py --n $SLURM_NNODES", "name the counts in #SBATCH lines"),
+        ("#SBATCH -p q\npython t.py --n $((SLURM_NNODES * 8))", "name the counts in #SBATCH lines"),
         ("python t.py --data '<your data>'", "<your data> is to be replaced first"),
         ("#SBATCH --nodes=my_count\npython t.py", "x.sh:1: --nodes=my_count is to be replaced"),
         ("if true; then\npython t.py", "bash says line 3: syntax error: unexpected end of file"),
@@ -131,6 +131,13 @@ def test_options_of_sbatch_are_keys_or_are_told(tmp_path: Path) -> None:
     assert conf["cluster"]["sbatch"] == {"mail-type": "END", "dependency": "singleton"}
     assert (conf["cluster"]["signal_before_end_s"], conf["cluster"]["walltime_min"]) == (90, 90)
     assert "x.sh:1: --array=3-5 is left out" in notes
+
+
+def test_what_differs_from_run_to_run_is_answered_once(tmp_path: Path) -> None:
+    conf, notes = translate(tmp_path, "srun python t.py r-$(date +%Y) $RANDOM\n")
+    assert re.fullmatch(r"r-\d{4} \d+", " ".join(conf["program"]["args"]))
+    assert "x.sh:1: date +%Y is answered once" in notes
+    assert "x.sh:1: RANDOM is answered once" in notes
 
 
 def test_no_option_no_key(tmp_path: Path) -> None:
