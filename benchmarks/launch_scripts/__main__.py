@@ -34,7 +34,8 @@ fetch.
 
 A row is right if the conf has the script's program and each of its words, but for those that only
 the user or the job knows; or if it is refused, and the list says why that is right. `nodes, ranks`
-tells whether both counts are those of the script, where it has them."""
+tells whether both counts are those of the script, where it has them. Other programs used the
+machine while the seconds were measured."""
 
 
 def main() -> int:
