@@ -492,8 +492,8 @@ class OnHang:
     """restart: end the ranks and start them again, in a run that morphs without a node that is at
     fault; stop: end the run; report: only say so; auto: restart where `morph` or
     `cluster.restarts` starts again after a failure, else report."""
-    after: Auto | Annotated[int, Bound(">=", 90), SECONDS] = "auto"
-    """How long nothing at all may happen, where nothing shows whose fault it is; auto: 150 s, or
+    after: Annotated[int, Bound(">=", 90), SECONDS] | None = None
+    """How long nothing at all may happen, where nothing shows whose fault it is; default: 150 s, or
     twice the longest time between two steps. A rank that is stopped or dead, or waits in another
     collective than the others, does not wait for it."""
 

@@ -154,7 +154,7 @@ def build_plan(conf: JobConf, here: PlanContext) -> Plan:
         restarts=conf.cluster.restarts,
         restart_same=conf.cluster.restart_same,
         hang_do=conf.on_hang.do,
-        hang_after_s=None if conf.on_hang.after == "auto" else conf.on_hang.after,
+        hang_after_s=conf.on_hang.after,
         log_limit_mb=conf.cluster.log_limit_mb or None,
         progress=conf.progress,
         traces=conf.profile.traces,

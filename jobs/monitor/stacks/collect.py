@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from varuna_core.agent.stacks import Unpacker
+from varuna_core.facts.sentences import describe_hang
+from varuna_core.hang.judge import judge_hang
+from varuna_core.hang.signs import read_hang, read_signs
 from varuna_core.launch.machines import Machine, parse_machine
 from varuna_core.launch.ssh import (
     FAILED,
@@ -82,7 +86,18 @@ def collect_stacks(
         groups=tuple(group_stacks(answers.seen, whole=whole)),
         failed=tuple(sorted(answers.failed, key=lambda stack: stack.rank)),
         silent=answers.silent,
+        hang=explain_hang(plan, attempt),
     )
+
+
+def explain_hang(plan: Plan, attempt: AttemptFolder) -> str:
+    """The hang that the agents found, or what their files say of the ranks now."""
+    hang = read_hang(attempt)
+    if hang is None or hang.until is not None:
+        signs = read_signs(attempt, plan.num_nodes)
+        found = judge_hang(plan.world, plan.num_nodes, signs, time.time(), plan.hang_after_s)
+        hang = None if found is None else found.hang
+    return "" if hang is None else describe_hang(hang)
 
 
 def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:

@@ -84,6 +84,9 @@ class Stacks:
     """Ranks that could not be looked at."""
     silent: Mapping[str, str]
     """Nodes without an answer, and why."""
+    hang: str = ""
+    """What the agents see where no rank makes steps, in a sentence: which collective, and who
+    missed it."""
 
     def as_json(self) -> dict[str, Any]:
         groups = [
@@ -105,6 +108,7 @@ class Stacks:
             "groups": groups,
             "failed": failed,
             "silent_nodes": dict(self.silent),
+            "hang": self.hang,
         }
 
 
@@ -164,6 +168,8 @@ def render_stacks(found: Stacks, *, whole: bool = False) -> str:
         f"{num_seen} of {found.world} ranks, {len(found.groups)} different "
         f"stack{'s' if many else ''}{', the fewest ranks first' if many else ''}"
     ]
+    if found.hang:
+        lines.append(found.hang)
     for group in found.groups:
         lines += ["", *_render_group(group, whole=whole)]
     if found.failed or found.silent:
