@@ -40,6 +40,7 @@ class Draft:
         """Variables that no key has taken yet."""
         self.notes: list[str] = []
         """What was left out, or should be looked at, and why."""
+        self.num_first = 0
         self.taken: list[str] = []
         """What became which key."""
         self.comments: dict[str, str] = {}
@@ -47,9 +48,15 @@ class Draft:
         """By dotted key."""
         self.groups: list[dict[str, Any]] = []
 
-    def note(self, message: str) -> None:
+    def note(self, message: str, *, is_first: bool = False) -> None:
+        """What matters to the run stands first: keys that the checks refused."""
         message = _make_printable(message)
-        if message not in self.notes:
+        if message in self.notes:
+            return
+        if is_first:
+            self.notes.insert(self.num_first, message)
+            self.num_first += 1
+        else:
             self.notes.append(message)
 
     def record(self, what: str, key: str) -> None:

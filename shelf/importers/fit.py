@@ -21,7 +21,7 @@ def leave_out_misfits(draft: Draft) -> None:
         problems = _find_problems(draft)
         if not any(_drop(draft, problem) for problem in problems):  # checked again after each
             for problem in problems:
-                draft.note(f"to correct: {problem}")
+                draft.note(f"to correct: {problem}", is_first=True)
             return
 
 
@@ -61,7 +61,7 @@ def _drop(draft: Draft, problem: Problem) -> bool:
             key = f"{key}.{inner}"
     draft.comments.pop(key, None)
     shown = REDACTED if is_secret(key) else value
-    draft.note(f"{key} = {shown} is left out: {problem.message}")
+    draft.note(f"{key} = {shown} is left out: {problem.message}", is_first=True)
     return True
 
 

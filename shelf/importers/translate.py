@@ -41,7 +41,10 @@ from vjob.shelf.importers.script import ShellConf, collect, index_env
 from vjob.shelf.importers.tree import find_entries
 
 GROUP = "vjob.importers"
-ACCEPTED = "a script for bash that starts a training, or a folder of such scripts"
+ACCEPTED = (
+    "a script for bash, by its name (x.sh) or first line (#!/bin/bash), that starts a training, or "
+    "a folder of such scripts"
+)
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH")
 MOST_SHOWN = 8
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")

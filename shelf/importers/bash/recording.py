@@ -9,12 +9,12 @@
         launch.cwd, launch.env             # where it starts, and with what
 
 `walk` goes down into `bash -c`, here-documents and scripts of the same folder, each with its own
-`Recording`, whose launch it yields in place of the shell's. Bash reads the script four times: as
-rank 0; as another rank of another job, which shows the words that only the job knows; with every
-tested file there; and with a mark in each unset variable and argument. A script that asks for what
-nobody said is not refused here: its words are open (`Word.is_open`), and `Recording.problems` has
-what bash said. `options` are the #SBATCH lines, `setup` the commands that prepare (`module load`),
-`variables` what the script set.
+`Recording`, whose launch it yields in place of the shell's. Bash reads the script as rank 0; as
+another rank of another job, which shows the words that only the job knows; if it starts nothing,
+with every tested file there; and with a mark in each unset variable and argument. A script that
+asks for what nobody said is not refused here: its words are open (`Word.is_open`), and
+`Recording.problems` has what bash said. `options` are the #SBATCH lines, `setup` the commands
+that prepare (`module load`), `variables` what the script set.
 """
 
 from __future__ import annotations
@@ -239,7 +239,8 @@ class _Reader:
             return found
         other, _ = self._run(job, text, name, args, given, is_job, is_step, rank=1)
         there = main
-        if any(kind == "file" for kind, *_ in main.notes):
+        is_asked = any(kind == "file" for kind, *_ in main.notes)
+        if is_asked and not any(is_launch(record.words) for record in main.records):
             there, _ = self._run(job, text, name, args, given, is_job, is_step, files=True)
         self._note(found, text.splitlines(), main, there)
         marks, words = self._mark(text, main, args, given)
