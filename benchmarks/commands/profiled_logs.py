@@ -66,6 +66,8 @@ class Logged:
     """The lists of starts and ends, which the seed's timers print; today's print sums alone."""
     is_tagged: bool = False
     """Lines have the rank in front, as of `srun --label`."""
+    kinds: tuple[str, ...] = ()
+    """Of each node's GPUs, which its samples name; no samples if not given."""
     gathers_ranks: bool = False
     """All nodes print into the last one's file."""
     seed: int = 1
@@ -137,6 +139,13 @@ def _write_files(
             texts[last].insert(place, line)
     for node, lines in texts.items():
         if node not in job.missing:
+            sample = [
+                f"[{at}] {kind:16} | 49'C,  97 % | 10000 / 22731 MB |"
+                for at, kind in enumerate(job.kinds)
+            ]
+            if sample:
+                heading = f"{job.nodes[node]}  Wed Jun 14 16:10:12 2023"
+                (folder / f"{job.nodes[node]}.gpu").write_text("\n".join([heading, *sample, ""]))
             end = "" if job.cut < 1 and node == last else "\n"
             (folder / f"{job.nodes[node]}.out").write_text("\n".join(lines) + end)
             (folder / f"{job.nodes[node]}.err").write_text("  warnings.warn(\n")
@@ -223,6 +232,15 @@ CASES: dict[str, tuple[Logged, str]] = {
     "a slow rank and unequal stages": (
         replace(BASE, layers=(6, 6, 6, 9, 6, 6, 6, 3), slow={18: 2.0}, seed=5),
         "straggler",
+    ),
+    "nothing, two kinds of GPU in each stage": (
+        replace(
+            BASE,
+            slow={rank: 1.6 for rank in range(32) if rank % 4 > 1},
+            seed=10,
+            kinds=("NVIDIA A100", "NVIDIA A100", "NVIDIA A10", "NVIDIA A10"),
+        ),
+        "",
     ),
     "a clock 0.35 s ahead": (replace(BASE, skew_s={3: 0.35}), "clock wrong"),
     "two clocks wrong, and a slow rank": (

@@ -357,7 +357,9 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
             ),
             evidence=f"{where}: {len(step.path)} pieces on the path",
             key="parallel.partition"
-            if above > MUCH_BUBBLE and not is_slow and _is_asked(job, analysis)
+            if step.stage_work_s[slowest] / mean - 1 > MUCH_BUBBLE
+            and not is_slow
+            and _is_asked(job, analysis)
             else "",
         )
 
@@ -1162,7 +1164,8 @@ def _during_steps(job: Job, analysis: Analysis) -> pd.DataFrame:
     first = {label: one.first_at for label, one in found.items()}
     last = {label: one.last_at for label, one in found.items()}
     at, label = samples["time"].astype(float), samples["attempt"]
-    return samples[(at >= label.map(first)) & (at <= label.map(last)) | at.isna()]
+    since, until = label.map(first).astype(float), label.map(last).astype(float)
+    return samples[(at >= since) & (at <= until) | at.isna()]
 
 
 RULES = (

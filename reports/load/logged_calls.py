@@ -208,11 +208,13 @@ class Block:
         layout = self._layout
         place = {"rank": rank, "replica": layout.find_replica(rank)}
         place["stage"] = layout.find_stage(rank)
-        for timer, begin, end in calls[["timer", "begin", "end"]].itertuples(index=False):
+        begins = calls["begin"].to_numpy()
+        steps = self.first + np.searchsorted(starts, begins, side="right")
+        columns = (calls["timer"].tolist(), begins.tolist(), calls["end"].tolist(), steps.tolist())
+        for timer, begin, end, step in zip(*columns, strict=True):
             if timer not in ACTIONS and "recv" in timer:
                 waits.append((begin, end, timer))
                 continue
-            step = self.first + int(np.searchsorted(starts, begin, side="right"))
             row = {**place, "step": step, "ready_s": begin, "end_s": max(begin, end)}
             if timer in ACTIONS:
                 kind = ACTIONS[timer]

@@ -15,10 +15,14 @@ SMALL = Logged(
 )  # fmt: skip
 
 
+KINDS = ("NVIDIA A100", "NVIDIA A100", "NVIDIA A10", "NVIDIA A100")
+
+
 @pytest.mark.parametrize(
     ("job", "wanted", "part"),
     [
         (SMALL, "", "none"),
+        (replace(SMALL, slow=dict.fromkeys((2, 6, 10, 14), 1.6), kinds=KINDS), "", "none"),
         (replace(SMALL, slow={6: 1.5}), "straggler", "Rank 6 on n2 takes 1.5"),
         (replace(SMALL, layers=(4, 4, 6, 2)), "partition", "the partition 4-4-4-4 in place"),
         (replace(SMALL, skew_s={2: -0.35}), "clock wrong", "The clock of n3 is behind by 350 ms"),
