@@ -132,7 +132,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.Div: ast.Mult, ast.Mod: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
 }  # fmt: skip
 EQUIVALENT: dict[str, str] = {
-    "varuna_core/schedule/order.py, find_capacity: `high > 4 * schedule.num_stages * "
+    "varuna_core/schedule/order.py, compute_capacity: `high > 4 * schedule.num_stages * "
     "schedule.num_microbatches` -> `not high > 4 * schedule.num_stages * "
     "schedule.num_microbatches`": (
         "a schedule that no room helps is refused at the first doubling, in the same words"

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from vjob.jobs.conf import schema
-from vjob.jobs.conf.fates import Fate, find_fate, find_variable, list_leaves
+from vjob.jobs.conf.fates import Fate, find_variable, judge_fate, list_leaves
 from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_section_class
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
 from vjob.jobs.conf.write import dump_yaml
@@ -237,8 +237,8 @@ def render_fate(key: str) -> str:
     variable = find_variable(key)
     if variable is not None:
         return f"`{variable}`"
-    fates = {find_fate(leaf) for leaf in list_leaves() if leaf.startswith(f"{key}.")}
-    (fate, *others) = fates or {find_fate(key)}
+    fates = {judge_fate(leaf) for leaf in list_leaves() if leaf.startswith(f"{key}.")}
+    (fate, *others) = fates or {judge_fate(key)}
     return "" if others else WORDS[fate]
 
 

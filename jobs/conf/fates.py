@@ -84,7 +84,7 @@ MODEL = "model"
 """A name or numbers, one thing: a reference to one of its keys counts for the whole model."""
 
 
-def find_fate(key: str) -> Fate:
+def judge_fate(key: str) -> Fate:
     """The fate of a key of the schema."""
     if find_variable(key) is not None:
         return Fate.REACHES
@@ -100,7 +100,7 @@ def find_variable(key: str) -> str | None:
 def goes_by_reference(kind: str, key: str) -> bool:
     """True for a key that a program of this kind gets by reference alone."""
     if kind in OWN_MODEL:
-        return find_fate(key) is Fate.REFERENCE
+        return judge_fate(key) is Fate.REFERENCE
     return key.startswith(ONLY_BY_REFERENCE.get(kind, ()))
 
 
@@ -165,7 +165,7 @@ def reaches(conf: JobConf, written: Collection[str], *keys: str) -> bool:
     """True if a script gets all these keys: by variables, where they are written, or references."""
     referenced = list_referenced_leaves(conf)
     return all(
-        key in referenced or (key in written and find_fate(key) is Fate.REACHES) for key in keys
+        key in referenced or (key in written and judge_fate(key) is Fate.REACHES) for key in keys
     )
 
 

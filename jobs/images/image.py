@@ -115,7 +115,7 @@ class Imported:
     time: float
 
 
-def find_cache(environ: Mapping[str, str]) -> Path:
+def locate_cache(environ: Mapping[str, str]) -> Path:
     """Default folder of imported files: in the home folder, which the nodes see."""
     base = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "vjob" / "images"
@@ -123,7 +123,7 @@ def find_cache(environ: Mapping[str, str]) -> Path:
 
 def find_imported(image: str, environ: Mapping[str, str]) -> Path | None:
     """The file that an import of this reference made."""
-    path = find_cache(environ) / read_reference(image).file_name
+    path = locate_cache(environ) / read_reference(image).file_name
     return path if path.is_file() else None
 
 

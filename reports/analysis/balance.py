@@ -106,14 +106,14 @@ def find_stragglers(steps: pd.DataFrame, ranks: pd.DataFrame) -> list[Straggler]
         table = table.iloc[1:] if len(table) > 2 else table  # the first step warms up
         hosts = group.drop_duplicates("rank").set_index("rank")["host"]
         work_s = table.to_numpy(dtype=float)
-        peers_s = find_medians_of_others(work_s)
+        peers_s = compute_medians_of_others(work_s)
         known = (peers_s > 0) & ~np.isnan(work_s)
         ratios_of = np.divide(work_s, peers_s, out=np.full_like(work_s, np.nan), where=known)
         for rank, column in zip(table.columns, ratios_of.T, strict=True):
             ratios = column[~np.isnan(column)]
             num_steps, rung = 0, NOTABLE
             if not _holds(rung, ratios):
-                ratios, rung = find_slow_stretch(ratios), PERSISTENT
+                ratios, rung = compute_slow_stretch(ratios), PERSISTENT
                 num_steps = len(ratios)
             if len(ratios):
                 found.append(
@@ -140,7 +140,7 @@ def _holds(rung: Rung, ratios: npt.NDArray[np.float64]) -> bool:
     )
 
 
-def find_slow_stretch(ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def compute_slow_stretch(ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The ratios of the worst steps in a row in which a rank was PERSISTENT; empty without any.
 
     As whoever watched the run saw its last steps: 60 of them, or fewer after the warm-up.
@@ -165,7 +165,7 @@ def find_slow_stretch(ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.float64
     return ratios[start[worst] : end[worst]]
 
 
-def find_medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def compute_medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Of each number the median of the others in its row; NaN counts for nothing.
 
     All rows are sorted once: to leave out one number moves the middle by one place at most.

@@ -127,13 +127,13 @@ def summarise(
         num_steps=total,
         step_s=step_s,
         left_s=_estimate_left(job, step, total, step_s),
-        samples_per_s=_find_rate(job, "samples_per_s", step_s),
-        tokens_per_s=_find_rate(job, "tokens_per_s", step_s),
+        samples_per_s=_compute_rate(job, "samples_per_s", step_s),
+        tokens_per_s=_compute_rate(job, "tokens_per_s", step_s),
         goodput=goodput.share,
         start=bound_share(seconds, may, accounting.total_s, goodput.proof, reason),
         idle=idle,
         rank_hours=hours,
-        cost=_find_cost(job, hours),
+        cost=_compute_cost(job, hours),
         speeds=tuple(_measure_speeds(job, value_of(step_s))),
     )
 
@@ -194,7 +194,7 @@ def _estimate_left(
     return Value(max(0, (most or 0) - (last or 0)) * (pace_s or 0.0), evidence)
 
 
-def _find_rate(job: Job, name: str, step_s: Known[float]) -> Known[float]:
+def _compute_rate(job: Job, name: str, step_s: Known[float]) -> Known[float]:
     """Samples or tokens a second: of the batch and the pace, else as lines print them."""
     iterations, training = job.logs["iterations"], job.training
     batch, pace_s = _find_batch(training, iterations), value_of(step_s)
@@ -406,7 +406,7 @@ def _find_product(kind: str) -> GpuProduct | None:
     return found[0] if len({gpu.half_tflops for gpu in found}) == 1 else None
 
 
-def _find_cost(job: Job, hours: Known[float]) -> Known[float]:
+def _compute_cost(job: Job, hours: Known[float]) -> Known[float]:
     """By the conf's prices of a node-hour, of each group by its GPU's type or its own name."""
     proof = (Evidence("the conf's prices", Sure.INFERRED),)
     unknown = NotKnown("the conf has no prices for all of its nodes", proof)

@@ -53,7 +53,7 @@ def list_events(job: Job, analysis: Analysis) -> Iterator[dict[str, Any]]:
     rows = job.events[[*columns, "bytes", "what"]].itertuples(index=False)
     for rank, kind, step, stage, micro, begin, ready, end, size, what in rows:
         is_work = kind in COMPUTE
-        place = {"pid": max(int(stage), 0), "tid": _find_thread(int(rank), is_work)}
+        place = {"pid": max(int(stage), 0), "tid": _number_thread(int(rank), is_work)}
         arguments: dict[str, Any] = {"step": int(step)}
         if micro >= 0:
             arguments["micro-batch"] = int(micro)
@@ -72,7 +72,7 @@ def list_events(job: Job, analysis: Analysis) -> Iterator[dict[str, Any]]:
                 yield {**finish, "id": number}
 
 
-def _find_thread(rank: int, is_work: bool) -> int:
+def _number_thread(rank: int, is_work: bool) -> int:
     return 2 * max(rank, 0) + (0 if is_work else 1)
 
 
@@ -88,7 +88,7 @@ def _list_names(job: Job) -> Iterator[dict[str, Any]]:
     hosts = {trace.rank: trace.host for trace in job.traces.ranks}
     seen: set[tuple[int, int]] = set()
     for rank, stage, kind in ranks.itertuples(index=False):
-        process, thread = max(int(stage), 0), _find_thread(int(rank), kind in COMPUTE)
+        process, thread = max(int(stage), 0), _number_thread(int(rank), kind in COMPUTE)
         if (process, -1) not in seen:
             seen.add((process, -1))
             yield _name("process_name", process, 0, f"stage {process}")
@@ -117,5 +117,5 @@ def _list_arrows(pipeline: Pipeline) -> Iterator[tuple[dict[str, Any], dict[str,
 
 
 def _end_arrow(phase: str, time: float, rank: int, stage: int) -> dict[str, Any]:
-    place = {"ts": round(time * 1e6, 3), "pid": stage, "tid": _find_thread(rank, True)}
+    place = {"ts": round(time * 1e6, 3), "pid": stage, "tid": _number_thread(rank, True)}
     return {"name": "message", "cat": "message", "ph": phase, **place}

@@ -142,7 +142,7 @@ class File:
                 trace.skipped += 1
         trace.skipped += lines.skipped
         if lines.events is not None and len(lines.events):
-            trace.spans.append((_find_unique(lines.events.columns["step"]), place, length))
+            trace.spans.append((_list_unique(lines.events.columns["step"]), place, length))
             trace.num_events += len(lines.events)
         self._now = trace
 
@@ -243,7 +243,7 @@ def _is_whole(value: Any) -> TypeGuard[int]:
     return type(value) is int and abs(value) < _LARGEST
 
 
-def _find_unique(steps: Column) -> Column:
+def _list_unique(steps: Column) -> Column:
     """The steps of a piece: often it has one."""
     if (steps == steps[0]).all():
         alone: Column = steps[:1].copy()

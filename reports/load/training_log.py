@@ -29,7 +29,7 @@ from varuna_core.records.logs.progress import (
     split_tag,
 )
 from varuna_core.records.logs.steps import LEARNED, LINE, StepReader, StepReading
-from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader, find_left_out
+from varuna_core.records.logs.times import BAR_SLACK_S, MARK_S, MarkReader, count_left_out
 from varuna_core.records.logs.training_log import (
     CHECKPOINT,
     EVALUATION,
@@ -296,7 +296,7 @@ class LogReader:
         )
 
     def _note_cut(self, block: bytes) -> None:
-        if lost := find_left_out(block):
+        if lost := count_left_out(block):
             self.tables.left_out[f"{self.attempt}/{self.path.name}".lstrip("/")] = lost
 
     def _read_block(self, block: bytes) -> None:

@@ -115,7 +115,7 @@ def build_work_strips(job: Job, span: Span) -> tuple[Strips, Strips]:
             name = f"stage {stage} {_name_ranks(numbers[rows])}"
             means.add(name, _mean(worked[rows]))
             if len(numbers) > 1:
-                farthest.add(name, _find_farthest(against[rows]))
+                farthest.add(name, _choose_farthest(against[rows]))
     return means, farthest
 
 
@@ -123,7 +123,7 @@ def _name_ranks(numbers: list[int]) -> str:
     return f"rank {numbers[0]}" if len(numbers) == 1 else f"ranks {numbers[0]}..{numbers[-1]}"
 
 
-def _find_farthest(rows: Matrix) -> Matrix:
+def _choose_farthest(rows: Matrix) -> Matrix:
     """Of each column the value farthest from 1."""
     off = np.where(np.isnan(rows), -1.0, np.abs(rows - 1))
     found: Matrix = np.take_along_axis(rows, off.argmax(axis=0)[None], axis=0)[0]

@@ -56,7 +56,7 @@ from vjob.shelf.elastic.growth import (
     Standing,
     choose_growth,
     choose_leaving,
-    find_pause,
+    compute_pause,
     find_slow_nodes,
     format_basis,
     still_pays,
@@ -208,14 +208,14 @@ class Autoscaler:
             here=tuple(here),
             steps_left=steps_left,
             step_s=pace.step_s,
-            pause=self._find_pause(),
+            pause=self._compute_pause(),
             left_s=left.value if isinstance(left, Value) else math.inf,
         )
 
-    def _find_pause(self) -> Pause:
+    def _compute_pause(self) -> Pause:
         events = read_lines(self._run.morph_events)
         pauses = [read_pause_s(e) for e in events if is_event(e, "morph")]
-        return find_pause([pause for pause in pauses if pause is not None])
+        return compute_pause([pause for pause in pauses if pause is not None])
 
     # More nodes.
 
@@ -249,12 +249,12 @@ class Autoscaler:
             self._run,
             count=offer.count,
             queue=offer.group.queue,
-            walltime_min=self._find_walltime_min(standing.left_s),
+            walltime_min=self._compute_walltime_min(standing.left_s),
             why=why,
         )
         self._tell(f"job {job} is to bring {why}")
 
-    def _find_walltime_min(self, left_s: float) -> int | None:
+    def _compute_walltime_min(self, left_s: float) -> int | None:
         """No longer than the run itself lasts, so that it starts sooner; as the run's where that
         comes back with its guests."""
         cluster = self.conf.cluster

@@ -90,7 +90,7 @@ class Pause:
         return f"a pause of {self.seconds:.3g} s ({whence})"
 
 
-def find_pause(pauses_s: Sequence[float]) -> Pause:
+def compute_pause(pauses_s: Sequence[float]) -> Pause:
     """`pauses_s` are those of the run's own morphs, oldest first."""
     last = pauses_s[-NUM_PAUSES:]
     seconds = statistics.median(last) if last else DEFAULT_PAUSE_S

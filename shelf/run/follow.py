@@ -166,10 +166,10 @@ def _follow(lines: RunLines) -> int:
     record = read_record(lines.run)
     is_queued = record is not None and schedulers.has_queue(record.scheduler)
     code = follow_lines(lines, with_states=is_queued)
-    return code and find_exit_code(view_run(lines.run))
+    return code and compute_exit_code(view_run(lines.run))
 
 
-def find_exit_code(view: RunView) -> int:
+def compute_exit_code(view: RunView) -> int:
     """The exit code of a run that did not end well: that of its last attempt, else of its job."""
     outcome = view.record.outcome
     code = outcome.code if outcome is not None else 0

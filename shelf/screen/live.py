@@ -44,7 +44,7 @@ class Heights:
     log: int
 
 
-def find_most_heading(height: int) -> int:
+def count_most_heading(height: int) -> int:
     """The most lines that the head may have."""
     return max(2, min(12, height // 3))
 
@@ -244,7 +244,7 @@ class LiveScreen(KeyScreen):
         """Give every pane its lines, and the head its text."""
         height, width = self.size.height, self.size.width
         self._notice = self._find_notice()
-        head = self._render_head(width, find_most_heading(height))
+        head = self._render_head(width, count_most_heading(height))
         heights = arrange_panes(
             height - len(head) - HINT,
             active=self.active,

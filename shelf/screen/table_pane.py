@@ -38,7 +38,7 @@ def place_columns(
 ) -> list[PlacedColumn[Row]]:
     """The columns that fit, as wide as they need; those that nothing is in give way first."""
     used = [column for column in columns if column.is_used(rows)]
-    widths = {column.title: _find_width(column, rows) for column in used}
+    widths = {column.title: _compute_width(column, rows) for column in used}
     while len(used) > 1 and sum(widths[c.title] + 1 for c in used) + MARGIN > width:
         used.remove(max(used, key=lambda column: column.place))
     rest = width - MARGIN - sum(widths[column.title] + 1 for column in used)
@@ -51,7 +51,7 @@ def place_columns(
     return placed
 
 
-def _find_width(column: Column[Row], rows: Sequence[Row]) -> int:
+def _compute_width(column: Column[Row], rows: Sequence[Row]) -> int:
     """Width of a column: of text as long as the longest, of numbers as it is set."""
     if column.width == REST:
         return LEAST_REST

@@ -119,7 +119,7 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
         machine_list=None,
         ssh_config=None,
         hetero="auto",
-        walltime_min=_find_walltime_min(conf, limit_min),
+        walltime_min=_compute_walltime_min(conf, limit_min),
         requeue=False,
         restarts=None,
         restart_same=False,
@@ -137,12 +137,12 @@ def shrink(conf: JobConf, node: OneNode, *, limit_min: int, checkpoint: str | No
     return Trial(
         conf=tried,
         notes=tuple(notes),
-        certainty=_find_certainty(conf, world, is_whole=is_whole),
+        certainty=_describe_certainty(conf, world, is_whole=is_whole),
         is_small=on_cpu or bool(others) or len(layouts) > 1,
     )
 
 
-def _find_walltime_min(conf: JobConf, limit_min: int) -> int:
+def _compute_walltime_min(conf: JobConf, limit_min: int) -> int:
     """No less than a healthy try is given by all that watches it, if the whole run has as long."""
     most_min = START_MIN + limit_min * (SAVING if conf.program.kind in BUILT_IN else 1)
     if conf.container.image is not None and conf.container.runtime != "none":
@@ -156,7 +156,7 @@ def _list_other_kinds(conf: JobConf, node: OneNode) -> list[str]:
     return sorted(kind for kind in kinds if kind is not None and kind != node.kind)
 
 
-def _find_certainty(conf: JobConf, world: int, *, is_whole: bool) -> str:
+def _describe_certainty(conf: JobConf, world: int, *, is_whole: bool) -> str:
     if is_whole:
         return MEASURED
     asked = get_world(conf)

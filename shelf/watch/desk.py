@@ -32,7 +32,7 @@ from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.owner import expect_ours, is_ours
 from vjob.jobs.schedulers import choose as schedulers
-from vjob.shelf.watch.notify import Channels, find_channels, read_webhook, send
+from vjob.shelf.watch.notify import Channels, choose_channels, read_webhook, send
 from vjob.shelf.watch.watch import FINE, Look, Notice, watch_job
 
 Say = Callable[..., None]
@@ -150,7 +150,7 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
         if actions:
             expect_ours(run, "nothing is done to it for you")
         check_actions(actions, record)
-        channels = find_channels(run, Path(record.conf), given) if not options.quiet else given
+        channels = choose_channels(run, Path(record.conf), given) if not options.quiet else given
     end = find_end(options.for_min)
     desk = Desk(
         run, record, Channels() if options.quiet else channels, actions, end, options.as_json, say

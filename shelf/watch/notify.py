@@ -65,7 +65,7 @@ class Channels:
         return [*found, "command"] if self.command else found
 
 
-def find_channels(
+def choose_channels(
     run: RunFolder, conf: Path, given: Channels, environ: Mapping[str, str] = os.environ
 ) -> Channels:
     """`given` first, then VJOB_WEBHOOK, then `notify` of the run.

@@ -15,8 +15,8 @@ from varuna_core.agent.meeting.meeting import (
     Go,
     check_stop,
     explain_not_ready,
-    find_not_ready_cause,
     gather_reports,
+    judge_not_ready,
     render_table,
     say_go,
     wait_for_go,
@@ -154,7 +154,7 @@ def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.Ex
     )
     if problem is not None:
         node = failed[0] if failed else None
-        raise Refusal(NOT_READY, problem, node, find_not_ready_cause(reports))
+        raise Refusal(NOT_READY, problem, node, judge_not_ready(reports))
     # Preparing a container may take half an hour; another process may have taken the port by now.
     port, holder = pick_port(plan, attempt.number, None, site.master.port)
     leases.enter_context(holder)

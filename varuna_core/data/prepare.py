@@ -237,7 +237,7 @@ def prepare(settings: Settings, say: Callable[[str], None], show: Show) -> dict[
         if part.is_resumed and part.journal.sizes[0]:
             at = f"{settings.inputs[part.journal.file]}, line {part.journal.place.line:,}"
             say(f"going on from {at}")
-        files = _find_vocabulary(settings, part, say)
+        files = _choose_vocabulary(settings, part, say)
         encoder = open_encoder(files, settings.dtype)
         counts = _encode_all(settings, files, part, sizes, say, show)
     except OSError as error:
@@ -312,7 +312,7 @@ def _make_key(settings: Settings) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def _find_vocabulary(
+def _choose_vocabulary(
     settings: Settings, part: PartFolder, say: Callable[[str], None]
 ) -> VocabularyFiles:
     """The files that were given, or those trained in the part folder, now or before."""

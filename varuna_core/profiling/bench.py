@@ -504,16 +504,16 @@ class Bench:
             graph, held, peak = self._measure_memory()
             others = self._find_others(held)
         return Figures(
-            forward_s=_find_usual(self.rounds, "F"),
-            backward_s=_find_usual(self.rounds, "B"),
-            input_grad_s=_find_usual(self.rounds, "I"),
-            weight_grad_s=_find_usual(self.rounds, "W"),
-            recompute_s=_find_usual(self.rounds, "R"),
-            forward_host_s=_find_undisturbed(self.host_rounds, "F"),
-            backward_host_s=_find_undisturbed(self.host_rounds, "B"),
-            input_grad_host_s=_find_undisturbed(self.host_rounds, "I"),
-            weight_grad_host_s=_find_undisturbed(self.host_rounds, "W"),
-            recompute_host_s=_find_undisturbed(self.host_rounds, "R"),
+            forward_s=_compute_usual(self.rounds, "F"),
+            backward_s=_compute_usual(self.rounds, "B"),
+            input_grad_s=_compute_usual(self.rounds, "I"),
+            weight_grad_s=_compute_usual(self.rounds, "W"),
+            recompute_s=_compute_usual(self.rounds, "R"),
+            forward_host_s=_compute_undisturbed(self.host_rounds, "F"),
+            backward_host_s=_compute_undisturbed(self.host_rounds, "B"),
+            input_grad_host_s=_compute_undisturbed(self.host_rounds, "I"),
+            weight_grad_host_s=_compute_undisturbed(self.host_rounds, "W"),
+            recompute_host_s=_compute_undisturbed(self.host_rounds, "R"),
             output_bytes=self.outgoing.num_bytes,
             graph_bytes=graph,
             work_bytes=max(0, peak - held),
@@ -526,8 +526,8 @@ class Bench:
             found["offload_s"], found["load_s"] = self._find_copies(held)
         if self.selective:
             for name, find, rounds, between in (
-                ("selective_s", _find_usual, self.rounds, self.between),
-                ("selective_host_s", _find_undisturbed, self.host_rounds, self.host_between),
+                ("selective_s", _compute_usual, self.rounds, self.between),
+                ("selective_host_s", _compute_undisturbed, self.host_rounds, self.host_between),
             ):
                 more = find(between, "f", BETWEEN) - find(rounds, "F")
                 found[name] = max(0.0, find(between, "R", BETWEEN) + more)
@@ -536,7 +536,7 @@ class Bench:
 
     def _find_copies(self, held: float) -> tuple[float, float]:
         if self.is_copied:
-            out, back = (_find_usual(self.copied, kind, COPIED) for kind in COPIES)
+            out, back = (_compute_usual(self.copied, kind, COPIED) for kind in COPIES)
             self.last_copies = self.micro.size, held, out, back
         assert self.last_copies is not None
         size, num_bytes, out, back = self.last_copies
@@ -606,14 +606,14 @@ class Bench:
         return median(times[WARM_UP:])
 
 
-def _find_usual(
+def _compute_usual(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
 ) -> float:
     """The median of a kind of action; 0 where there are no rounds."""
     return median([*itertools.chain(*_list_times(rounds, kind, of))] or [0.0])
 
 
-def _find_undisturbed(
+def _compute_undisturbed(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
 ) -> float:
     """Of the host: a quarter of the times is shorter. Other programs only add to a launch, and in a

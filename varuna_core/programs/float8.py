@@ -23,7 +23,7 @@ MULTIPLE = 16
 """Of both sizes of a layer, as the products want it; another layer stays in bf16."""
 
 
-def find_base_precision(precision: str) -> str:
+def choose_base_precision(precision: str) -> str:
     """The precision of all that is not computed in float8: what Varuna is given."""
     return "bf16" if precision == FP8 else precision
 

@@ -14,7 +14,7 @@ from varuna_core.profiling.profile_file import copy_file
 from varuna_core.profiling.profiler import Profiler
 from varuna_core.programs.batches import TRAIN, Batch, MadeUp
 from varuna_core.programs.building import build_model, choose_apex, make_optimizer, plan_layers
-from varuna_core.programs.float8 import FP8, find_base_precision, use_float8
+from varuna_core.programs.float8 import FP8, choose_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.place import Place, ProgramError
 from varuna_core.records.layout import parse_stage_map
@@ -66,7 +66,7 @@ def profile_training(
         model,
         place.device.type,
         local_rank=place.local_rank,
-        precision=find_base_precision(training.precision),
+        precision=choose_base_precision(training.precision),
         tensor=wanted,
         tensor_plan=plans[-1],
         name=training.model,

@@ -34,7 +34,7 @@ from varuna_core.programs.building import (
     plan_layers,
     read_partition,
 )
-from varuna_core.programs.float8 import FP8, find_base_precision, use_float8
+from varuna_core.programs.float8 import FP8, choose_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.lines import RankLines
 from varuna_core.programs.place import Place, ProgramError
@@ -82,7 +82,7 @@ def build_varuna(
         stages_per_rank=count_stages_per_rank(training.schedule, partition, depth),
         tensor=training.tensor,
         tensor_plan=plan_layers(model, training),
-        precision=find_base_precision(training.precision),
+        precision=choose_base_precision(training.precision),
         recompute=choose_recompute(training, place.device)[0],
         trace=trace,
         seed=training.seed,

@@ -128,7 +128,7 @@ def wrap_text(text: str, width: Optional[int]) -> str:
 def _wrap_line(line: str, width: int) -> List[str]:
     if len(line) <= width:
         return [line]
-    indent = _find_indent(line, width)
+    indent = _measure_indent(line, width)
     lines = [""]
     for piece in _PIECE.findall(line):
         if lines[-1].strip() and len(lines[-1]) + len(piece) > width:
@@ -139,7 +139,7 @@ def _wrap_line(line: str, width: int) -> List[str]:
     return lines
 
 
-def _find_indent(line: str, width: int) -> int:
+def _measure_indent(line: str, width: int) -> int:
     number = _NUMBER.match(line)
     if number:
         return number.end()

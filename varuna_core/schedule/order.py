@@ -125,7 +125,7 @@ def _describe_stuck(
     return "deadlock: " + "; ".join(reasons)
 
 
-def find_capacity(schedule: Schedule) -> int:
+def compute_capacity(schedule: Schedule) -> int:
     """The fewest unread messages a channel must have room for, or the ranks get stuck."""
     low, high = 1, 1
     while not _can_run(schedule, high):

@@ -233,7 +233,7 @@ def build_zero_bubble(
     bound = min(_check_bound("zero_bubble", max_graphs, least=1), num_ranks)
     costs = costs or build_even_costs(num_ranks)
     placement = tuple(range(num_ranks))
-    best = _find_policy("zero_bubble", placement, num_microbatches, costs, bound)
+    best = _choose_policy("zero_bubble", placement, num_microbatches, costs, bound)
     bounds = (bound,) * num_ranks
     candidates = [
         build_greedy("zero_bubble", placement, num_microbatches, costs, bounds, best),
@@ -269,7 +269,7 @@ def build_zbv(
     bound = min(most, 2 * num_ranks)
     costs = costs or build_even_costs(2 * num_ranks)
     placement = place_v(num_ranks)
-    best = _find_policy("zbv", placement, num_microbatches, costs, bound)
+    best = _choose_policy("zbv", placement, num_microbatches, costs, bound)
     # The first gradients hurry up the ranks: as many are split as have a rank behind them to fill.
     split_first = tuple(max(0, stage - num_ranks) for stage in range(2 * num_ranks))
     bounds = (bound,) * num_ranks
@@ -325,7 +325,7 @@ def _list_policies(num_stages: int, bound: int) -> Iterator[Policy]:
                     )
 
 
-def _find_policy(
+def _choose_policy(
     name: str, placement: tuple[int, ...], num_microbatches: int, costs: Costs, bound: int
 ) -> Policy:
     """The policy of the shortest schedule, every backward split, of a few micro-batches."""
@@ -335,7 +335,7 @@ def _find_policy(
         )
     few = min(num_microbatches, 4 * len(placement))
     bounds = (bound,) * (max(placement) + 1)
-    floor = _find_floor(placement, costs, few)
+    floor = _compute_floor(placement, costs, few)
     found: list[tuple[float, Policy]] = []
     tried: list[_Greedy] = []
     for policy in _list_policies(len(placement), bound):
@@ -377,7 +377,7 @@ def _find_best(
     return max(shortest, key=lambda one: (max(verify(one).graphs) <= bound, count_fused(one)))
 
 
-def _find_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: int) -> float:
+def _compute_floor(placement: tuple[int, ...], costs: Costs, num_microbatches: int) -> float:
     """No schedule is shorter whose backwards are all split.
 
     A rank waits for its first activation, then has its work to do.

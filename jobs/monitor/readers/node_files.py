@@ -186,11 +186,11 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
             for log in node.logs.values():
                 log.trains = True
     _search_back(nodes)
-    found = _find_farthest(nodes)
+    found = _choose_farthest(nodes)
     if found is None:
         for other in [one for one in _list_logs(nodes) if one.is_behind][:MOST_LEARNED]:
             other.catch_up()
-        found = _find_farthest(nodes)
+        found = _choose_farthest(nodes)
     if found is None:
         return None
     node, log = found
@@ -219,7 +219,7 @@ def _search_back(nodes: Collection[NodeFiles]) -> None:
     logs = [log for log in _list_logs(nodes) if log.is_unsearched]
     if not logs:
         return
-    best = _find_farthest(nodes)
+    best = _choose_farthest(nodes)
     is_known = best is not None and best[1].strength >= LINE
     budget = Budget()
     for log in sorted(logs, key=lambda log: -log.tail.mtime):
@@ -244,7 +244,7 @@ def _list_logs(nodes: Iterable[NodeFiles]) -> list[LogFile]:
     return [log for node in nodes for log in node.logs.values()]
 
 
-def _find_farthest(nodes: Iterable[NodeFiles]) -> tuple[NodeFiles, LogFile] | None:
+def _choose_farthest(nodes: Iterable[NodeFiles]) -> tuple[NodeFiles, LogFile] | None:
     found: tuple[tuple[int, int, bool], NodeFiles, LogFile] | None = None
     for node in nodes:
         for log in node.logs.values():

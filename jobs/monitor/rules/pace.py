@@ -78,7 +78,7 @@ def stall_limit_s(
         return max(UNLEARNED_S, floor_s, LONGEST * longest)
     return max(
         MEDIANS * statistics.median(gaps),
-        P95S * find_quantile(gaps, 0.95),
+        P95S * compute_quantile(gaps, 0.95),
         LONGEST * max(gaps),
         floor_s,
     )
@@ -212,7 +212,7 @@ def find_limit_left_s(snapshot: Snapshot) -> float | None:
     return max(min(known) - snapshot.scheduler.age_s, 0.0) if known else None
 
 
-def find_quantile(values: Sequence[float], share: float) -> float:
+def compute_quantile(values: Sequence[float], share: float) -> float:
     """Quantile among the values themselves: no mean of two."""
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]

@@ -10,7 +10,7 @@ from varuna_core.facts.catalogue.remedies import do
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
 from varuna_core.facts.remedy import Action, Remedy, Target
-from varuna_core.records.logs.slow_ranks import STARK, costs_much, find_peers_work
+from varuna_core.records.logs.slow_ranks import STARK, compute_peers_work, costs_much
 from vjob.jobs.monitor.model.snapshot import Health, Line, Node, Rank, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     conclude,
@@ -22,10 +22,10 @@ from vjob.jobs.monitor.rules.base import (
     step_values,
 )
 from vjob.jobs.monitor.rules.pace import (
+    compute_quantile,
     find_left_s,
     find_limit_left_s,
     find_pace_s,
-    find_quantile,
     find_silence_s,
     is_long_for_pace,
     job_limit_s,
@@ -107,7 +107,7 @@ def find_stragglers(snapshot: Snapshot) -> list[tuple[Rank, float, float]]:
         works = [rank.work_s or 0.0 for rank in members]
         if len(works) < 2:
             continue
-        usual = find_peers_work(works)
+        usual = compute_peers_work(works)
         for rank in members:
             own = rank.work_s or 0.0
             is_far = own > STARK.times * usual and costs_much(own - usual, rank.step_s or own)
@@ -185,7 +185,7 @@ def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
     times = list_step_times(snapshot)
     if len(times) < RECENT + BASELINE or not _steps_on(snapshot):
         return None
-    every = _find_interval(snapshot)
+    every = _compute_interval(snapshot)
     count, lasts = 0, 0.0
     while count < len(times) and (count < RECENT or lasts < LASTS_S):
         count += 1
@@ -196,12 +196,12 @@ def find_slowdown(snapshot: Snapshot) -> Slowdown | None:
     return Slowdown(
         before_s=statistics.median(before),
         recent_s=statistics.median(recent),
-        least_s=find_quantile(recent, 0.25),
-        usual_most_s=find_quantile(before, 0.9),
+        least_s=compute_quantile(recent, 0.25),
+        usual_most_s=compute_quantile(before, 0.9),
     )
 
 
-def _find_interval(snapshot: Snapshot) -> float:
+def _compute_interval(snapshot: Snapshot) -> float:
     """Steps between two points."""
     points = snapshot.progress.points if snapshot.progress is not None else ()
     gaps = [b.step - a.step for a, b in pairwise(points) if b.step > a.step]

@@ -22,9 +22,9 @@ from vjob.jobs.conf.fates import (
     OF_PROGRAMS,
     Fate,
     find_default,
-    find_fate,
     find_value,
     goes_by_reference,
+    judge_fate,
     list_leaves,
     reaches,
 )
@@ -203,7 +203,7 @@ def test_no_key_is_ignored_in_silence(text: str, key: str) -> None:
     assert plain[2] == []
     conf, lines, problems = read(text, [*others, write(key)])
     assert conf != plain[0]
-    if find_fate(key) is Fate.REFERENCE:
+    if judge_fate(key) is Fate.REFERENCE:
         kind = conf.program.kind
         (said,) = (one for one in problems if f"has no effect with program.{kind}" in one.message)
         assert (said.key, said.where) == (key, "--set")
@@ -222,7 +222,7 @@ def test_no_key_is_ignored_in_silence(text: str, key: str) -> None:
             assert variable not in build(*plain[:2])[0].env
 
 
-@pytest.mark.parametrize("key", [key for key in list_leaves() if find_fate(key) is Fate.REFERENCE])
+@pytest.mark.parametrize("key", [key for key in list_leaves() if judge_fate(key) is Fate.REFERENCE])
 def test_a_key_that_the_script_refers_to_reaches_it(key: str) -> None:
     name = "model.layers" if key == "model" else key
     conf, lines, problems = read(

@@ -20,7 +20,7 @@ from varuna_core.records.logs.training_log import Iteration, format_iteration
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.jobs.conf.schema import JobConf
-from vjob.reports.analysis.balance import find_medians_of_others
+from vjob.reports.analysis.balance import compute_medians_of_others
 from vjob.reports.analysis.findings import Finding, find_all
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import show_finding
@@ -233,7 +233,7 @@ def test_every_key_that_a_finding_names_is_one_of_the_conf() -> None:
     )
 )
 def test_the_median_of_the_others_is_that(rows: list[list[float]]) -> None:
-    found = find_medians_of_others(np.array(rows))
+    found = compute_medians_of_others(np.array(rows))
     for row, medians in zip(rows, found, strict=True):
         for at, median in enumerate(medians):
             others = [v for other, v in enumerate(row) if other != at and v == v]

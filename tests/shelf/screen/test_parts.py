@@ -26,7 +26,7 @@ from vjob.jobs.monitor.model.snapshot import (
 )
 from vjob.shelf.screen import theme
 from vjob.shelf.screen.heading import format_jobs, render_heading
-from vjob.shelf.screen.live import PANES, arrange_panes, find_most_heading
+from vjob.shelf.screen.live import PANES, arrange_panes, count_most_heading
 from vjob.shelf.screen.log_pane import LogBuffer, find_spans
 from vjob.shelf.screen.pages import KEYS
 from vjob.shelf.screen.table_pane import place_columns, render_row
@@ -109,7 +109,7 @@ def test_figures_read_as_one_would_say_them() -> None:
 def test_panes_share_all_lines_and_the_active_one_is_seen(
     height: int, active: str, is_zoomed: bool, num_nodes: int, num_gpus: int
 ) -> None:
-    lines = height - find_most_heading(height) - 1
+    lines = height - count_most_heading(height) - 1
     heights = arrange_panes(
         lines, active=active, is_zoomed=is_zoomed, num_nodes=num_nodes, num_gpus=num_gpus
     )

@@ -29,7 +29,7 @@ from vjob.shelf.watch.notify import (
     Channels,
     build_mail,
     check_webhook,
-    find_channels,
+    choose_channels,
     post,
     read_webhook,
     run_command,
@@ -324,17 +324,17 @@ def test_the_webhook_comes_from_the_conf_as_the_run_does_not_keep_it(run: RunFol
     conf = find_conf(run)
     for path in run.path.rglob("*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path
-    found = find_channels(run, conf, Channels(), {})
+    found = choose_channels(run, conf, Channels(), {})
     assert found.webhook == f"https://hooks.example.org/{SECRET}"
     assert found.names == ["mail to me@example.org", "webhook at hooks.example.org"]
     given = Channels(mail="you@example.org", webhook="https://h.org/y")
-    assert find_channels(run, conf, given, {}) == given
+    assert choose_channels(run, conf, given, {}) == given
     told = {"VJOB_WEBHOOK": "https://e.org/z"}
-    assert find_channels(run, conf, Channels(), told).webhook == "https://e.org/z"
+    assert choose_channels(run, conf, Channels(), told).webhook == "https://e.org/z"
     conf.unlink()
     with pytest.raises(InputError, match=r"notify\.webhook is hidden.*set VJOB_WEBHOOK"):
-        find_channels(run, conf, Channels(), {})
-    assert find_channels(run, conf, Channels(), told).mail == "me@example.org"
+        choose_channels(run, conf, Channels(), {})
+    assert choose_channels(run, conf, Channels(), told).mail == "me@example.org"
 
 
 def test_a_webhook_is_read_from_a_file_and_never_from_the_command_line(tmp_path: Path) -> None:

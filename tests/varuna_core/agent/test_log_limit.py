@@ -13,7 +13,7 @@ from tests.jobs.confs import make_conf, make_plan
 from varuna_core.agent.processes import output
 from varuna_core.agent.processes.output import Pump, cut_middle
 from varuna_core.records.logs.tail import Follower
-from varuna_core.records.logs.times import CUT_NOTE, Cut, find_left_out, parse_marks
+from varuna_core.records.logs.times import CUT_NOTE, Cut, count_left_out, parse_marks
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.monitor.log_lines.stream import Log
 from vjob.reports.load.tables import load_job
@@ -61,7 +61,7 @@ def test_the_beginning_and_the_newest_lines_of_a_long_log_stay(attempt: AttemptF
     assert numbers[:at] == list(range(at)) and sum(map(len, lines[:at])) > 400_000
     rest = numbers[at:]
     assert rest == list(range(rest[0], 30_000)) and len(rest) > 500
-    assert find_left_out(path.read_bytes()) == left_out
+    assert count_left_out(path.read_bytes()) == left_out
 
 
 def test_times_of_writing_move_with_the_lines(attempt: AttemptFolder) -> None:
@@ -140,7 +140,7 @@ def test_cutting_again_counts_all_that_is_left_out(tmp_path: Path) -> None:
         cut = found
         text = path.read_bytes()
         assert len(text) == written - cut.num_bytes + len(CUT_NOTE % 0)
-        assert find_left_out(text) == cut.num_bytes and text.count(b"left out here") == 1
+        assert count_left_out(text) == cut.num_bytes and text.count(b"left out here") == 1
         assert text.endswith(data[-90_000:]) and text.startswith(b"00 000000\n")
     assert (
         cut is not None and cut.move(cut.begin) == cut.end and cut.move(cut.begin - 1) == cut.place

@@ -15,7 +15,7 @@ from varuna_core.records.logs.slow_ranks import (
     PERSISTENT,
     RECENT_STEPS,
     WARM_UP_STEPS,
-    find_peers_work,
+    compute_peers_work,
     find_slow_ranks,
 )
 from vjob.jobs.monitor.rules.speed import find_stragglers as find_alarming
@@ -104,7 +104,7 @@ def test_whoever_is_left_out_was_named(peers: int, seed: int, steps: int, ratio:
 @given(st.lists(st.floats(0.1, 9.0), min_size=2, max_size=9))
 def test_the_peers_of_a_slow_rank_are_all_others(works: list[float]) -> None:
     *others, _ = sorted(works)
-    assert find_peers_work(list(works)) == pytest.approx(statistics.median(others))
+    assert compute_peers_work(list(works)) == pytest.approx(statistics.median(others))
 
 
 def test_what_costs_little_is_no_rank_to_act_on() -> None:

@@ -19,7 +19,7 @@ from varuna_core.schedule.actions import (
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs, build_even_costs
 from varuna_core.schedule.generators import build_gpipe, build_interleaved, build_one_f_one_b
-from varuna_core.schedule.order import find_capacity
+from varuna_core.schedule.order import compute_capacity
 from varuna_core.schedule.registry import build_schedule
 from varuna_core.schedule.verify import verify
 
@@ -203,7 +203,7 @@ def test_bounded_channels_can_lock_what_unbounded_ones_run() -> None:
     """Two ranks that both send before they read: each waits for the other to make room."""
     schedule = build_interleaved(2, 4, stages_per_rank=2)
     verify(schedule, capacity=2)
-    assert find_capacity(schedule) == 2
+    assert compute_capacity(schedule) == 2
     with pytest.raises(ScheduleError, match=r"rank 0 at 2F0 .* waits for room to send to rank 1"):
         verify(schedule, capacity=1)
 
@@ -212,13 +212,13 @@ def test_a_schedule_that_no_room_would_help_says_where_it_is_stuck() -> None:
     schedule = build_one_f_one_b(2, 2)
     stuck = edit(schedule, 0, list(schedule.ranks[0][::-1]))
     with pytest.raises(ScheduleError, match="deadlock: rank 0"):
-        find_capacity(stuck)
+        compute_capacity(stuck)
 
 
 @given(schedules())
 @settings(deadline=None)
 def test_the_capacity_found_suffices_and_one_less_does_not(schedule: Schedule) -> None:
-    capacity = find_capacity(schedule)
+    capacity = compute_capacity(schedule)
     verify(schedule, capacity=capacity)
     if schedule.num_stages == schedule.num_ranks:
         assert capacity == 1

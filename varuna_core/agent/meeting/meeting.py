@@ -136,7 +136,7 @@ def explain_not_ready(plan: Plan, reports: dict[int, NodeReport]) -> str | None:
     return f"not ready: {'. '.join(said)}" if said else None
 
 
-def find_not_ready_cause(reports: Mapping[int, NodeReport]) -> EndCause:
+def judge_not_ready(reports: Mapping[int, NodeReport]) -> EndCause:
     """The cause that `explain_not_ready` puts into words."""
     failed = [check for report in reports.values() for check in report.problems("fail")]
     if failed:

@@ -192,7 +192,7 @@ class AttemptWatch(threading.Thread):
             # What changed is told at once: a rank that just got its handler can be asked to save.
             if now >= self._next_beat or self._describe() != self._told:
                 self._beat("running")
-                self._next_beat = now + self._find_every_s()
+                self._next_beat = now + self._compute_every_s()
             with contextlib.suppress(OSError):  # a file server that does not answer is asked again
                 self._look(now)
             self._answer(now)
@@ -325,7 +325,7 @@ class AttemptWatch(threading.Thread):
 
     # Files.
 
-    def _find_every_s(self) -> float:
+    def _compute_every_s(self) -> float:
         """Until the next beat lands in a file."""
         return self._file_s if self._is_linked else self._plan.timing.beat_s
 
@@ -398,7 +398,7 @@ class AttemptWatch(threading.Thread):
     def _beat(self, state: str) -> None:
         self._count += 1
         self._told = self._describe()
-        facts = {**self._told, **self._measure(), "every_s": self._find_every_s()}
+        facts = {**self._told, **self._measure(), "every_s": self._compute_every_s()}
         write_beat(self._attempt, self._node.index, self._host, self._count, state, facts)
 
     def _complain(self, text: str) -> None:

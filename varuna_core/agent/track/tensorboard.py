@@ -31,7 +31,7 @@ def _make_table() -> List[int]:
 _TABLE = _make_table()
 
 
-def find_masked_crc(data: bytes) -> int:
+def compute_masked_crc(data: bytes) -> int:
     """CRC-32C, turned as TensorFlow's record files have it."""
     crc = 0xFFFFFFFF
     for byte in data:
@@ -45,9 +45,9 @@ def render_record(data: bytes) -> bytes:
     return b"".join(
         (
             length,
-            struct.pack("<I", find_masked_crc(length)),
+            struct.pack("<I", compute_masked_crc(length)),
             data,
-            struct.pack("<I", find_masked_crc(data)),
+            struct.pack("<I", compute_masked_crc(data)),
         )
     )
 

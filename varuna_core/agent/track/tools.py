@@ -169,7 +169,7 @@ class Mlflow(Tool):
         self._entities = importlib.import_module("mlflow.entities")
         settings = self.tracked.track.mlflow or {}
         self._client = tracking.MlflowClient(settings["uri"])
-        experiment = self._find_experiment(settings["experiment"])
+        experiment = self._name_experiment(settings["experiment"])
         self._id = self.tracked.own.get("run_id") or self._find_run(experiment)
         if self._id is None:
             self._id = self._make_run(experiment)
@@ -178,7 +178,7 @@ class Mlflow(Tool):
         self.tracked.own["run_id"] = self._id
         self._log_params()
 
-    def _find_experiment(self, name: str) -> str:
+    def _name_experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         if found is None:
             try:

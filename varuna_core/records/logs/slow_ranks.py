@@ -97,7 +97,7 @@ def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -
     num_slow = dict.fromkeys(ranks, 0)
     for step in steps:
         works = told[step]
-        usual[step] = find_peers_work(list(works.values()))
+        usual[step] = compute_peers_work(list(works.values()))
         bound = PERSISTENT.times * usual[step]
         for rank, work in works.items():
             num_slow[rank] += usual[step] > 0 and work > bound
@@ -124,7 +124,7 @@ def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -
     return found
 
 
-def find_peers_work(works: List[float]) -> float:
+def compute_peers_work(works: List[float]) -> float:
     """The median of a slow rank's peers, from the works of all with its own.
 
     It is the same for each rank of the upper half: to leave one out there changes nothing below.

@@ -76,7 +76,7 @@ class Cut:
         return min(place, self.place)
 
 
-def find_left_out(data: bytes) -> int:
+def count_left_out(data: bytes) -> int:
     """Bytes that a log says to lack, by its line in this piece; 0 without one."""
     found = _CUT_NOTE.search(data) if b"bytes are left out here" in data else None
     return int(found[1]) if found else 0

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from varuna_core.runtime.comm.agreement import find_mean
+from varuna_core.runtime.comm.agreement import compute_mean
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.comm.words import HOLE, broadcast, gather
 from varuna_core.runtime.split.cut import SplitError
@@ -253,7 +253,7 @@ def _gather(mine: Any, group: Any) -> list[Any]:
 def _add_up(held: Sequence[Number], device: torch.device) -> Tensor:
     total = torch.stack([number.total for number in held]).sum(0)
     if total.dim():
-        total = find_mean(total)
+        total = compute_mean(total)
     elif held[0].weight is not None:
         total = total / sum(number.weight or 0.0 for number in held)
     return total.to(device, held[0].dtype)

@@ -55,7 +55,7 @@ class LossWeights:
         if not self._weights:
             _, *figures = self._totals()
             known = self.form.is_counted
-            self._weights = [1 / (f or 1) if known else find_power(f) for f in figures]
+            self._weights = [1 / (f or 1) if known else compute_power(f) for f in figures]
         return self._weights
 
     def note(self, summed: Tensor) -> None:
@@ -83,7 +83,7 @@ class LossWeights:
         return self.agreement.tell_stages(factor)
 
 
-def find_power(figure: float) -> float:
+def compute_power(figure: float) -> float:
     """A power of two, about one over this figure."""
     return float(2.0 ** -math.floor(math.log2(max(figure, 1.0))))
 

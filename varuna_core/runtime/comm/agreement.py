@@ -35,7 +35,7 @@ def decode(total: int, words: Sequence[int]) -> int:
     return 0
 
 
-def find_mean(totals: Tensor) -> Tensor:
+def compute_mean(totals: Tensor) -> Tensor:
     """The mean of rows of sums and counts; what nothing counts in is 0."""
     counts = totals[:, 1]
     return (totals[:, 0] / torch.where(counts == 0, 1.0, counts)).sum()
@@ -106,7 +106,7 @@ class Agreement:
         if self.holds_last:
             count = totals()[0]
             if summed.dim():
-                loss = find_mean(summed)
+                loss = compute_mean(summed)
             else:
                 loss = summed / count if count else summed
                 if self.links.replicas is not None:

@@ -59,16 +59,16 @@ class GraphMeter:
             output.tensors if isinstance(output, Crossing) else tensors_of(output)
         )
         held |= incoming
-        scale = self._find_scale(micro)
+        scale = self._compute_scale(micro)
         self.inputs[stage.index] = scale * sum(incoming.values())
         self.graphs[stage.index] = scale * sum(held[key] for key in held.keys() - known.keys())
         return output
 
     def note_kept(self, stage: Stage, micro: MicroBatch, tensors: Iterable[Tensor]) -> None:
         held = sum(measure_storages(tensors).values())
-        self.kept.setdefault(stage.index, self._find_scale(micro) * held)
+        self.kept.setdefault(stage.index, self._compute_scale(micro) * held)
 
-    def _find_scale(self, micro: MicroBatch) -> float:
+    def _compute_scale(self, micro: MicroBatch) -> float:
         return max(1.0, self.chunk_size / micro.size)
 
 

@@ -12,7 +12,7 @@ from varuna_core.records.layout import StageMap
 from varuna_core.schedule.actions import Schedule, ScheduleError
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs
-from varuna_core.schedule.order import find_capacity
+from varuna_core.schedule.order import compute_capacity
 from varuna_core.schedule.recompute import Memory, Recompute, measure_memory
 from varuna_core.schedule.registry import AUTO, SCHEDULES, build_schedule, place_stages
 from varuna_core.schedule.verify import PeakHeld, verify
@@ -121,7 +121,7 @@ class Plans:
         )
 
     def _verify(self, schedule: Schedule) -> StepPlan:
-        capacity = max(CAPACITY, find_capacity(schedule))
+        capacity = max(CAPACITY, compute_capacity(schedule))
         held = verify(schedule, capacity=capacity)
         ahead = self._find_ahead(schedule, held)
         if any(ahead):
