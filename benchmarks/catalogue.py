@@ -285,6 +285,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--questions", "60"),
     ),
     Benchmark(
+        name="planner_limits",
+        module="planner.limits",
+        title="The time of a search",
+        peer="the limit that it was given",
+        needs=("numpy",),
+        quick=("--limits", "2"),
+    ),
+    Benchmark(
         name="simulator",
         module="simulator",
         title="The simulator",
