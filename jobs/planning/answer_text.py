@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from varuna_core.facts.known import NotKnown, Within
 from varuna_core.facts.not_covered import describe_lack
 from varuna_core.planner.result.certificate import render_certificate, render_claim
+from varuna_core.planner.result.covered import ESTIMATED
 from varuna_core.planner.result.plan import (
     LayoutPlan,
     align,
@@ -74,7 +75,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
         words += [f"{idle} GPUs of used nodes"] if idle else []
         yield f"  left over of {kind}: {' and '.join(words)}"
     yield (
-        f"  {question.steps} steps take {_format_time(plan.step_s * question.steps)}"
+        f"  {question.steps} steps take {_format_run(plan, question)}"
         + _format_price(plan, question)
     )
     if any(plan.host_bytes):
@@ -96,8 +97,11 @@ def _format_expected(plan: LayoutPlan, question: Question) -> Iterator[str]:
     if plan.band_s:
         yield f"nine steps of ten are expected to take {_format_range(plan.band_s)} s"
     elif isinstance(expected, Within):
-        bounds = _format_range((expected.low, expected.high))
-        yield f"by such estimates eight runs of ten took {bounds} s a step"
+        bounds = f"{expected.low:.2g} to {expected.high:.2g}"
+        yield (
+            f"eight of ten published runs took {ESTIMATED.low:g} to {ESTIMATED.high:g} times such "
+            f"an estimate: {bounds} s a step"
+        )
     elif plan.at_least_s is not None:
         yield f"a step takes at least {plan.at_least_s:.4g} s; the most is not known"
     else:
@@ -110,6 +114,14 @@ def _format_expected(plan: LayoutPlan, question: Question) -> Iterator[str]:
         yield f"not covered by the profile: {describe_lack(one)}"
     if isinstance(expected, NotKnown) and not plan.lacks:
         yield expected.reason
+
+
+def _format_run(plan: LayoutPlan, question: Question) -> str:
+    took, expected = _format_time(plan.step_s * question.steps), plan.expected_s
+    if not isinstance(expected, Within):
+        return took
+    low, high = (_format_time(bound * question.steps) for bound in (expected.low, expected.high))
+    return f"{took} ({low} to {high})"
 
 
 def _format_range(bounds: Sequence[float]) -> str:
@@ -129,7 +141,9 @@ def _format_stages(stages: tuple[int, ...]) -> str:
 
 
 def _format_time(seconds: float) -> str:
-    return f"{seconds / 3600:.3g} h" if seconds >= 3600 else f"{seconds:.3g} s"
+    if seconds >= 3600:
+        return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.3g} s"
 
 
 def _format_price(plan: LayoutPlan, question: Question) -> str:

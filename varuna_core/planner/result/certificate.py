@@ -66,15 +66,20 @@ def _describe(one: PlanClass, wholly: str, in_part: str) -> str:
 
 
 def _name_ranks(one: PlanClass) -> str:
-    numbers = one.stages_per_rank
     named = f", {one.schedules[0]}" if len(one.schedules) == 1 else ""
-    return f"{'one stage' if numbers == (1,) else _join(numbers) + ' stages'} a rank{named}"
+    return _name_number(one.stages_per_rank) + named
+
+
+def _name_number(stages_per_rank: Sequence[int]) -> str:
+    return (
+        "one stage a rank" if stages_per_rank == (1,) else f"{_join(stages_per_rank)} stages a rank"
+    )
 
 
 def _list_values(one: PlanClass, is_several: bool = True) -> Iterator[str]:
     """The values of a class, by their names."""
     if is_several and one.stages_per_rank:
-        yield f"{_join(one.stages_per_rank)} stages a rank"
+        yield _name_number(one.stages_per_rank)
     for name, values in (
         ("schedule", one.schedules if is_several else ()),
         ("tensor", one.tensor),
