@@ -53,11 +53,7 @@ def main() -> None:
             deadline = within(limit_s, time.process_time)
             began, worked = time.monotonic(), time.process_time()
             found = search_or_explain(
-                profile,
-                TrainingModel(batch=batch),
-                cluster,
-                Wishes(),
-                deadline=within(limit_s, time.process_time),
+                profile, TrainingModel(batch=batch), cluster, Wishes(), deadline=deadline
             )
             took, work = time.monotonic() - began, time.process_time() - worked
             lines.append(

@@ -71,9 +71,8 @@ def _name_ranks(one: PlanClass) -> str:
 
 
 def _name_number(stages_per_rank: Sequence[int]) -> str:
-    return (
-        "one stage a rank" if stages_per_rank == (1,) else f"{_join(stages_per_rank)} stages a rank"
-    )
+    named = "one stage" if stages_per_rank == (1,) else f"{_join(stages_per_rank)} stages"
+    return f"{named} a rank"
 
 
 def _list_values(one: PlanClass, is_several: bool = True) -> Iterator[str]:
