@@ -71,11 +71,11 @@ def test_the_widths_are_the_result_pages() -> None:
             assert width == (min(low for low, _ in own), max(high for _, high in own)), name
 
 
-def plan(profile: Profile, **wishes: Any) -> LayoutPlan:
+def plan(profile: Profile, cluster: Cluster = CLUSTER, **wishes: Any) -> LayoutPlan:
     training = TrainingModel(batch=8)
     wanted = Wishes(**{"stages": 2, "replicas": 2, "tensor": 1, "schedule": "1f1b", **wishes})
-    search = Search(profile, training, CLUSTER, wanted)
-    return build_plan(search.tables, CLUSTER, search.run().best)
+    search = Search(profile, training, cluster, wanted)
+    return build_plan(search.tables, cluster, search.run().best)
 
 
 @pytest.fixture
@@ -112,6 +112,19 @@ def test_a_size_that_was_not_measured_widens_the_band(measured: Profile) -> None
     assert low_s < narrow[0] and high_s > narrow[1]
     told = found.build_prediction()
     assert told.band_s == found.band_s and told.not_covered == found.lacks
+
+
+def test_the_width_of_gpus_is_not_taken_for_processors(measured: Profile) -> None:
+    profile = drop_size(measured, 2)
+    gpus = {"cpu": profile.gpus["big"]}
+    sums = {("cpu", 2, 2): next(iter(measured.network.all_reduces.values()))}
+    links = {("cpu", "cpu", where): link for (_, _, where), link in measured.network.links.items()}
+    network = replace(measured.network, links=links, all_reduces=sums)
+    cluster = Cluster(kinds=(NodeKind(name="c", gpu="cpu", gpus=2, count=1),))
+    wanted = {"micro_batch": 2, "stages": 2, "replicas": 1}
+    found = plan(replace(profile, gpus=gpus, network=network), cluster, **wanted)
+    (lack,) = found.lacks
+    assert isinstance(lack.factor, NotKnown) and found.band_s == () and found.at_least_s is None
 
 
 @pytest.mark.parametrize("lack", [Lack.LINK, Lack.SUM])

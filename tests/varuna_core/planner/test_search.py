@@ -166,6 +166,7 @@ def test_a_plan_says_what_it_is_made_of() -> None:
     assert set(plan.build_prediction().as_json()) == {
         "step_s",
         "stage_s",
+        "not_covered",
         "bubble_share",
         "memory_mb",
         "costs",

@@ -27,14 +27,16 @@ def render_claim(searched: Searched) -> str:
         f"{_name_ranks(one)} ({_describe(one, 'wholly', 'in part')})" for one in searched.classes
         if one.coverage is not Coverage.NOT
     ]  # fmt: skip
-    return _wrap(f"  of plans with {'; '.join(names)}: {_state_bound(searched)}", "  ")
+    return _wrap(
+        f"  of plans with {'; '.join(names)}, by usual times: {_state_bound(searched)}", "  "
+    )
 
 
 def render_certificate(searched: Searched) -> str:
     """The classes of plans, how far each was searched, and what was left out."""
     some = [one for one in searched.classes if one.coverage is not Coverage.NOT]
     others = [one for one in searched.classes if one.coverage is Coverage.NOT]
-    lines = [f"certificate, under this model: {_state_bound(searched)}"]
+    lines = [f"certificate, under this model by usual times: {_state_bound(searched)}"]
     for one in some:
         reason = "" if one.why is None else f": {WHY[one.why]}"
         how = _describe(one, "searched wholly", "searched in part")

@@ -27,6 +27,10 @@ ESTIMATED = Within(
 )
 """Of a whole step, in eight of ten runs, the link between nodes assumed."""
 NOBODY = "how far it is off is not known"
+GPUS_ALONE = "how far it is off was measured on GPUs alone"
+CPU = "cpu"
+"""A profile's name of a rank without a GPU. Its times by size bend more: a quarter and more was
+between them and the line through two others on a shared machine of two cores."""
 FREE = build_link(0.0, 1e9)
 
 
@@ -41,7 +45,7 @@ def find_lacks(profile: Profile, candidate: Candidate) -> Iterator[NotCovered]:
         elif cell.source != "measured":
             cells = profile.find_gpu(kind).cells
             sizes = tuple(sorted(size for size, degree in cells if degree == shape.tensor))
-            factor = weigh_size(shape.micro_batch, sizes)
+            factor = weigh_size(shape.micro_batch, sizes) if kind != CPU else NotKnown(GPUS_ALONE)
             yield NotCovered(Lack.SIZE, kind, factor, shape.micro_batch, sizes)
     links = sorted({key for key in list_links(candidate) if _is_estimate(profile.network, key)})
     for a, b, where in links:
