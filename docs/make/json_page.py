@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.facts.cause import End
+from varuna_core.facts.hang import Hang
 from varuna_core.facts.known import Evidence, NotKnown, Value
 from varuna_core.facts.remedy import Remedy
 from varuna_core.records.checkpoints import Damaged, Skipped
@@ -117,6 +118,7 @@ TABLES: Mapping[str, Table] = {
     "Job": Table(kind=model.JobRow),
     "Attempt": Table(kind=model.Attempt),
     "Outcome": Table(kind=Outcome),
+    "Hang": Table(kind=Hang),
     "Skipped": Table(kind=Skipped),
     "Damaged": Table(kind=Damaged),
     "Echo": Table(kind=model.Echo),
