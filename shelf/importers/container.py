@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 
 from vjob.jobs.conf.redact import redact_string
 from vjob.shelf.importers.bash.recording import Word
+from vjob.shelf.importers.copies import build_copies, list_inside
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Options
 from vjob.shelf.importers.script import Command
@@ -14,19 +16,7 @@ from vjob.shelf.importers.values import PYXIS, SRUN_REASONS
 
 def build_container(draft: Draft) -> None:
     wrapping = draft.lines.wrapping
-    reuse = draft.take_flag("RELOAD_CONTAINER", "container.reuse")
-    if reuse is not None:
-        draft.values["container.reuse"] = not reuse
-    if reuse:
-        draft.note(
-            "RELOAD_CONTAINER=true is container.reuse: false: each run unpacks the image again; "
-            "auto does so only for an image that changed"
-        )
-    for name in ("CONTAINER_IMAGE_PATH", "CONTAINER_IMAGE"):
-        draft.take_into(name, "container.image", draft.to_path)
-    folder = draft.left.get("CONTAINER_PATH")
-    if folder is not None and folder.value and folder.value.startswith("/"):
-        draft.take_into("CONTAINER_PATH", "container.scratch", _to_parent)
+    _take_created(draft)
     for image, command in wrapping.images:
         said = f"{command.where}: enroot create {image.text}"
         if image.is_open:
@@ -54,8 +44,59 @@ def build_container(draft: Draft) -> None:
         _take_docker(draft, pairs, image, command, mounts)
     for word, command in wrapping.env:
         _add_env(draft, word, command)
+    _take_copies(draft, mounts)
     if mounts:
         draft.values["container.mounts"] = mounts
+
+
+def _take_created(draft: Draft) -> None:
+    """The image that `enroot create` unpacks, where it lies then, and whether each time anew."""
+    inside = {id(one) for recording in draft.found.recordings for one in list_inside(recording)}
+    removed = {
+        word.text
+        for recording in draft.found.recordings
+        for one in recording.setup
+        for word in one.words
+        if one.texts[0] == "rm" and id(one) not in inside
+    }
+    tested = {path: where for one in draft.found.recordings for path, where in one.tested.items()}
+    for command in draft.found.setup:
+        words = [word.text for word in command.words]
+        if posixpath.basename(words[0]) != "enroot" or words[1:2] != ["create"]:
+            continue
+        said = f"{command.where}: {command.raw}"
+        if command.words[-1].is_open:
+            draft.note(f"{said} is left out: the image is not known; write container.image")
+            return
+        draft.put("container.image", draft.shorten(words[-1]), said)
+        named = [word for at, word in enumerate(words) if words[at - 1] in ("-n", "--name")]
+        places = [path for path in {*removed, *tested} if posixpath.basename(path) in named]
+        for place in places:
+            if parent := _to_parent(place):
+                draft.put("container.scratch", parent, f"{tested.get(place, said)}: {place}")
+            how = "removed first" if place in removed else "unpacked only where it is not there"
+            draft.put("container.reuse", place not in removed, f"{place}: {how}")
+        return
+
+
+def _take_copies(draft: Draft, mounts: list[str]) -> None:
+    """What is copied inside before the start, on the node and mounted."""
+    commands = [one for recording in draft.found.recordings for one in list_inside(recording)]
+    copies = build_copies(
+        list(dict.fromkeys(tuple(one.texts) for one in commands)),
+        mounts,
+        draft.values.get("container.scratch"),
+    )
+    mounts += copies.mounts
+    if copies.setup:
+        draft.values["setup"] = copies.setup
+    reasons = dict(copies.left_out)
+    for one in commands:
+        said = shlex.join(one.texts)
+        if said in reasons:
+            draft.note(f"{one.where}: not done: {said}: {reasons[said]}")
+        elif one.texts[0] == "cp" and copies.setup:
+            draft.record(f"{one.where}: {said}", "setup, container.mounts")
 
 
 def _to_parent(path: str) -> str | None:

@@ -12,6 +12,10 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vjob.shelf.importers.bash.recording import Launch, Recording
+
+ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singularity")
+
 
 @dataclass(kw_only=True)
 class Copies:
@@ -54,6 +58,19 @@ def build_copies(
             paths = " ".join(map(_spell, filter(None, hosts)))
             found.setup.append(f"cp -r {paths} {_spell(place)}")
     return found
+
+
+def list_inside(recording: Recording) -> Iterator[Launch]:
+    """Commands that prepare, inside a container that this script starts; the outer ones first."""
+    for launch in recording.launches:
+        before = launch.texts[: len(launch.words) - len(launch.program)]
+        is_entered = any(
+            posixpath.basename(word) in ENTERED or word.startswith("--container-image")
+            for word in before
+        )
+        if launch.inner is not None and is_entered:
+            for inner in launch.inner.walk_recordings():
+                yield from inner.setup
 
 
 def _split_mount(mount: str) -> tuple[str, str]:

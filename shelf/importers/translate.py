@@ -32,6 +32,7 @@ from vjob.shelf.importers.bash.recording import (
     read_text,
 )
 from vjob.shelf.importers.container import build_container
+from vjob.shelf.importers.copies import list_inside
 from vjob.shelf.importers.draft import Draft, place, render_page, spell
 from vjob.shelf.importers.fit import find_absent, leave_out_misfits
 from vjob.shelf.importers.launchers import Launch, Lines, sort_commands
@@ -303,7 +304,8 @@ def _build_port(draft: Draft, launch: Launch) -> None:
 
 def _build_setup(draft: Draft) -> None:
     """`module load` and the like; other preparations are told."""
-    setup: list[str] = []
+    setup: list[str] = draft.values.get("setup", [])
+    inside = {one.where for recording in draft.found.recordings for one in list_inside(recording)}
     for command in draft.found.setup:
         texts = [word.text for word in command.words]
         name = posixpath.basename(texts[0])
@@ -317,6 +319,8 @@ def _build_setup(draft: Draft) -> None:
                     " ".join(word.shell or shlex.quote(word.text) for word in command.words)
                 )
                 draft.record(f"{command.where}: {command.raw}", "setup")
+        elif command.where in inside and name == "cp":
+            continue  # container.py tells
         elif name not in _SILENT and not name.startswith("@") and not is_question(texts):
             draft.note(
                 f"{command.where}: not done: {redact_string(_shorten(line))}; do it before, or in "

@@ -26,7 +26,10 @@ pytestmark = pytest.mark.slurm
 IMAGE = struct.pack(
     "<4sIIIIHHHHHHQQ", b"hsqs", 1, 0, 131072, 0, 6, 17, 0, 1, 4, 0, 0, 48
 )  # a squashfs image of 48 bytes, by its own words
-BARE = ("--set", "container.runtime=none", "--set", "data.prefix=../small/my-gpt2_text_document")
+BARE = (
+    *("--set", "container.runtime=none", "--set", "setup=[]"),
+    *("--set", "data.prefix=../small/my-gpt2_text_document"),
+)
 
 
 def write_tree(folder: Path) -> Path:

@@ -388,6 +388,7 @@ def test_scripts_within_texts_are_followed_to_the_launch_and_its_container(tmp_p
             "~/cluster/trainer:/root/checkout",
             "~/cluster/log2:/root/log2",
             "~/cluster/small:/root/indexes",
+            "/scratch/enroot/kim/data/copies/root/trainer:/root/trainer",
         ],
     }
     assert "profile" not in conf
