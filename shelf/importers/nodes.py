@@ -12,6 +12,7 @@ from varuna_core.agent.gpu.accelerator import list_variables
 from vjob.jobs.conf.parse import find_text_problem
 from vjob.jobs.conf.redact import redact_string
 from vjob.jobs.conf.slurm_words import WORDS, explain_option, to_gigabytes, to_number
+from vjob.jobs.errors import InputError
 from vjob.jobs.programs.launchers import find_launcher
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Launch
@@ -331,7 +332,14 @@ def _get_count(block: JobBlock | None) -> int | None:
 
 
 def _choose_same(blocks: list[JobBlock], total: int | None) -> JobBlock | None:
+    """The job of as many nodes as the launcher says; InputError where none of several has."""
     fitting = [block for block in blocks if _get_count(block) == total]
+    files = sorted({block.file for block in blocks})
+    if total is not None and not fitting and len(files) > 1:
+        raise InputError(
+            f"the launcher counts {total} nodes, and no job has as many; name one of the scripts: "
+            f"{', '.join(files)}"
+        )
     return next(iter(fitting or blocks), None)
 
 

@@ -140,6 +140,14 @@ def test_what_differs_from_run_to_run_is_answered_once(tmp_path: Path) -> None:
     assert "x.sh:1: RANDOM is answered once" in notes
 
 
+def test_jobs_of_a_folder_that_fit_no_count_are_asked_for(tmp_path: Path) -> None:
+    for name, nodes in (("a.sh", 1), ("b.sh", 2)):
+        text = f"#SBATCH -N {nodes}\nHOMOGENEOUS_CLUSTER=true\nsrun torchrun --nnodes 4 t.py\n"
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=r"counts 4 nodes.* name one of the scripts: a\.sh, b\.sh"):
+        translate_source(Source(path=tmp_path), ENVIRON)
+
+
 def test_no_option_no_key(tmp_path: Path) -> None:
     conf, notes = translate(tmp_path, "echo start\npython t.py\nls\n")
     assert conf == {"name": "t", "program": {"script": "t.py", "args": []}}
