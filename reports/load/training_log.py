@@ -43,6 +43,7 @@ from varuna_core.records.logs.training_log import (
     TIMERS_HEAD,
     TIMERS_MARK,
     Iteration,
+    leave_out_first,
     parse_job_info,
     parse_mark,
     parse_memory,
@@ -183,6 +184,8 @@ class LogReader:
         self.losses = Thinned()
         """Iterations from lines without a step, and when these were written."""
         self._step, self._time_ms = -1, 0.0
+        self._opening: str | None = None
+        """The first line of a start, until the second is read."""
         self._num_steps = 0
         """Between the last two lines; 0 is not known."""
         self._open: _Timers | None = None
@@ -337,7 +340,7 @@ class LogReader:
         text = line.decode("utf-8", "replace")
         if self._is_megatron and (validation := parse_validation(text)) is not None:
             at, _ = self._find_written(text, place)
-            self._add_evaluation(validation[0], {"val": validation[1]}, at)
+            self._add_evaluation(validation[0], {validation[1]: validation[2]}, at)
         if not _HEAD.search(line):
             return False
         found = parse_progress(text)
@@ -347,6 +350,10 @@ class LogReader:
         self._find_time(text, place)
         self._is_megatron = self.has_steps = True
         self._num_steps = max(0, found.step - self._step) if self._step >= 0 else 0
+        if self._step < 0 or found.step < self._step:
+            self._opening = text
+        elif self._opening is not None:
+            found, self._opening = leave_out_first(self._opening, text, found), None
         if found.step <= self._step:  # another start: its calls alone are looked at
             self._close_timers()
             self._kept, self._slowest_ms = {}, -1.0

@@ -15,7 +15,9 @@ import pytest
 
 from tests.pythons import list_pythons
 from varuna_core.agent.bundle import write_bundle
-from varuna_core.records.logs.progress import join_lines, parse_progress
+from varuna_core.records.logs.progress import join_lines, parse_line, parse_progress
+from varuna_core.records.logs.steps import StepReader
+from varuna_core.records.logs.training_log import EVALUATION, parse_mark
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.readers.node_logs import LogFile
 from vjob.reports.load.training_log import LogReader, LogTables
@@ -74,6 +76,15 @@ LINES: dict[str, tuple[str, dict[str, Any]]] = {
         CORE.replace("| loss scale", "| mtp_1 loss: 1.100000E+01 | loss scale"),
         {"step": 10, "time_ms": 2500.1, "loss": 10.8},
     ),
+    "Megatron core 0.20 whose first step was skipped": (
+        CORE.replace("| lm loss", "| mtp_1 loss: 1.100000E+01 | z_loss: 2.000000E-01 | lm loss"),
+        {"step": 10, "time_ms": 2500.1, "loss": 10.8},
+    ),
+    "Megatron core 0.20 with all steps skipped": (
+        CORE.replace("| lm loss: 1.080000E+01", "| load_balancing_loss: 1.10 | indexer loss: 0.2")
+        .replace("skipped iterations:   0", "skipped iterations:  10"),
+        {"step": 10, "loss": None, "skipped": 10},
+    ),
     "Megatron-DeepSpeed": (
         MEGATRON + " samples per second: 45.012 | TFLOPs: 151.20 |",
         {"step": 30, "samples_per_s": 45.012},
@@ -119,6 +130,55 @@ def read_row(text: str, folder: Path) -> dict[str, Any]:
     LogReader(tables, "0", "n", folder / "n.out").read()
     (row,) = tables.iterations.rows
     return row
+
+
+def write_core(at_s: float, step: int, time_ms: float) -> str:
+    return (
+        f" [2026-05-01 12:00:{at_s:09.6f}] iteration {step:8d}/     100 | consumed samples: 64 | "
+        f"elapsed time per iteration (ms): {time_ms} | lm loss: 1.0E+01 | loss scale: 1.0 |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (write_core(6.5, 10, 1450.0), 500.0),  # since Core 0.16: all ten steps
+        (write_core(15.1, 10, 1450.0), 1450.0),  # as before: the nine since the first line
+        (write_core(3.0, 10, 1450.0), 1450.0),  # neither fits: nothing is made up
+        (write_core(6.5, 10, 1450.0).replace("[2026", "[x2026"), 1450.0),
+    ],
+)
+def test_the_first_step_is_not_counted_twice(second: str, expected: float, tmp_path: Path) -> None:
+    text = write_core(2.0, 1, 10000.0) + second + write_core(11.5, 20, 500.0)
+    reader = StepReader()
+    found = [reader.read(line) for line in text.splitlines()]
+    assert [one and one.line.time_ms for one in found] == [10000.0, pytest.approx(expected), 500.0]
+    (tmp_path / "n.out").write_text(text)
+    tables = LogTables()
+    LogReader(tables, "0", "n", tmp_path / "n.out").read()
+    times = [row["time_ms"] for row in tables.iterations.rows]
+    assert times == [10000.0, pytest.approx(expected), 500.0]
+
+
+@pytest.mark.parametrize(
+    ("words", "split"),
+    [
+        ("validation loss at iteration 50 |", "val"),
+        ("validation loss at iteration 50 on validation set |", "val"),
+        ("validation loss at iteration 50 on test set |", "test"),
+        ("validation-books loss at iteration 50 |", "val-books"),
+    ],
+)
+def test_every_validation_line_is_read(words: str, split: str, tmp_path: Path) -> None:
+    line = f"0:  {words} lm loss value: 9.8E+00 | lm loss PPL: 1.8E+04 | "
+    found = parse_line(line)
+    assert found is not None and found.evaluations == {split: {"lm loss": 9.8}}
+    assert parse_mark(line) == (EVALUATION, False)
+    (tmp_path / "n.out").write_text(f"{CORE}\n{line}\n")
+    tables = LogTables()
+    LogReader(tables, "0", "n", tmp_path / "n.out").read()
+    (row,) = tables.evaluations.rows
+    assert (row["split"], row["step"], row["value"]) == (split, 50, 9.8)
 
 
 @pytest.mark.parametrize("name", LINES)

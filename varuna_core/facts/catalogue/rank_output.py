@@ -352,7 +352,7 @@ NETWORK = (
     fallout(
         "collective timeout",
         r"collective operation timeout|before timing out|Timeout at NCCL work"
-        r"|[Hh]eartbeat.{0,60}(timed out|timeout)|operations have failed or timed out"
+        r"|[Hh]eartbeat.{0,60}(timed out|timeout(?! \.\.))|operations have failed or timed out"
         r"|[Ff]light [Rr]ecorder|observed a timeout|\bTimed out waiting \d+ ?ms for (recv|send)"
         r"|monitored[Bb]arrier|^RuntimeError: Socket Timeout"
         r"|c10d::.{0,200}barrier.{0,200}timed out|Application timeout caused pair closure",

@@ -266,9 +266,9 @@ def parse_line(text: str) -> Optional[Iteration]:
     """The same with its step and number of steps as they stand: maybe those of its epoch. Lines
     of an evaluation that name a step are returned too."""
     try:
-        validation = parse_validation(text) if "alidation loss at" in text else None
+        validation = parse_validation(text) if " loss at " in text else None
         if validation is not None:
-            return Iteration(validation[0], evaluations={"val": validation[1]})
+            return Iteration(validation[0], evaluations={validation[1]: validation[2]})
         line = parse_iteration(text)
         return _parse_free(text[:LONGEST]) if line is None else _complete(line, text)
     except (ValueError, OverflowError, RecursionError):

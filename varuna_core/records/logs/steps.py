@@ -36,7 +36,7 @@ from varuna_core.records.logs.progress import (
 )
 from varuna_core.records.logs.step_counts import SLOW
 from varuna_core.records.logs.times import MARK_S
-from varuna_core.records.logs.training_log import Iteration
+from varuna_core.records.logs.training_log import Iteration, leave_out_first
 
 EPOCHS, UNNAMED, LEARNED, BAR, LINE = range(5)
 """Reliability of a source of steps, from the least to the most reliable."""
@@ -115,6 +115,8 @@ class StepReader:
         self.trains = False
         """True once a line had a word that a training prints."""
         self._is_partial, self._is_lost = is_partial, False
+        self._opening: Optional[str] = None
+        """The first line of steps of a start, until the second is read."""
         self._by = 0
         """Difference of the last two steps."""
         self._spent_ms = 0.0
@@ -184,6 +186,11 @@ class StepReader:
             self._has_losses = True
             return StepReading(found, at, False, None, LINE)
         strength = LINE if not found.is_bar else BAR if found.is_named else UNNAMED
+        if strength == LINE:
+            if self.strength < LINE or (self._last is not None and found.step < self._last):
+                self._opening = text
+            elif self._opening is not None:
+                found, self._opening = leave_out_first(self._opening, text, found), None
         return self._take(found, strength, rank, at, slack_s)
 
     def _is_reached(self, found: Iteration) -> bool:

@@ -3,6 +3,7 @@
  iteration       30/      50 | consumed samples:         1920 | ... | lm loss: 1.017721E+01 | ...
 [Rank 24] (after 20 iterations) memory (MB) | allocated: 3035.1 | max allocated: 3869.2 | ...
  validation loss at iteration 1000 | lm loss value: 3.2E+00 | lm loss PPL: 2.5E+01 |
+ validation-books loss at iteration 1000 on test set | lm loss value: 3.2E+00 | ...
 [before the start of training step] datetime: 2023-06-14 16:08:12
 NODE_RANK: 1                                        the block of settings before the first step
 times across ranks (ms):                            timers: all ranks, minmax or max
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Collection, Dict, Mapping, Optional, Sequence, Tuple
 
 TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
@@ -59,7 +61,14 @@ LABELS = {
 _INTEGERS = ("consumed_samples", "global_batch_size", "skipped", "nan")
 UNITS_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "secs": 1000.0, "seconds": 1000.0}
 _HEAD = re.compile(r"\biteration +(\d{1,18})/ *(\d{1,18}) *\|(.*)", re.DOTALL)
-_VALIDATION = re.compile(r"\bvalidation loss at iteration (\d{1,18}) *\|(.*)", re.DOTALL)
+_VALIDATION = re.compile(
+    r"\bvalidation(-\S{1,80})? loss at iteration (\d{1,18})(?: on (validation|test) set)? *\|(.*)",
+    re.DOTALL,
+)
+_AUXILIARY = re.compile(r"(?:load_balancing|\bz|indexer|\bmtp_\d{1,9})[_ ]loss")
+"""Losses of experts, of attention's indexer and of tokens further ahead: they stand first where the
+first step was skipped."""
+_DATE = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6})\] iteration ")
 _ELAPSED = re.compile(r"elapsed time per (?:iteration|step) *(?:\((\w+)\))?")
 _WHOLE_TIME = re.compile(r" *elapsed time per iteration \(ms\): +\d+\.\d\s*")
 """As Megatron prints it, with one digit behind the point."""
@@ -83,7 +92,7 @@ class Iteration:
     learning_rate: Optional[float] = None
     global_batch_size: Optional[int] = None
     losses: Mapping[str, float] = field(default_factory=dict)
-    """By label; the first is the one that is trained on. Empty where every step was skipped."""
+    """By label; empty where every step was skipped."""
     loss_scale: Optional[float] = None
     grad_norm: Optional[float] = None
     skipped: Optional[int] = None
@@ -108,7 +117,10 @@ class Iteration:
 
     @property
     def loss(self) -> Optional[float]:
-        return next(iter(self.losses.values()), None)
+        if "lm loss" in self.losses:
+            return self.losses["lm loss"]
+        own = (loss for label, loss in self.losses.items() if not _AUXILIARY.search(label))
+        return next(own, None)
 
     @property
     def is_evaluation(self) -> bool:
@@ -198,18 +210,38 @@ def format_validation(step: int, losses: Mapping[str, float]) -> str:
     return f"{rule}\n{line}\n{rule}"
 
 
-def parse_validation(line: str) -> Optional[Tuple[int, Dict[str, float]]]:
-    """The step and its losses by label."""
+def leave_out_first(first: str, line: str, found: Iteration) -> Iteration:
+    """The second line of a start, `found`, with the time of the steps since the first.
+
+    Core 0.16 and later print a line after the first step, and the time of the next one is the mean
+    of all steps so far. Known by their dates: the steps since then cannot have taken so long.
+    """
+    before, dates = parse_iteration(first), [_DATE.search(text) for text in (first, line)]
+    if before is None or before.time_ms is None or found.time_ms is None:
+        return found
+    if dates[0] is None or dates[1] is None:
+        return found
+    begun, ended = (datetime.fromisoformat(date.group(1)) for date in dates if date is not None)
+    num, most_ms = found.step - before.step, 1000 * (ended - begun).total_seconds() + 1
+    since_ms = (num + 1) * found.time_ms - before.time_ms
+    if num < 1 or num * found.time_ms <= most_ms or not 0 < since_ms <= most_ms:
+        return found
+    return replace(found, time_ms=since_ms / num)
+
+
+def parse_validation(line: str) -> Optional[Tuple[int, str, Dict[str, float]]]:
+    """The step, the part of the data (val or test, and one of several sets), losses by label."""
     head = _VALIDATION.search(line)
     if head is None:
         return None
     losses = {}
-    for part in head.group(2).split("|")[:-1]:  # what no bar closes may be torn
+    for part in head.group(4).split("|")[:-1]:  # what no bar closes may be torn
         label, _, text = part.rpartition(" value:")
         number = _read_number(text)
         if label and number is not None:
             losses[label.strip()] = number
-    return int(head.group(1)), losses
+    split = "test" if head.group(3) == "test" else "val"
+    return int(head.group(2)), split + (head.group(1) or ""), losses
 
 
 def format_memory(value: MemoryLine) -> str:
@@ -331,7 +363,7 @@ def _read_number(text: str) -> Optional[float]:
 # What a rank is at besides steps. Megatron's words, those of its forks, and DeepSpeed's.
 
 CHECKPOINT, EVALUATION = "checkpoint", "evaluation"
-PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b"alidation loss", b"'eval_")
+PHASE_MARKS = (b"aving", b"aved", b"Evaluati", b" loss at ", b"'eval_")
 """One of these is in each line that `parse_mark` understands."""
 _MARKS = tuple(
     (name, begins, re.compile(pattern, re.IGNORECASE))
@@ -341,7 +373,7 @@ _MARKS = tuple(
         (CHECKPOINT, False, r"^\W*\[Torch\] Saved \S|\bmodel weights saved in\b"),
         (CHECKPOINT, True, r"\bsaving (?:the )?(?:full )?(?:model )?checkpoint\b"),
         (CHECKPOINT, True, r"\[Torch\] Saving \S"),
-        (EVALUATION, False, r"\bvalidation loss at\b|'eval_(?:loss|runtime)'"),
+        (EVALUATION, False, r"\bvalidation(?:-\S{1,80})? loss at\b|'eval_(?:loss|runtime)'"),
         (EVALUATION, True, r"\bEvaluating (?:on \d+ samples|iter \d+)"),
         (EVALUATION, True, r"\*\*\* Running Evaluation \*\*\*"),
     )

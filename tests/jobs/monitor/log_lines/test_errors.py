@@ -272,6 +272,7 @@ NOTHING = (
     "check_for_nan_in_loss_and_grad .................. True",
     "  exit_on_missing_checkpoint ...................... False",
     "NCCL_ASYNC_ERROR_HANDLING=1",
+    "  inprocess_heartbeat_timeout ..................... 60",
     "Traceback (most recent call last):",
     "slurmstepd: error: Detected 0 oom_kill events",
     "Exception ignored in: <function Pool.__del__ at 0x7f>",
