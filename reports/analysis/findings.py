@@ -412,9 +412,10 @@ def _on_communication(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{percent(exposed / took)} of this step; work hides {percent(hidden / total)} of all. "
             f"Rank {int(worst['rank'])} waits longest, {in_units(float(worst['exposed_s']))}."
         ),
-        evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles",
+        evidence=f"step {step.step}: messages under way, sends and all-reduces, without bubbles"
+        + (", but with waits for slow ranks" if analysis.stragglers else ""),
         key="parallel.order or train.micro_batch_size"
-        if exposed / took > MUCH_BUBBLE and _is_pipeline(job)
+        if exposed / took > MUCH_BUBBLE and not analysis.stragglers and _is_pipeline(job)
         else "",
     )
 

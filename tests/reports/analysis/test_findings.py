@@ -209,7 +209,7 @@ def test_a_rank_alone_is_held_up_by_nobody() -> None:
     times = pd.DataFrame({"attempt": ["0"], "step": [8], "took_s": [1.0]})
     plan = SimpleNamespace(program="gpt", pipeline=2)
     job: Any = SimpleNamespace(traces=SimpleNamespace(is_sample=False), plan=plan)
-    analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times)
+    analysis: Any = SimpleNamespace(find_step=lambda name: step, times=times, stragglers=[])
     (found,) = findings._on_communication(job, analysis)
     assert found.sentence == (
         "In step 8 communication holds up a rank for 150 ms, 15 % of this step; work hides 0 % of "
