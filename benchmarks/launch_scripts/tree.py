@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -33,7 +34,8 @@ Made by `python -m benchmarks.launch_scripts.tree FOLDER --write`, where FOLDER 
 scripts of a patched Megatron-LM's users (`Megatron-LM-2` of AvatarHwang/FASOP), which is outside
 this repository. The truth is what a plain bash starts of them, with stubs for sbatch, srun, enroot
 and python: rank 0's program and its words. Beside it are the words of `vjob submit --dry-run` for
-the conf that `vjob init --from FOLDER` makes, and the seconds of that, in a new process."""
+the conf that `vjob init --from FOLDER` makes, and the seconds of that, in a new process: on the
+clock, while other programs ran, and of processor."""
 MODEL = re.compile(r"^MODEL=(.*)$", re.MULTILINE)
 KIND = re.compile(r"^HOMOGENEOUS_CLUSTER=\w+", re.MULTILINE)
 CHOICE = re.compile(r"\$MODEL\"? ==? [\"'](\w+)[\"']")
@@ -69,6 +71,7 @@ class Row:
     conf: Sequence[str]
     nodes: str
     seconds: float
+    processor_s: float = 0.0
     problem: str = ""
 
     @property
@@ -110,9 +113,9 @@ def score_tree(folder: Path) -> Iterator[Row]:
 def score(tree: Path, model: str, cluster: str) -> Row:
     program, *truth = record_words(tree)
     (tree / program).touch()
-    began = time.perf_counter()
+    began, used = time.perf_counter(), read_processor_s()
     made = run_vjob("init", "--from", ".", cwd=tree)
-    seconds = time.perf_counter() - began
+    seconds, processor_s = time.perf_counter() - began, read_processor_s() - used
     (tree / "conf.yaml").write_text(made.stdout)
     shown = run_vjob("submit", "conf.yaml", "--dry-run", "--json", cwd=tree)
     problem = made.stderr if made.returncode else shown.stderr if shown.returncode else ""
@@ -124,8 +127,14 @@ def score(tree: Path, model: str, cluster: str) -> Row:
     )
     return Row(
         model=model, cluster=cluster, program=program, truth=truth, conf=conf, nodes=nodes,
-        seconds=seconds, problem=problem.strip(),
+        seconds=seconds, processor_s=processor_s, problem=problem.strip(),
     )  # fmt: skip
+
+
+def read_processor_s() -> float:
+    """Seconds of processor of all processes that this one started and that ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def record_words(tree: Path) -> list[str]:
@@ -148,14 +157,14 @@ def record_words(tree: Path) -> list[str]:
 
 
 def render_rows(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| model | cluster | nodes | program | words | that differ | seconds |"
-    yield "|---|---|---|---|---|---|---|"
+    yield "| model | cluster | nodes | program | words | that differ | seconds | of processor |"
+    yield "|---|---|---|---|---|---|---|---|"
     for row in rows:
         listed = row.problem.partition("\n")[0] or "; ".join(
             f"{one.change.value} {' '.join(one.script or one.conf)}" for one in row.differences
         )
         cells = (row.model, row.cluster, row.nodes, row.program, 1 + len(row.truth), listed or "0")
-        yield "| " + " | ".join(map(str, cells)) + f" | {row.seconds:.2f} |"
+        yield "| " + " | ".join(map(str, cells)) + f" | {row.seconds:.2f} | {row.processor_s:.2f} |"
 
 
 if __name__ == "__main__":

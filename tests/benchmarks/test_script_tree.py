@@ -21,8 +21,8 @@ def test_a_bash_with_stubs_records_the_program_of_rank_0(tmp_path: Path) -> None
 def test_a_row_names_the_words_that_differ() -> None:
     row = tree.Row(
         model="T5", cluster="mixed", program="t5.py", truth=["--balance", "2-2"], conf=[],
-        nodes="4 x a10:4", seconds=0.5,
+        nodes="4 x a10:4", seconds=0.5, processor_s=0.25,
     )  # fmt: skip
     assert list(tree.render_rows([row]))[2] == (
-        "| T5 | mixed | 4 x a10:4 | t5.py | 3 | missing --balance 2-2 | 0.50 |"
+        "| T5 | mixed | 4 x a10:4 | t5.py | 3 | missing --balance 2-2 | 0.50 | 0.25 |"
     )
