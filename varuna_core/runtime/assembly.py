@@ -307,6 +307,8 @@ def build_engine(
         seed,
         turns,
         seed=settings.seed,
+        seeds_foreign=settings.recompute != "none"
+        or any(stage.record.draws_foreign for stage in stages.stages),
         trace=settings.trace,
         times=times,
     )

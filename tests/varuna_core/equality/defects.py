@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from torch import nn
+
 from tests.varuna_core.equality import model
 from tests.varuna_core.equality.model import HALF_KEPT, Drawn
-from tests.varuna_core.equality.spec import Spec
+from tests.varuna_core.equality.spec import STATEFUL, Spec
 from varuna_core import varuna
 from varuna_core.runtime.comm import links
+from varuna_core.runtime.engine import weight_grads
 from varuna_core.runtime.engine.loss_seed import LossSeed
 from varuna_core.runtime.optim.hooks import ParameterHooks
-from varuna_core.runtime.split import split
+from varuna_core.runtime.split import random_streams, split
+from varuna_core.runtime.split.attributes import KeptAttributes
 from varuna_core.runtime.split.inputs import FreshInputs
 from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
 
@@ -129,7 +133,43 @@ def limit_to_torchs() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def leave_attributes() -> Iterator[None]:
+    with change(KeptAttributes, "restore", lambda self: None):
+        yield
+
+
+@contextmanager
+def leave_foreign_streams() -> Iterator[None]:
+    with change(random_streams, "seed_foreign_streams", lambda derived: None):
+        yield
+
+
+@contextmanager
+def read_computed_weights() -> Iterator[None]:
+    def is_linear(module: Any) -> bool:
+        return type(module).forward is nn.Linear.forward and module.weight is not None
+
+    with change(weight_grads, "_is_linear", is_linear):
+        yield
+
+
 DEFECTS |= {
+    "attributes": Defect(
+        what="checks and recomputes leave plain attributes of modules changed",
+        patch=leave_attributes,
+        shows=lambda spec: spec.has(*STATEFUL),
+    ),
+    "foreign_streams": Defect(
+        what="Python's and numpy's streams depend on the layout, and a recompute draws anew",
+        patch=leave_foreign_streams,
+        shows=lambda spec: spec.has("foreign"),
+    ),
+    "computed_weights": Defect(
+        what="making the stages reads computed weights, which changes them",
+        patch=read_computed_weights,
+        shows=lambda spec: spec.has("spectral"),
+    ),
     "inputs_in_place": Defect(
         what="inputs changed in place under recompute, and in several stages",
         patch=change_inputs_in_place,

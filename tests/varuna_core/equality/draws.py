@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.varuna_core.equality.model import BARE, LINEAR, MODULES, RISKY, SHARED_BY_RANKS
-from tests.varuna_core.equality.spec import NUM_STEPS, Block, Layout, Spec
+from tests.varuna_core.equality.spec import NUM_STEPS, STATEFUL, Block, Layout, Spec
 from varuna_core.schedule.registry import AUTO, SCHEDULES
 
 SAFE = [*MODULES, *LINEAR, *BARE]
-FORMS = ["one", "two", "dict", "nested"]
+FORMS = ["one", "two", "dict", "nested", "popped"]
 WORLDS = [1, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4]
 """Ranks; most draws are small."""
 
@@ -96,6 +97,10 @@ def specs(draw: st.DrawFn) -> Spec:
     other = None
     if draw(st.booleans()):
         other = draw(layouts(num_segments, is_shared, draw(worlds)))
+    if layout.data > 1 or other is not None:
+        made = tuple(
+            replace(block, kind="linear") if block.kind in STATEFUL else block for block in made
+        )
     chunk = draw(st.integers(1, 3))
     layouts_used = [layout, *([other] if other else [])]
     most_replicas = max(each.data for each in layouts_used)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -91,6 +93,58 @@ class Counter(nn.Module):
         return x / (1 + 0.125 * self.count)
 
 
+class Average(nn.Module):
+    """Keeps a running average of what passes, in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.average = nn.Linear(WIDTH, WIDTH), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            mean = x.detach().mean((0, 1))
+            self.average = mean if self.average is None else 0.75 * self.average + 0.25 * mean
+        return x if self.average is None else x + self.linear(x - self.average)
+
+
+class Calls(nn.Module):
+    """Counts its calls in a plain number, and weakens what passes by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.linear = 0, nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.linear(x) / self.calls
+
+
+class Stream(nn.Module):
+    """Draws masks from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stream, self.linear = torch.Generator().manual_seed(5), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.rand(x.shape, generator=self.stream, dtype=torch.float32) < 0.5
+        return x + self.linear(x) * mask.to(x.dtype)
+
+
+class Foreign(nn.Module):
+    """Draws masks from Python's and numpy's streams while it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        mask = np.random.random(x.shape) < random.choice([0.25, 0.5])
+        return x + self.linear(x) * torch.from_numpy(mask).to(x.dtype)
+
+
 class Listed(nn.Module):
     """A ModuleList that its owner runs through, one of its layers never."""
 
@@ -138,6 +192,11 @@ MODULES: dict[str, Any] = {
     "count": Counter,
     "frozen_linear": build_frozen,
     "checked_dropout": CheckedDropout,
+    "average": Average,
+    "calls": Calls,
+    "stream": Stream,
+    "foreign": Foreign,
+    "spectral": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
 }
 """Blocks that are a module and nothing else."""
 
@@ -237,6 +296,9 @@ class Drawn(nn.Module):
         if form == "dict":
             got = cut({"x": x, "rest": [*held, None, number]})
             x, held = got["x"], got["rest"][: len(names)]
+        elif form == "popped":
+            x, held = cut((x, [*held, x * 0]))
+            x = x + held.pop()
         elif form == "nested":
             (x, held), _ = cut((x, held), "word")
         else:

@@ -232,7 +232,7 @@ class Plain:
         """The means of a micro-batch, each with its weight in the loss."""
         held = range(piece.begin, piece.stop)
         with self.buffers_of(piece.replica):
-            seeder = build_seeder(SEED, step, piece.begin)
+            seeder = build_seeder(SEED, step, piece.begin, seeds_foreign=True)
             with announce_segments(seeder):
                 output = self.model(**cut_batch(batch, size, held))
         if isinstance(output, dict):

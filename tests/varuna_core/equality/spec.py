@@ -13,7 +13,10 @@ KEPT = ("layer_norm", "sequential", "conv")
 """Blocks that a draw may keep in fp32."""
 
 CHUNKED = ("dropout", "mlp_dropout", "checked_dropout", "norm", "norm2d", "shared_norm", "extra")
-CHUNKED += ("branch", "count", "root_count", "read_count")
+STATEFUL = ("average", "calls", "stream")
+"""Blocks that keep something in plain attributes, which no checkpoint has."""
+
+CHUNKED += ("branch", "count", "root_count", "read_count", "foreign", "spectral", *STATEFUL)
 """Blocks whose result depends on the micro-batch that a sample is in."""
 
 SAVED_AFTER = 2

@@ -42,6 +42,26 @@ FOUND = {
     "replicas may take other branches with zero 3": Spec(
         blocks=blocks("|linear", "branch"), layout=Layout(data=2, zero=3)
     ),
+    "a plain number of a module is as it was after the checks": Spec(
+        blocks=blocks("|calls", "|average"), layout=Layout(pipeline=2, partition="1-2")
+    ),
+    "a plain tensor of a module is replayed by a recompute": Spec(
+        blocks=blocks("|average"), layout=Layout(recompute="full"), batch_size=6, batches=(6, 6, 6)
+    ),
+    "a module's own stream is replayed by a recompute": Spec(
+        blocks=blocks("|stream", "|calls"), layout=Layout(recompute="selective")
+    ),
+    "numpy's stream does not depend on the layout": Spec(
+        blocks=blocks("|foreign", "|foreign"),
+        layout=Layout(pipeline=2, partition="1-2", schedule="gpipe", recompute="full"),
+    ),
+    "a list that crossed a cut may be popped from": Spec(
+        blocks=(Block(kind="linear", form="popped"), Block(kind="extra", form="popped")),
+        layout=Layout(pipeline=2, partition="2-1"),
+    ),
+    "a computed weight is read by the forward alone": Spec(
+        blocks=blocks("|spectral"), layout=Layout(schedule="zero_bubble")
+    ),
     "a result that a buffer of the stage changes from run to run is no leak": Spec(
         blocks=blocks("|count"), layout=Layout(pipeline=2, partition="1-1")
     ),

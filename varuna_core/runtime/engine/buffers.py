@@ -1,7 +1,8 @@
-"""Buffers that a forward changes, such as the statistics of batch norm.
+"""What a forward changes in its modules: buffers, such as the statistics of batch norm, and plain
+attributes.
 
 They change once a micro-batch. A recompute sees them as its forward did and leaves no trace, and an
-evaluation has those of the first replica.
+evaluation has the buffers of the first replica.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from torch import Tensor
 
 from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.split.attributes import KeptAttributes
 from varuna_core.runtime.split.stage import Stage
 
 
@@ -24,6 +26,25 @@ class ChangingBuffers:
     def copy(self) -> dict[str, Tensor]:
         """Copies of them, by name."""
         return {name: self.stage.module.get_buffer(name).clone() for name in self.names}
+
+    def keep_attributes(self) -> KeptAttributes | None:
+        """The attributes that the forward changes, as they are now."""
+        places = self.stage.record.attributes
+        return KeptAttributes(self.stage.module, places.keys()) if places else None
+
+    @contextmanager
+    def attributes_as(self, kept: KeptAttributes | None) -> Iterator[None]:
+        """Let the stage have these attributes, and its own again afterwards."""
+        if kept is None:
+            yield
+            return
+        own = self.keep_attributes()
+        assert own is not None
+        kept.restore()
+        try:
+            yield
+        finally:
+            own.restore()
 
     @contextmanager
     def replaced_by(self, values: Mapping[str, Tensor]) -> Iterator[None]:

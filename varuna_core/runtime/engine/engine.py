@@ -67,11 +67,15 @@ class Engine:
         turns: GradientTurns,
         *,
         seed: int,
+        seeds_foreign: bool = False,
         trace: ActionTrace | None = None,
         times: ActionTimes | None = None,
     ) -> None:
         self.links, self.passes, self.loss, self.turns = links, passes, loss, turns
         self.seed, self.trace, self.times = seed, trace, times
+        self.seeds_foreign = seeds_foreign
+        """Python's and numpy's streams are seeded too (random_streams.py)."""
+
         self.stages = {stage.index: stage for stage in stages}
         self.device = stages[0].device
         wake_autograd(self.device)
@@ -178,7 +182,9 @@ class Engine:
     def _open_turn(self, action: Action, micro: MicroBatch) -> Turn:
         # Streams are seeded before the wait for an activation: it takes as long as a small message.
         stage, number = self.stages[action.stage], action.microbatch
-        seeder = build_seeder(self.seed, self._step, micro.first_sample, self.device)
+        seeder = build_seeder(
+            self.seed, self._step, micro.first_sample, self.device, self.seeds_foreign
+        )
         turn = Turn(stage=stage, number=number, micro=micro, on_segment=seeder)
         turn.start_streams()
         turn.received = self.mailbox.take_activation(stage, number)

@@ -220,7 +220,8 @@ class RecomputePass(PlainPass):
     """A pass that keeps what its forward saw, and makes the graph when the backward comes."""
 
     def forward(self) -> Any:
-        self.buffers = self.passes.buffers[self.turn.stage.index].copy()
+        changing = self.passes.buffers[self.turn.stage.index]
+        self.buffers, self.attributes = changing.copy(), changing.keep_attributes()
         self._versions = self._list_versions()
         return super().forward()
 
@@ -234,7 +235,8 @@ class RecomputePass(PlainPass):
 
     def recompute(self) -> Any:
         self.turn.start_streams()
-        with self.passes.buffers[self.turn.stage.index].replaced_by(self.buffers):
+        changing = self.passes.buffers[self.turn.stage.index]
+        with changing.replaced_by(self.buffers), changing.attributes_as(self.attributes):
             output = self._run()
         self.buffers.clear()
         return output

@@ -123,9 +123,10 @@ class WeightGrads:
 
 def _is_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """True for a linear layer of any class that keeps torch's forward, and not shared by several
-    ranks."""
+    ranks; not where its weight is computed (parametrizations), which each read may change."""
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
-    return plain and not hasattr(module.weight, "placements")
+    weight = module._parameters.get("weight")
+    return plain and weight is not None and not hasattr(weight, "placements")
 
 
 class _LinearForward:

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.runtime.comm.values import Crossing, TensorSpec, describe, tensors_of
+from varuna_core.runtime.split.attributes import kept_attributes
 from varuna_core.runtime.split.cut import LeakError, SplitError, StageEnd
+from varuna_core.runtime.split.random_streams import kept_random_state, seed_all
 from varuna_core.runtime.split.stage import Make, Stage
 
 log = logging.getLogger(__name__)
@@ -104,10 +106,11 @@ class PoisonCheck:
             with (
                 torch.no_grad(),
                 kept_buffers(stage.module),  # each run begins with the same ones
-                torch.random.fork_rng(devices=self._devices()),
+                kept_attributes(stage.module),
+                kept_random_state(stage.device),
                 stage.loaded(self.inputs, lambda name: self._maker(name in poisoned)),
             ):
-                torch.manual_seed(SEED)
+                seed_all(SEED)
                 out = stage.forward(self.inputs, received)
         finally:
             stage.at_start = None
@@ -122,9 +125,6 @@ class PoisonCheck:
                 "module"
             )
         return tensors
-
-    def _devices(self) -> list[torch.device]:
-        return [self.stage.device] if self.stage.device.type == "cuda" else []
 
     def _enter(self, spec: TensorSpec) -> Tensor:
         """Made-up values through the cut, the same each time; above 0, for roots and logarithms."""

@@ -3,13 +3,19 @@
 The seed is derived from (seed, step, place of the micro-batch's first sample in the global batch,
 segment), so whichever rank runs that segment draws the same, and a recompute draws it again. A
 forward starts with the stream of segment 0 in every stage: code before the stage runs there too.
-`random` and numpy are the user's own matter.
+
+Python's `random` and numpy's global stream are seeded alike where the dry run drew from them, or
+where a recompute might draw again. Generators that a module keeps as attributes are the module's
+own (attributes.py).
 """
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -26,10 +32,43 @@ def seed_segment(
     build_seeder(seed, step, first_sample, device)(segment)
 
 
+def read_foreign_streams() -> tuple[Any, ...]:
+    """The state of Python's `random` and, where it is imported, of numpy's global stream."""
+    numpy = sys.modules.get("numpy.random")
+    return random.getstate(), None if numpy is None else numpy.get_state()
+
+
+def set_foreign_streams(state: tuple[Any, ...]) -> None:
+    """Set them to what `read_foreign_streams` gave."""
+    random.setstate(state[0])
+    if state[1] is not None:
+        sys.modules["numpy.random"].set_state(state[1])
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch's stream and the foreign ones."""
+    torch.manual_seed(seed)
+    seed_foreign_streams(seed)
+
+
+def seed_foreign_streams(derived: int) -> None:
+    """Seed them by a number of 63 bits."""
+    random.seed(derived)
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed(derived & 0xFFFFFFFF)
+
+
 def build_seeder(
-    seed: int, step: int, first_sample: int, device: torch.device = CPU
+    seed: int,
+    step: int,
+    first_sample: int,
+    device: torch.device = CPU,
+    seeds_foreign: bool = False,
 ) -> Callable[[int], None]:
     """The function that a stage calls as each segment begins.
+
+    With `seeds_foreign` it seeds Python's `random` and numpy's global stream too (20 us).
 
     Hashed once a micro-batch; segments are an odd stride apart, so no two of them are seeded alike.
     Not by `torch.manual_seed`: it formats a stack trace for devices that are not there, 0.1 ms and
@@ -45,6 +84,8 @@ def build_seeder(
         derived = (base + segment * STRIDE) & MASK
         for generator in generators:
             generator.manual_seed(derived)
+        if seeds_foreign:
+            seed_foreign_streams(derived)
 
     return start
 
@@ -53,5 +94,9 @@ def build_seeder(
 def kept_random_state(device: torch.device) -> Iterator[None]:
     """Restore the random state at the end: what the caller draws afterwards does not depend on what
     was drawn within."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
+    foreign = read_foreign_streams()
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            yield
+    finally:
+        set_foreign_streams(foreign)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from varuna_core.runtime.comm.values import TensorSpec, tensors_of
+from varuna_core.runtime.split.attributes import Place
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.inputs import InputTrace
 from varuna_core.runtime.split.loss import LossForm
@@ -86,6 +87,18 @@ def find_drawn(func: Any, args: Any, out: Any) -> Tensor | None:
 
 
 @dataclass(kw_only=True)
+class AttributeChange:
+    """How a forward changes a plain attribute of a module."""
+
+    segments: set[int] = field(default_factory=set)
+    """The segments that change it each time; none where the first forward alone does so."""
+
+    is_carried: bool = False
+    """What one forward leaves there has an effect on the next one: a number, a stream of random
+    numbers, or a tensor that is read before it is replaced."""
+
+
+@dataclass(kw_only=True)
 class Record:
     """Observations of one dry run."""
 
@@ -100,6 +113,12 @@ class Record:
 
     draws: dict[int, list[Draw]] = field(default_factory=dict)
     """By segment, in order."""
+
+    attributes: dict[Place, AttributeChange] = field(default_factory=dict)
+    """Plain attributes that the forward changes."""
+
+    draws_foreign: bool = False
+    """The forward draws from Python's `random` or from numpy's global stream."""
 
     cutting_hooks: set[tuple[str, int]] = field(default_factory=set)
     """Modules, and which of their forward pre-hooks pass a cut."""

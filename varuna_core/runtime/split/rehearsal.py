@@ -11,12 +11,13 @@ from __future__ import annotations
 import copy
 import copyreg
 import logging
+import pickle
 import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -28,11 +29,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
+from varuna_core.runtime.split.attributes import PLAIN, KeptAttributes, Place, find_stream
 from varuna_core.runtime.split.cut import CutBefore, CutPoint, SplitError, StageEnd, unpack, watch
 from varuna_core.runtime.split.inputs import storage_of
 from varuna_core.runtime.split.kept import NOTHING_KEPT, KeptModules
 from varuna_core.runtime.split.loss import COUNTS, read_form
-from varuna_core.runtime.split.record import Call, Cut, Draw, OperationMode, Record, tensor_names
+from varuna_core.runtime.split.random_streams import kept_random_state, read_foreign_streams
+from varuna_core.runtime.split.record import (
+    AttributeChange,
+    Call,
+    Cut,
+    Draw,
+    OperationMode,
+    Record,
+    tensor_names,
+)
 
 log = logging.getLogger(__name__)
 
@@ -80,14 +91,18 @@ def keep_users_objects(model: nn.Module) -> dict[int, Any]:
 
 
 class _UseMode(TorchFunctionMode):
-    """Sees every function that gets a parameter or a buffer, raw ones too."""
+    """Sees every function that gets a parameter or a buffer, raw ones too, or a generator."""
 
-    def __init__(self, names: dict[int, list[str]], use: Callable[[str], None]) -> None:
+    def __init__(
+        self, names: dict[int, list[str]], use: Callable[[str], None], draw: Callable[[Any], None]
+    ) -> None:
         super().__init__()
-        self.names, self.use = names, use
+        self.names, self.use, self.draw = names, use, draw
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if kwargs and kwargs.get("generator") is not None:
+            self.draw(kwargs["generator"])
         used = [self.names[id(t)] for t in tensors_of((args, kwargs)) if id(t) in self.names]
         # `weight.dtype` and `weight.shape` are no use of the weight.
         if used and (tensors_of(out) or getattr(func, "__name__", "") in VALUE_READS):
@@ -166,8 +181,28 @@ class Rehearsal:
     ) -> Record:
         """Run the forward; with `stop`, only up to that cut and without looking at costs and uses.
 
-        What the model itself raises comes through.
+        What the model itself raises comes through. The attributes of its modules are afterwards
+        what they were.
         """
+        kept = KeptAttributes(self.model)
+        self._attributes: _AttributeWatch | None = None
+        try:
+            record = self._run(inputs, stop, training)
+            changed = kept.list_changed()
+            if stop is None and (changed or self._streams):
+                self._attributes = _AttributeWatch(self.model, changed)
+                self._attributes.note_streams(self._streams)
+                with suppress(Exception):  # it ran once
+                    self._run(inputs, None, training)
+                self.record = record
+                record.attributes = self._attributes.found
+        finally:
+            kept.restore()
+        return record
+
+    def _run(
+        self, inputs: Mapping[str, Any], stop: int | None = None, training: bool | None = None
+    ) -> Record:
         model = self.model
         self.record, self.segment, self.stop = Record(real=self.real), 0, stop
         self._is_ours = False  # what runs just now: no operation of the model
@@ -175,6 +210,7 @@ class Rehearsal:
             model.train(training)
         self.open: list[int] = []
         self.passed: set[int] = set()
+        self._streams: dict[int, set[int]] = {}
         self.buffers = dict(model.named_buffers(remove_duplicate=False))
         self._outdated: list[Tensor | None] = []  # kept, so that no new tensor has their storage
         self.stored: dict[int, list[str]] = {}
@@ -186,23 +222,29 @@ class Rehearsal:
         fakes = {name: map_leaves(self._fake, value) for name, value in inputs.items()}
         output: Any = None
         with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng(devices=[]))
+            stack.enter_context(kept_random_state(torch.device("cpu")))
             stack.enter_context(self.mode or nullcontext())
             if stop is None:
-                stack.enter_context(_UseMode(self.names, self._use))
+                stack.enter_context(_UseMode(self.names, self._use, self._use_stream))
+                if self._attributes is not None:
+                    stack.enter_context(self._attributes)
                 stack.enter_context(OperationMode(self._spend, self._read, self._write, self._draw))
                 self.record.inputs.begin(fakes)
             stack.callback(watch, watch(self))
+            foreign = pickle.dumps(read_foreign_streams())
             try:
                 output = model(**fakes)
                 if stop is None:
                     self.record.inputs.end(fakes, output, self.segment)
+                    self.record.draws_foreign = pickle.dumps(read_foreign_streams()) != foreign
             except StageEnd:
                 pass
             except Exception:
                 if self.record.problem is None:
                     raise
         self._note_new_buffers()
+        if self._attributes is not None:
+            self._attributes.note(self.segment)
         if self.record.problem is not None:
             raise self.record.problem
         self.record.output = map_leaves(lambda _: None, output)
@@ -222,6 +264,8 @@ class Rehearsal:
             self._is_ours = True
             values = self.record.inputs.cross(values, number, self.segment)
             self._is_ours = False
+        if self._attributes is not None:
+            self._attributes.note(self.segment)
         self.segment += 1
         self.record.costs.append(0.0)
         return unpack(values)
@@ -274,6 +318,9 @@ class Rehearsal:
         innermost = self.open[-1] if self.open else None
         self.record.uses.setdefault(name, set()).add((self.segment, innermost))
 
+    def _use_stream(self, generator: Any) -> None:
+        self._streams.setdefault(id(generator), set()).add(self.segment)
+
     def _spend(self, seconds: float) -> None:
         if not self._is_ours:
             self.record.costs[-1] += seconds
@@ -314,6 +361,45 @@ class Rehearsal:
                 self._outdated.append(self.buffers.get(name))
                 self.buffers[name] = buffer
                 self.stored.setdefault(storage_of(buffer), []).append(name)
+
+
+class _AttributeWatch(TorchFunctionMode):
+    """Sees in which segments a forward changes attributes, the second time it is run, and whether
+    it reads what the first one left there."""
+
+    def __init__(self, model: nn.Module, places: Collection[Place]) -> None:
+        super().__init__()
+        self.model, self.places = model, set(places)
+        self.found = {place: AttributeChange() for place in places}
+        self._tensors = {}
+        for path, name in places:
+            value = vars(model.get_submodule(path)).get(name)
+            self.found[path, name].is_carried = isinstance(value, PLAIN) or bool(find_stream(value))
+            if isinstance(value, Tensor):
+                self._tensors[id(value)] = path, name
+        self._held = [vars(model.get_submodule(path)).get(name) for path, name in places]
+        self._kept = KeptAttributes(model, self.places)
+
+    def note_streams(self, streams: Mapping[int, set[int]]) -> None:
+        """Note torch's generators, which a run on fake tensors does not advance."""
+        for path, module in self.model.named_modules():
+            for name, value in vars(module).items():
+                if id(value) in streams:
+                    self.found[path, name] = AttributeChange(
+                        segments=streams[id(value)], is_carried=True
+                    )
+
+    def note(self, segment: int) -> None:
+        """Note what has changed up to the end of a segment."""
+        for place in self._kept.list_changed():
+            self.found[place].segments.add(segment)
+        self._kept = KeptAttributes(self.model, self.places)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in tensors_of((args, kwargs)):
+            if id(tensor) in self._tensors:
+                self.found[self._tensors[id(tensor)]].is_carried = True
+        return func(*args, **(kwargs or {}))
 
 
 def _is_strided(value: Any) -> bool:
@@ -376,3 +462,5 @@ def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any
         # Its calls are not the record's: as if the model's own forward used it.
         new = {(segment, None) for segment, _ in uses if segment not in known}
         record.uses.setdefault(name, set()).update(new)
+    record.attributes = {**record.attributes, **trained.attributes}
+    record.draws_foreign |= trained.draws_foreign

@@ -24,7 +24,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from varuna_core.runtime.comm.values import TensorSpec, map_leaves, tensors_of
+from varuna_core.runtime.split.attributes import kept_attributes
 from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
+from varuna_core.runtime.split.random_streams import CPU, kept_random_state, seed_all
 from varuna_core.runtime.split.record import Record
 from varuna_core.runtime.split.rehearsal import Rehearsal
 from varuna_core.runtime.split.stage import Stub, StubPlan, Switch
@@ -57,14 +59,15 @@ class _Run:
         inputs = {name: map_leaves(rehearsal._fake, value) for name, value in self.inputs.items()}
         try:
             with ExitStack() as stack:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
+                stack.enter_context(kept_attributes(rehearsal.model))
+                stack.enter_context(kept_random_state(CPU))
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(rehearsal.mode or nullcontext())
                 for name, calls in (plan or {}).items():
                     self._put_stub(stack, name, calls)
                 stack.enter_context(_Steps(self))
                 stack.callback(watch, watch(self))
-                torch.manual_seed(0)
+                seed_all(0)
                 with suppress(StageEnd):
                     self._note("return", rehearsal.model(**inputs))
         finally:
@@ -97,12 +100,13 @@ class _Run:
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
         number = len(self.values)
         if number == self.entry[0]:
-            values, self.switch.on = self.entry[1], False
-        self.values.append(values)
+            values, self.switch.on = map_leaves(lambda leaf: leaf, self.entry[1]), False
+        # The model may pop from a list that crossed: what is kept, and entered, is as it crossed.
+        self.values.append(map_leaves(lambda leaf: leaf, values))
         if number == self.last_cut:
             raise StageEnd
         self.steps.append([])
-        torch.manual_seed(number)
+        seed_all(number)
         return unpack(values)
 
     @property

@@ -194,6 +194,21 @@ def refuse_changes(
                 )
 
 
+def refuse_attribute_changes(record: Record, stages: Sequence[range]) -> None:
+    """Refuse an attribute that two stages change and of which the next forward makes use: each
+    would have its own."""
+    for (path, name), change in record.attributes.items():
+        where = [i for i, held in enumerate(stages) if not change.segments.isdisjoint(held)]
+        if change.is_carried and len(where) > 1:
+            owner = f"module {path!r}" if path else "the model"
+            raise SplitError(
+                f"{owner} keeps something from forward to forward in its attribute {name!r}, which "
+                f"is changed in stage {where[0]} and in stage {where[-1]}, each of which would "
+                "have its own: keep it in one stage by another partition, or make one for each "
+                "side"
+            )
+
+
 def refuse_unseen_changes(record: Record, stages: Sequence[range], owners: set[str]) -> None:
     """Refuse an input that a stage reads without having changed it as the model does, and two
     tensors of one memory that a stage receives, if it changes one of them."""
@@ -546,6 +561,7 @@ def split_model(
     segments = assign_segments(model, record, groups, may_vary)
     segments = hold_frozen(record, groups, stages, segments, owners, frozen)
     refuse_changes(record, stages, segments, groups, owners)
+    refuse_attribute_changes(record, stages)
     refuse_unseen_changes(record, stages, owners)
     return Split(
         model=model,

@@ -1,0 +1,207 @@
+"""Plain attributes of modules: what a forward keeps in them, and how it is put back.
+
+A module may keep more than parameters and buffers: `self.average = 0.9 * self.average + ...`, a
+counter, a list, a generator of random numbers. Runs that are not training (the dry run, the checks
+of a stage, a recompute) must leave them as they were, as they do buffers.
+
+Objects of other classes, and containers of more than `LONGEST` items, are kept by reference: what
+changes within them stays changed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Place = tuple[str, str]
+"""The name of a module in its model, and of its attribute."""
+
+TORCHS = {*vars(nn.Module()), "forward"}
+"""Attributes that torch keeps in each module, and the forward, which stages replace."""
+
+DEPTH = 4
+"""Levels of containers within containers that are looked into."""
+
+LONGEST = 1000
+"""Items of a container that is looked into; a longer one is kept by reference."""
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Kept:
+    """A value as it was at one time: it tells whether it has changed, and puts itself back."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def has_changed(self, now: Any) -> bool:
+        """True if `now`, the attribute's value of today, is not what it was."""
+        if now is self.value:
+            return False
+        return not (type(now) is type(self.value) and isinstance(now, PLAIN) and now == self.value)
+
+    def restore(self) -> Any:
+        return self.value
+
+
+class _KeptTensor(Kept):
+    def __init__(self, value: Tensor) -> None:
+        super().__init__(value.detach() if value.grad_fn is not None else value)
+        self.original = value
+        self.version = value._version
+        self.copy = value.detach().clone()
+
+    def has_changed(self, now: Any) -> bool:
+        return now is not self.original or now._version != self.version
+
+    def restore(self) -> Any:
+        if self.original._version != self.version:
+            with torch.no_grad():
+                self.value.copy_(self.copy)
+            self.version = self.original._version
+        return self.value
+
+
+class _KeptStream(Kept):
+    """A generator of random numbers, by its state."""
+
+    def __init__(
+        self, value: Any, get: Callable[[Any], Any], put: Callable[[Any, Any], None]
+    ) -> None:
+        super().__init__(value)
+        self.get, self.put, self.state = get, put, get(value)
+
+    def has_changed(self, now: Any) -> bool:
+        return now is not self.value or pickle.dumps(self.get(now)) != pickle.dumps(self.state)
+
+    def restore(self) -> Any:
+        self.put(self.value, self.state)
+        return self.value
+
+
+class _KeptContainer(Kept):
+    """A list, dict, set or deque, and what lies in it."""
+
+    def __init__(self, value: Any, depth: int) -> None:
+        super().__init__(value)
+        self.pairs = [(key, keep(item, depth + 1)) for key, item in _list_items(value)]
+
+    def has_changed(self, now: Any) -> bool:
+        if now is not self.value or len(now) != len(self.pairs):
+            return True
+        items = zip(self.pairs, _list_items(now), strict=True)
+        return any(key != other or kept.has_changed(item) for (key, kept), (other, item) in items)
+
+    def restore(self) -> Any:
+        items = [(key, kept.restore()) for key, kept in self.pairs]
+        if not isinstance(self.value, tuple):
+            self.value.clear()
+        if isinstance(self.value, dict):
+            self.value.update(items)
+        elif isinstance(self.value, set):
+            self.value.update(item for _, item in items)
+        elif not isinstance(self.value, tuple):
+            self.value.extend(item for _, item in items)
+        return self.value
+
+
+def _list_items(value: Any) -> list[tuple[Any, Any]]:
+    return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+
+
+def keep(value: Any, depth: int = 0) -> Kept:
+    """Keep a value as it is now."""
+    if isinstance(value, PLAIN):
+        return Kept(value)
+    if isinstance(value, Tensor):
+        is_kept_elsewhere = isinstance(value, nn.Parameter) or value.is_inference()
+        return Kept(value) if is_kept_elsewhere else _KeptTensor(value)
+    if type(value) in (list, tuple, dict, set, deque):
+        if depth < DEPTH and len(value) <= LONGEST:
+            return _KeptContainer(value, depth)
+        return Kept(value)
+    stream = find_stream(value)
+    return Kept(value) if stream is None else _KeptStream(value, *stream)
+
+
+def find_stream(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
+    """How the state of a generator of random numbers is read and set; None for other things."""
+    if isinstance(value, torch.Generator):
+        return (
+            lambda stream: stream.get_state().tolist(),
+            lambda stream, state: stream.set_state(torch.tensor(state, dtype=torch.uint8)),
+        )
+    if isinstance(value, random.Random):
+        return random.Random.getstate, random.Random.setstate
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.Generator):
+        return (
+            lambda stream: stream.bit_generator.state,
+            lambda stream, state: setattr(stream.bit_generator, "state", state),
+        )
+    if isinstance(value, numpy.RandomState):
+        return numpy.RandomState.get_state, numpy.RandomState.set_state
+    return None
+
+
+class KeptAttributes:
+    """The attributes of a model's modules at one time."""
+
+    def __init__(self, model: nn.Module, places: Collection[Place] | None = None) -> None:
+        """Keep all of them, or those of `places` alone."""
+        self._places = places
+        modules = model.named_modules() if places is None else ()
+        self._modules = dict(modules) or {p: model.get_submodule(p) for p, _ in places or ()}
+        self._kept = {path: self._keep(path) for path in self._modules}
+
+    def _keep(self, path: str) -> dict[str, Kept]:
+        return {name: keep(value) for name, value in self._list_own(path).items()}
+
+    def _list_own(self, path: str) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in vars(self._modules[path]).items()
+            if name not in TORCHS and (self._places is None or (path, name) in self._places)
+        }
+
+    def list_changed(self) -> list[Place]:
+        """The places whose values have changed since, are new, or are gone."""
+        found = []
+        for path, kept in self._kept.items():
+            now = self._list_own(path)
+            found += [
+                (path, name)
+                for name in {**kept, **now}
+                if name not in kept or name not in now or kept[name].has_changed(now[name])
+            ]
+        return found
+
+    def restore(self) -> None:
+        """Put all values back; what is new goes."""
+        for path, kept in self._kept.items():
+            own = self._modules[path].__dict__
+            for name in self._list_own(path):
+                if name not in kept:
+                    del own[name]
+            for name, value in kept.items():
+                own[name] = value.restore()
+
+
+@contextmanager
+def kept_attributes(model: nn.Module) -> Iterator[None]:
+    """Attributes are afterwards what they were."""
+    kept = KeptAttributes(model)
+    try:
+        yield
+    finally:
+        kept.restore()
