@@ -48,7 +48,7 @@ class RankModule(nn.Module):
         self.gradients, self.updates = parts.gradients, parts.updates
         self._masters = parts.masters
         self.training = parts.split.model.training  # the stage is a copy, frozen batch norms too
-        # An optimizer refuses to hold nothing, and a rank may own nothing.
+        # An optimizer refuses to hold nothing, and a rank may have nothing to train.
         self._nothing = nn.Parameter(torch.empty(0, device=parts.split.device))
         self.iteration = 0
         """Steps taken, those that overflowed too."""
@@ -89,12 +89,14 @@ class RankModule(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The masters; a rank without any has one of no elements, which optimizers want."""
+        """The masters; a rank with none to train has one of no elements, which optimizers want."""
         dot = prefix + "." if prefix else ""
         named = list(self._masters.by_name.items())
         if remove_duplicate:
             named = [*{id(p): (name, p) for name, p in reversed(named)}.values()][::-1]
-        for name, parameter in named or [("nothing", self._nothing)]:
+        if not any(parameter.requires_grad for _, parameter in named):
+            named.append(("nothing", self._nothing))
+        for name, parameter in named:
             yield dot + name, parameter
 
     def named_buffers(

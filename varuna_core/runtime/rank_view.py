@@ -138,7 +138,7 @@ def view_model(
 ) -> Any:
     """The view of a rank with these stages' modules; `buffers` are each stage's own.
 
-    `nothing` stands in where the rank has no master, for optimizers want a parameter.
+    `nothing` stands in where the rank has no master to train, for optimizers want a parameter.
     """
     owners = {name: at for at, held in enumerate(buffers) for name in held}
     made: dict[int, Any] = {}
@@ -156,7 +156,7 @@ def view_model(
             for name, held in first._parameters.items()
             if held is None or dot + name in masters
         }
-        if not path and not masters:
+        if not path and not any(master.requires_grad for master in masters.values()):
             parameters["nothing"] = nothing
         object.__getattribute__(found, "__dict__").update(
             _parameters=parameters,

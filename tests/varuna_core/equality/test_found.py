@@ -62,6 +62,10 @@ FOUND = {
     "a computed weight is read by the forward alone": Spec(
         blocks=blocks("|spectral"), layout=Layout(schedule="zero_bubble")
     ),
+    "what DTensor saves in its own dry runs is not copied out": Spec(
+        blocks=blocks("mlp", "dropout", "|linear"),
+        layout=Layout(tensor=2, schedule="gpipe", partition="2", recompute="offload"),
+    ),
     "a result that a buffer of the stage changes from run to run is no leak": Spec(
         blocks=blocks("|count"), layout=Layout(pipeline=2, partition="1-1")
     ),

@@ -151,3 +151,14 @@ def test_a_model_of_hugging_faces_keeps_its_methods_and_is_saved_whole(tmp_path:
     for name, tensor in read.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]), name
     model.close()
+
+
+def test_a_rank_without_anything_to_train_has_an_empty_parameter_for_optimizers() -> None:
+    torch.manual_seed(0)
+    frozen = Gpt().requires_grad_(False)
+    model = Varuna(frozen, "0;", small.make_inputs(2), 4, 2, device="cpu")
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert [parameter.numel() for parameter in trained] == [0]
+    model.set_optimizer(torch.optim.AdamW(trained))
+    model.set_optimizer(model.module.configure_optimizers(0.1))
+    assert model.state_dict().keys() == frozen.state_dict().keys()

@@ -249,7 +249,9 @@ class SavedGraph:
             return self._take(tensor.trigger_wait())
         if is_traceable_wrapper_subclass(tensor):
             return self._take_parts(tensor)
-        is_plain = tensor.layout == torch.strided and tensor.device.type == self.device.type
+        # Others have no memory (fake ones of DTensor's own dry runs), or are more than it.
+        is_plain = type(tensor) is Tensor and tensor.layout == torch.strided
+        is_plain = is_plain and tensor.device.type == self.device.type
         if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return None
         storage = tensor.untyped_storage()

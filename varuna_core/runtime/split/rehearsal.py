@@ -283,6 +283,11 @@ class Rehearsal:
         ]
         if id(point) in self.passed and not point.is_repeated:
             problem = "is passed twice in one forward: make one CutPoint for each place"
+        elif odd := [t.layout for t in tensors_of(values) if t.layout is not torch.strided]:
+            problem = (
+                f"gets a tensor of layout {odd[0]}, which cannot be sent to another stage: pass "
+                "its parts (values and offsets of a nested one), and build it after the cut"
+            )
         elif foreign:
             problem = f"gets a {foreign[0]}: pass tensors, numbers and containers of them"
         elif _is_checkpointed():

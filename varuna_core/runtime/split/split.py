@@ -194,6 +194,16 @@ def refuse_changes(
                 )
 
 
+def refuse_sparse(model: nn.Module) -> None:
+    """Refuse modules that make sparse gradients, which nothing here adds up, clips or sends."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise SplitError(
+                f"module {name!r} makes sparse gradients, which several stages and replicas cannot "
+                "share: build it with sparse=False"
+            )
+
+
 def refuse_attribute_changes(record: Record, stages: Sequence[range]) -> None:
     """Refuse an attribute that two stages change and of which the next forward makes use: each
     would have its own."""
@@ -541,6 +551,7 @@ def split_model(
     counted. `shared_weights` names parameters that are one, besides those that the model ties.
     `types`, by id, are what parameters and buffers become in a stage.
     """
+    refuse_sparse(model)
     device = torch.device(device)
     rehearsal, record = rehearse(model, dummy_inputs, device, types, kept)
     groups = group_names(model, shared_weights or ())

@@ -287,9 +287,11 @@ def test_a_cache_outside_the_model_that_keeps_what_the_dry_run_made_is_told() ->
 class Collecting(Gpt):
     """A loss beside the model's, of what hooks have collected from a module within each block."""
 
+    calls = 0
+
     def __init__(self, is_fitful: bool = False) -> None:
         super().__init__()
-        self.is_fitful, self.calls = is_fitful, 0
+        self.is_fitful = is_fitful
 
     def forward(self, ids: Tensor, labels: Tensor | None = None, **ignored: Any) -> Any:
         collected: list[Tensor] = []
@@ -300,8 +302,8 @@ class Collecting(Gpt):
         loss = super().forward(ids, labels)
         for hook in hooks:
             hook.remove()
-        self.calls += 1
-        if self.is_fitful and self.calls % 2:
+        Collecting.calls += 1  # the checks keep what is the module's own
+        if self.is_fitful and Collecting.calls % 2:
             return loss + 0.0
         return loss if self.is_fitful else loss + torch.stack(collected).square().mean()
 
@@ -320,3 +322,66 @@ def test_a_model_that_does_other_work_each_time_is_not_compared(
 ) -> None:
     split_all(Collecting(is_fitful=True), make_inputs(), 2)
     assert "not compared: the model does other work each time" in caplog.text
+
+
+class Sparse(Gpt):
+    def __init__(self) -> None:
+        super().__init__()
+        self.wte.sparse = True
+
+
+class Tally(nn.Module):
+    """One module that two stages call, and what it keeps from call to call."""
+
+    def __init__(self, kept: Any) -> None:
+        super().__init__()
+        self.linear, self.cut, self.kept = nn.Linear(4, 4), CutPoint(), kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tally(self.cut(self.tally(x))).sum()
+
+    def tally(self, x: Tensor) -> Tensor:
+        if isinstance(self.kept, torch.Generator):
+            return x * torch.rand(4, generator=self.kept)
+        self.kept = (
+            self.kept + x.detach().mean() if isinstance(self.kept, Tensor) else self.kept + 1
+        )
+        return self.linear(x) * self.kept
+
+
+class Log(Tally):
+    """What it keeps is written, and not read."""
+
+    def tally(self, x: Tensor) -> Tensor:
+        self.kept = x.detach()
+        return self.linear(x)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.cut = nn.Linear(4, 4), CutPoint()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = torch.nested.nested_tensor([x[0], x[1, :1]], layout=torch.jagged)
+        return self.linear(self.cut(parts)).values().sum()
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    with pytest.raises(SplitError, match=r"module 'wte' makes sparse gradients.*sparse=False"):
+        split_all(Sparse(), make_inputs(), 2)
+
+
+@pytest.mark.parametrize("kept", [0, torch.zeros(()), torch.Generator()], ids=str)
+def test_an_attribute_that_two_stages_carry_on_is_refused(kept: Any) -> None:
+    with pytest.raises(SplitError, match=r"attribute 'kept'.*stage 0 and in stage 1"):
+        split_all(Tally(kept), {"x": torch.ones(2, 4)}, 2)
+
+
+def test_an_attribute_that_is_only_written_may_lie_in_two_stages() -> None:
+    split_all(Log(None), {"x": torch.ones(2, 4)}, 2)
+
+
+def test_a_tensor_without_strides_cannot_cross() -> None:
+    with pytest.raises(SplitError, match=r"layout torch\.jagged, which cannot be sent"):
+        split_all(Nested(), {"x": torch.ones(2, 3, 4)}, 2)
