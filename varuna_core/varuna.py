@@ -13,6 +13,7 @@ Loss, gradients and updates equal those of the plain model on the global batch, 
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ from varuna_core.runtime.batch.token_means import LossWeights
 from varuna_core.runtime.comm.devices import may_share, take_device
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 from varuna_core.runtime.comm.links import join_ranks
+from varuna_core.runtime.comm.meeting import Meeting, open_meeting
 from varuna_core.runtime.engine.adapting import Adapting
 from varuna_core.runtime.engine.graph_memory import agree_on_memory, find_limit
 from varuna_core.runtime.engine.microbatch import (
@@ -48,6 +50,7 @@ from varuna_core.runtime.engine.microbatch import (
     find_first,
 )
 from varuna_core.runtime.engine.plans import count_stages
+from varuna_core.runtime.given import describe_batch
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
 from varuna_core.runtime.optim.zero_weights import refuse_optimizer
 from varuna_core.runtime.rank_module import RankModule
@@ -60,6 +63,8 @@ from varuna_core.schedule.actions import Action
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Memory, Recompute
 from varuna_core.trace import NUM_FIRST, open_once, read_every, span
+
+log = logging.getLogger(__name__)
 
 
 class Varuna(RankModule):
@@ -192,6 +197,9 @@ class Varuna(RankModule):
 
         self.plans, self.stage_map = parts.plans, parts.plans.stage_map
         self.adapting = self._find_adapting(recompute)
+        in_replica = self.stage_map.depth * self.stage_map.tensor
+        part, rank = f"replica {self.replica}", dist.get_rank() if dist.is_initialized() else 0
+        self._first_batch: Meeting | None = open_meeting(rank, in_replica, part)
         self.exchange, self._splitter = parts.exchange, parts.splitter
         self._names = parts.names
         self.last_grad_norm: Tensor | None = None
@@ -393,6 +401,7 @@ class Varuna(RankModule):
         try:
             inputs = self._names.name(inputs)
             size = self._splitter.count(inputs)
+            self._compare_first(inputs)
             place = self.replica, self.stage_map.num_replicas
             first = find_first(size, self.batch_size, self.samples, *place, bounded=bounded)
             cast = self.precision.cast(inputs)
@@ -419,6 +428,22 @@ class Varuna(RankModule):
             if not is_connection_error(error):
                 raise
             raise RankFailed(f"{self.links.name} stops: {first_error}") from error
+
+    def _compare_first(self, inputs: Mapping[str, Any]) -> None:
+        """Compare the first batch with that of the replica's other ranks: its shapes must be the
+        same, and other values are warned of."""
+        meeting, self._first_batch = self._first_batch, None
+        if meeting is None:
+            return
+        difference = meeting.compare(
+            describe_batch(inputs), lambda waited_s: self.links.look(waited_s, asks_board=True)
+        )
+        if difference is None:
+            return
+        text = f"the ranks of a replica take the same batch in each step: {difference.text}"
+        if difference.names != ["values"]:
+            raise ValueError(text)
+        log.warning("%s", text)
 
     def _join_asked(self, asked: StepOutputs, microbatches: Sequence[MicroBatch]) -> Any:
         """The parts of this step's outputs, on all ranks of the replica."""

@@ -39,6 +39,10 @@ class FailingGpt(Gpt):
         return super().run_block(number, x)
 
 
+def refuse_to_run(self: Any, number: int, x: torch.Tensor) -> torch.Tensor:
+    raise KeyError("no such layer")
+
+
 write = CheckpointWriter.save
 
 
@@ -66,6 +70,8 @@ def main() -> None:
         "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=300)
     )
     torch.manual_seed(0)
+    if how == "refuses" and rank == 1:
+        FailingGpt.run_block = refuse_to_run  # type: ignore[assignment]
     stage_map = "0,2;1,3;" if world == 4 else "".join(f"{r};" for r in range(world))
     varuna = Varuna(
         TiedGpt() if how.startswith("limits") else FailingGpt(),
@@ -74,7 +80,7 @@ def main() -> None:
         8,
         1,
         device="cpu",
-        schedule="1f1b",
+        schedule="gpipe" if how == "unlike" and rank == 1 else "1f1b",
         zero=int(zero or 0),
         hang_timeout_s=HANG_TIMEOUT_S if how == "hangs" else SAVES.get(how),
     )

@@ -53,6 +53,22 @@ def test_all_ranks_stop_with_the_first_error(tmp_path: Path, how: str, world_siz
         assert "nothing comes from rank 1" in first or "Connection closed" in first
 
 
+@pytest.mark.parametrize(
+    ("how", "own", "others"),
+    [
+        ("refuses", "KeyError: 'no such layer'", "cannot begin: rank 1: KeyError: 'no such layer'"),
+        ("unlike", "rank 1: schedule 'gpipe', on rank", "rank 1: schedule 'gpipe', on rank"),
+    ],
+)
+def test_a_rank_that_cannot_begin_as_the_others_ends_all(
+    tmp_path: Path, how: str, own: str, others: str
+) -> None:
+    with start_ranks(PROGRAM, 3, str(tmp_path), how) as ranks:
+        done = collect(ranks)
+    assert [code for code, _ in done] == [1, 1, 1]
+    assert own in done[1][1] and others in done[0][1] and others in done[2][1]
+
+
 @pytest.mark.parametrize("how", ["lingers", "lingers zero 1", "lingers zero 3"])
 def test_a_rank_that_fails_and_lives_on_holds_up_nobody(tmp_path: Path, how: str) -> None:
     with start_ranks(PROGRAM, 4, str(tmp_path), how) as ranks:

@@ -24,6 +24,7 @@ from torch import nn
 from varuna_core.records.layout import StageMap, parse_stage_map
 from varuna_core.runtime.batch.named_inputs import InputNames, Inputs
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
+from varuna_core.runtime.comm.meeting import open_meeting
 from varuna_core.runtime.engine.adapting import ActionTimes
 from varuna_core.runtime.engine.compiled import compile_stages, why_none
 from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, CudaRecorder, why_none_recorded
@@ -40,6 +41,7 @@ from varuna_core.runtime.engine.microbatch import (
 from varuna_core.runtime.engine.passes import Passes
 from varuna_core.runtime.engine.plans import Plans, settle_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
+from varuna_core.runtime.given import describe_training
 from varuna_core.runtime.optim.grads import Gradients, list_shared
 from varuna_core.runtime.optim.hooks import ParameterHooks, list_parts
 from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
@@ -100,16 +102,23 @@ def assemble(
 ) -> RankParts:
     """Make all parts of this rank."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-    ranks = parse_stage_map(stage_to_rank_map, world, settings.tensor).slice(rank % settings.tensor)
-    place, replica = ranks.find(rank)
-    model = take_plain(model)
-    names = InputNames(model)
-    dummies, splitter = read_dummies(names.name_all(dummy_inputs), settings.chunk_size)
-    split = cut_model(model, dummies, ranks, settings)
-    samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
-    plans = plan_schedule(split, ranks, samples, settings)
-    sharding = share_layers(split, plans.stage_map, rank, settings)
-    stages = make_stages(split, plans.stage_map.stages_of(place), sharding, settings)
+    meeting = open_meeting(rank, world)
+    with meeting.refusing():
+        whole = parse_stage_map(stage_to_rank_map, world, settings.tensor)
+        ranks = whole.slice(rank % settings.tensor)
+        place, replica = ranks.find(rank)
+        model = take_plain(model)
+        names = InputNames(model)
+        dummies, splitter = read_dummies(names.name_all(dummy_inputs), settings.chunk_size)
+        split = cut_model(model, dummies, ranks, settings)
+        samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
+        plans = plan_schedule(split, ranks, samples, settings)
+    meeting.require_same(describe_training(split, whole, settings))
+    meeting = open_meeting(rank, world)
+    with meeting.refusing():
+        sharding = share_layers(split, plans.stage_map, rank, settings)
+        stages = make_stages(split, plans.stage_map.stages_of(place), sharding, settings)
+    meeting.compare({})
     shared = list_shared(split.ties, plans.stage_map)
     links = connect_rank(plans.stage_map, rank, shared, sharding, settings)
     weight = MicroBatchWeight(loss_type=split.record.loss.dtype)

@@ -1,0 +1,155 @@
+"""The meeting of ranks: one that cannot begin tells the others, and all were given the same.
+
+    each rank    what it was given, or why it cannot begin ─► the store
+    the last     compares ─► the answer, the same for all
+
+Five operations of the store a rank, however many ranks there are; of those that were given other
+things than the first to come, a few are named.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
+
+Given = Mapping[str, str]
+"""What a rank was given, in words, by name."""
+
+MOST = 3
+"""Ranks and differences that an answer names."""
+
+LONGEST = 120
+"""Characters of a value in an answer."""
+
+LOOK_S = 1.0
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What ranks were given differently."""
+
+    text: str
+    """Who was given what, in words."""
+
+    names: list[str]
+
+
+class Meeting:
+    """One meeting of `size` ranks; each calls `compare` or `refuse` once."""
+
+    def __init__(self, store: Any, key: str, rank: int, size: int) -> None:
+        self.store, self.key, self.rank, self.size = store, key, rank, size
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Tell the others of an error within, unless it is theirs."""
+        try:
+            yield
+        except Exception as error:
+            is_theirs = isinstance(error, RankFailed) or is_connection_error(error)
+            if self.size > 1 and not is_theirs:
+                self._answer({"refusal": f"rank {self.rank}: {describe_error(error)}"})
+            raise
+
+    def compare(
+        self, given: Given, look: Callable[[float], None] | None = None
+    ) -> Difference | None:
+        """Wait for all ranks; on all of them what they were given differently. RankFailed if one
+        cannot begin.
+
+        `look`, called every second with the seconds waited, may raise.
+        """
+        if self.size == 1:
+            return None
+        mine = {"rank": self.rank, "given": dict(given)}
+        first = json.loads(self._set_first("first", mine))
+        if first["given"] != given:
+            number = self.store.add(f"{self.key}/others", 1)
+            self.store.set(f"{self.key}/other/{number}", json.dumps(mine))
+        if self.store.add(f"{self.key}/arrived", 1) == self.size:
+            self._answer(asdict(self._find_difference(first)))
+        answer = json.loads(self._wait(look))
+        if "refusal" in answer:
+            raise RankFailed(f"rank {self.rank} cannot begin: {answer['refusal']}")
+        return Difference(**answer) if answer["names"] else None
+
+    def require_same(self, given: Given) -> None:
+        """Wait for all ranks; ValueError on all of them if they were given different things."""
+        difference = self.compare(given)
+        if difference is not None:
+            raise ValueError(f"the ranks were given different things: {difference.text}")
+
+    def _set_first(self, name: str, value: Any) -> str:
+        text: str = self.store.compare_set(f"{self.key}/{name}", "", json.dumps(value)).decode()
+        return text
+
+    def _answer(self, answer: Mapping[str, Any]) -> None:
+        self._set_first("answer", answer)
+
+    def _wait(self, look: Callable[[float], None] | None) -> str:
+        key = f"{self.key}/answer"
+        waited_s = 0.0
+        while look is not None:
+            try:
+                self.store.wait([key], timedelta(seconds=LOOK_S))
+                break
+            except RuntimeError:  # not yet: each store has an error of its own for it
+                waited_s += LOOK_S
+                look(waited_s)
+        return bytes(self.store.get(key)).decode()
+
+    def _find_difference(self, first: Mapping[str, Any]) -> Difference:
+        """Who was given what; without names if all were given the same."""
+        count = self.store.add(f"{self.key}/others", 0)
+        if not count:
+            return Difference("", [])
+        others = [
+            json.loads(self.store.get(f"{self.key}/other/{number + 1}"))
+            for number in range(min(count, MOST))
+        ]
+        usual, odd = first, others
+        if 2 * count > self.size:  # then the first to come is the odd one
+            usual, odd = others[0], [first]
+        said = "; ".join(f"rank {o['rank']}: {describe_difference(usual, o)}" for o in odd)
+        more = f"; and {count - MOST} ranks more" if odd is others and count > MOST else ""
+        return Difference(said + more, sorted({n for o in odd for n in list_names(usual, o)}))
+
+
+def list_names(usual: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The names of what two ranks were given differently."""
+    ours, theirs = usual["given"], other["given"]
+    return [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+
+
+def describe_difference(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What one rank was given otherwise than another one, in words."""
+    ours, theirs = usual["given"], other["given"]
+    names = list_names(usual, other)
+    said = [
+        f"{name} {_shorten(theirs.get(name, 'none'))}, on rank {usual['rank']} "
+        f"{_shorten(ours.get(name, 'none'))}"
+        for name in names[:MOST]
+    ]
+    return ", ".join(said) + (f", and {len(names) - MOST} more" if len(names) > MOST else "")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def open_meeting(rank: int, size: int, part: str = "all") -> Meeting:
+    """A meeting of all ranks of the default group, or of one of its parts, of so many ranks each;
+    every rank opens as many, in the same order."""
+    store = dist.distributed_c10d._get_default_store() if size > 1 else None
+    return Meeting(store, f"varuna/meeting/{next(_numbers)}/{part}", rank, size)

@@ -1,0 +1,63 @@
+"""What a rank was given, in words, which are the same where the things are."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from varuna_core.checkpoint.format.entries import view_bytes
+from varuna_core.records.layout import StageMap
+from varuna_core.runtime.comm.meeting import Given
+from varuna_core.runtime.comm.values import describe, sign, tensors_of
+from varuna_core.runtime.settings import VarunaSettings
+from varuna_core.runtime.split.split import Split
+
+OPTIONS = (
+    *("batch_size", "chunk_size", "schedule", "stages_per_rank", "tensor", "recompute"),
+    *("opportunistic", "costs", "zero", "compile", "cuda_graphs", "offload", "seed"),
+)
+"""Settings that must be the same on all ranks."""
+
+
+def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -> Given:
+    """The model, the layout and the options of a training."""
+    return {
+        "model": describe_model(split.model),
+        "stage_map": repr(str(ranks)),
+        "cuts": str([cut.name for cut in split.record.cuts]),
+        "partition": "-".join(str(len(held)) for held in split.stages),
+        "precision": settings.precision.name,
+        **{name: repr(getattr(settings, name)) for name in OPTIONS},
+    }
+
+
+def describe_model(model: nn.Module) -> str:
+    """Its class, the count of its parameters, and a digest of their names, shapes and types."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    lines = "\n".join(
+        f"{name} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for name, p in named.items()
+    )
+    digest = hashlib.sha256(lines.encode()).hexdigest()[:8]
+    elements = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{type(model).__name__} of {len(named)} parameters with {elements} elements "
+        f"(names, shapes and types {digest})"
+    )
+
+
+def describe_batch(inputs: Mapping[str, Any]) -> Given:
+    """The shapes of a batch, and a digest of its values."""
+    digest = hashlib.sha256()
+    for tensor in tensors_of(dict(inputs)):
+        if tensor.layout is torch.strided:
+            held = tensor.detach().cpu().contiguous()
+            digest.update(view_bytes(held))
+    shapes = (
+        f"{name} {describe(value.dtype, value.shape) if isinstance(value, Tensor) else sign(value)}"
+        for name, value in inputs.items()
+    )
+    return {"shapes": ", ".join(shapes), "values": f"of digest {digest.hexdigest()[:8]}"}
