@@ -13,7 +13,7 @@ from __future__ import annotations
 import pickle
 import random
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,8 +24,9 @@ from torch import Tensor, nn
 Place = tuple[str, str]
 """The name of a module in its model, and of its attribute."""
 
-TORCHS = {*vars(nn.Module()), "forward"}
-"""Attributes that torch keeps in each module, and the forward, which stages replace."""
+TORCHS = {name for name in vars(nn.Module()) if "hook" not in name} | {"forward"}
+"""Attributes that torch keeps in each module, and the forward, which stages replace. Hooks are not
+among them: a model that puts in hooks of its own notes in an attribute that it has done so."""
 
 DEPTH = 4
 """Levels of containers within containers that are looked into."""
@@ -124,7 +125,7 @@ def keep(value: Any, depth: int = 0) -> Kept:
     if isinstance(value, Tensor):
         is_kept_elsewhere = isinstance(value, nn.Parameter) or value.is_inference()
         return Kept(value) if is_kept_elsewhere else _KeptTensor(value)
-    if type(value) in (list, tuple, dict, set, deque):
+    if type(value) in (list, tuple, dict, OrderedDict, set, deque):
         if depth < DEPTH and len(value) <= LONGEST:
             return _KeptContainer(value, depth)
         return Kept(value)

@@ -372,7 +372,9 @@ def test_sparse_gradients_are_refused_by_name() -> None:
         split_all(Sparse(), make_inputs(), 2)
 
 
-@pytest.mark.parametrize("kept", [0, torch.zeros(()), torch.Generator()], ids=str)
+@pytest.mark.parametrize(
+    "kept", [0, torch.zeros(()), torch.Generator()], ids=["number", "tensor", "stream"]
+)
 def test_an_attribute_that_two_stages_carry_on_is_refused(kept: Any) -> None:
     with pytest.raises(SplitError, match=r"attribute 'kept'.*stage 0 and in stage 1"):
         split_all(Tally(kept), {"x": torch.ones(2, 4)}, 2)
