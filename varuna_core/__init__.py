@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from varuna_core.profiling.profiler import Profiler as Profiler
     from varuna_core.runtime.cross_entropy import cross_entropy as cross_entropy
     from varuna_core.runtime.saving import leaving as leaving
-    from varuna_core.runtime.split.criterion import with_loss as with_loss
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.runtime.split.cut import cut_before as cut_before
     from varuna_core.runtime.split.loss import TokenMean as TokenMean
     from varuna_core.runtime.split.weights import parameters_on_meta as parameters_on_meta
+    from varuna_core.runtime.split.wrappers import with_loss as with_loss
     from varuna_core.varuna import Varuna as Varuna
 
 __version__ = "0.1.0"
@@ -35,7 +35,7 @@ _LAZY = {
     "cut_before": "varuna_core.runtime.split.cut",
     "open_weights": "varuna_core.checkpoint.foreign.weight_files",
     "parameters_on_meta": "varuna_core.runtime.split.weights",
-    "with_loss": "varuna_core.runtime.split.criterion",
+    "with_loss": "varuna_core.runtime.split.wrappers",
 }
 _MODULES = {"leaving": "varuna_core.runtime.saving.leaving", "trace": "varuna_core.trace"}
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.models.foreign import load_transformers
-from varuna_core.runtime.split.criterion import with_loss
+from varuna_core.runtime.split.wrappers import with_loss
 
 VOCAB, LENGTH, WIDTH, LAYERS = 64, 12, 32, 2
 Inputs = dict[str, Any]

@@ -17,7 +17,7 @@ from torch import Tensor
 from varuna_core.programs.bert import NO_LABEL
 from varuna_core.programs.place import ProgramError
 from varuna_core.records.training import Training
-from varuna_core.runtime.split.weights import derive_seed
+from varuna_core.runtime.split.random_streams import derive_seed
 
 Batch = dict[str, Tensor]
 TRAIN, VALID = "train", "valid"

@@ -11,6 +11,7 @@ own (attributes.py).
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -19,10 +20,14 @@ from typing import Any
 
 import torch
 
-from varuna_core.runtime.split.weights import derive_seed
-
 CPU = torch.device("cpu")
 STRIDE, MASK = 0x9E3779B97F4A7C15, 2**63 - 1
+
+
+def derive_seed(seed: int, name: str) -> int:
+    """Derive a seed of 63 bits for what has this name."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seed_segment(

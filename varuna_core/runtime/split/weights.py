@@ -15,7 +15,6 @@ tied parameter's. Then the model's own rules fill it, all other tensors being on
 from __future__ import annotations
 
 import copy
-import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,16 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.random_streams import derive_seed
 from varuna_core.runtime.split.record import tensor_names
 from varuna_core.runtime.split.stored import describe_misfit, match_model
 
 Init = Callable[[str, Tensor], None]
 """Fills the tensor of this name in place, drawing from torch's default generator."""
-
-
-def derive_seed(seed: int, name: str) -> int:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from torch import nn
 from tests import ROOT
 from tests.models.architectures import ARCHITECTURES, Architecture, Inputs, ResNet
 from varuna_core import Varuna
-from varuna_core.runtime.split.criterion import with_loss
 from varuna_core.runtime.split.cut import SplitError, cut_before
+from varuna_core.runtime.split.wrappers import with_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what the libraries themselves warn of
 CHUNK, CHUNKS, STEPS, RATE = 2, 2, 2, 0.1

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from tests.models import small as models
 from tests.models.small import Gpt, chain, chain_backward, make_inputs, sum_gradients
 from varuna_core.runtime.split.cut import SplitError
+from varuna_core.runtime.split.random_streams import derive_seed
 from varuna_core.runtime.split.split import TiedWeight, split_model
-from varuna_core.runtime.split.weights import derive_seed, parameters_on_meta
+from varuna_core.runtime.split.weights import parameters_on_meta
 
 INPUTS = make_inputs()
 
