@@ -139,3 +139,15 @@ def test_several_programs_of_a_rank_that_disagree_tell_nothing(
     command = ["/bin/bash", "-c", " ".join(words)]
     subprocess.run(command, env=env, cwd=folder, capture_output=True, timeout=60, check=False)
     assert read_uncaught(note) == uncaught
+
+
+@pytest.mark.parametrize(
+    ("code", "code_is"),
+    [("raise KeyboardInterrupt", -2), ("sys.exit(3)", 3), ("raise ValueError", 1), ("pass", 0)],
+)
+def test_the_note_changes_no_exit_code(code: str, code_is: int, folder: Path) -> None:
+    """An interrupt ended with 1 in place of SIGINT: an import at the end had run `eval`."""
+    env = {"PYTHONPATH": f"{folder}/{STARTUP}", "VJOB_ENDED": f"{folder}/0.ended"}
+    program = [PYTHON, "-s", "-c", f"import sys; {code}"]
+    ended = subprocess.run(program, env=env, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == code_is

@@ -99,11 +99,17 @@ def _note_end(path: str) -> None:
         text, trace = "", getattr(sys, "last_traceback", None)
         raised = getattr(sys, "last_value", None)
         # A callback of C sets both too, and the program goes on: its traceback begins elsewhere.
+        # No import here: its module may use `eval`, and then an interrupt exits 1, not by SIGINT.
         if trace is not None and trace.tb_frame.f_code.co_name in _TOPS:
-            import traceback
-
-            lines = "".join(traceback.format_exception_only(type(raised), raised)).splitlines()
-            text = next((line for line in lines if line and not line[0].isspace()), "")[:500]
+            kind = type(raised)
+            name = kind.__qualname__
+            if kind.__module__ not in ("builtins", "__main__"):
+                name = f"{kind.__module__}.{name}"
+            try:
+                said = str(raised).strip().split("\n")[0]
+            except Exception:  # of the program's own class
+                said = ""
+            text = (f"{name}: {said}" if said else name)[:500]
         write(f"ended {text}".rstrip() + "\n")
 
     write("begun\n")
