@@ -7,7 +7,6 @@ node's scratch folder, from where the mounts have the files, and mounted in the 
 from __future__ import annotations
 
 import posixpath
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,8 +83,11 @@ def _read_copy(command: Sequence[str]) -> list[str] | None:
         return None
     options = [word for word in command[1:] if word.startswith("-")]
     paths = [word for word in command[1:] if not word.startswith("-")]
-    is_whole = any(re.fullmatch(r"-[a-zA-Z]*[rRa][a-zA-Z]*|--recursive|--archive", word)
-                   for word in options)  # fmt: skip
+    is_whole = any(
+        word in ("--recursive", "--archive")
+        or (word[1:].isalpha() and not {"r", "R", "a"}.isdisjoint(word))
+        for word in options
+    )
     is_plain = len(paths) > 1 and all(path.startswith("/") for path in paths)
     return [path.rstrip("/") for path in paths] if is_whole and is_plain else None
 

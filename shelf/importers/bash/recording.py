@@ -501,7 +501,11 @@ def _name_port(word: Word, its: str, option: str) -> Word:
     if found is None or not re.fullmatch(r"(?s).*?(\d{4,5}|@OUT:\w+@)", its):
         return word
     head, of = found[1], f"{option} {word.text}"
-    if not (head.endswith(":") or re.search(r"(master|main)\w*[-_]port\b", of)):
+    is_masters = any(
+        ("master" in name or "main" in name) and name.endswith(("-port", "_port"))
+        for name in re.findall(r"[\w-]+", of)
+    )
+    if not (head.endswith(":") or is_masters):
         return word
     text = head.replace("${MASTER_ADDR}", "@")
     if "$" in text:
@@ -601,8 +605,10 @@ def build_environment(options: Sequence[Option], rank: int, *, is_job: bool) -> 
     """Slurm's variables as a job of these options has them; those nobody knows are two values."""
     named: dict[str, int] = {}
     for option in options:
-        if option.component == 0 and (found := re.search(r"(\d+)\)?$", option.value)):
-            named.setdefault(option.name, int(found[1]))
+        value = option.value.removesuffix(")")
+        digits = value[len(value.rstrip("0123456789")) :]
+        if option.component == 0 and digits:
+            named.setdefault(option.name, int(digits))
     nodes = named.get("nodes", _COUNTS["nodes"][rank])
     per = named.get("ntasks-per-node")
     gpus = named.get("gpus-per-node", named.get("gres", _COUNTS["gpus"][rank]))
