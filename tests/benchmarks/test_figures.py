@@ -43,7 +43,7 @@ def test_each_number_of_the_table_is_in_a_result_file(
 
 NEEDS_AN_ARGUMENT = {"planner/estimates", "planner/sizes", "suite/fresh", "suite/durations"}
 NEEDS_AN_ARGUMENT |= {"launch_scripts/tree"}
-"""Other people's measurements and scripts, which only their owner can name; room for roots of Debian;
+"""Other people's measurements and scripts, which only their owner can name; roots of Debian;
 a log."""
 
 

@@ -24,9 +24,12 @@ from torch import Tensor, nn
 Place = tuple[str, str]
 """The name of a module in its model, and of its attribute."""
 
-TORCHS = {name for name in vars(nn.Module()) if "hook" not in name} | {"forward"}
-"""Attributes that torch keeps in each module, and the forward, which stages replace. Hooks are not
-among them: a model that puts in hooks of its own notes in an attribute that it has done so."""
+HOOKS = {name for name in vars(nn.Module()) if "hook" in name}
+"""Dicts of a module's hooks. They are kept too: a model that puts in hooks of its own notes in an
+attribute that it has done so."""
+
+TORCHS = {*vars(nn.Module()), "forward"} - HOOKS
+"""Attributes that torch keeps in each module, and the forward, which stages replace."""
 
 DEPTH = 4
 """Levels of containers within containers that are looked into."""
@@ -172,7 +175,9 @@ class KeptAttributes:
         return {
             name: value
             for name, value in vars(self._modules[path]).items()
-            if name not in TORCHS and (self._places is None or (path, name) in self._places)
+            if name not in TORCHS
+            and (name not in HOOKS or value)  # most are empty
+            and (self._places is None or (path, name) in self._places)
         }
 
     def list_changed(self) -> list[Place]:
@@ -192,7 +197,9 @@ class KeptAttributes:
         for path, kept in self._kept.items():
             own = self._modules[path].__dict__
             for name in self._list_own(path):
-                if name not in kept:
+                if name not in kept and name in HOOKS:
+                    own[name].clear()
+                elif name not in kept:
                     del own[name]
             for name, value in kept.items():
                 own[name] = value.restore()

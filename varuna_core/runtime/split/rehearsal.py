@@ -382,6 +382,7 @@ class _AttributeWatch(TorchFunctionMode):
             self.found[path, name].is_carried = isinstance(value, PLAIN) or bool(find_stream(value))
             if isinstance(value, Tensor):
                 self._tensors[id(value)] = path, name
+        # Kept, so that no new tensor has the id of one of them.
         self._held = [vars(model.get_submodule(path)).get(name) for path, name in places]
         self._kept = KeptAttributes(model, self.places)
 
