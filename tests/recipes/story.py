@@ -405,7 +405,7 @@ def claim_findings(seen: Seen) -> Claim:
     return Claim("findings", not false, ", ".join(false) or "none", "none")
 
 
-HARMLESS = {"goodput", "loss", "no trace", "outliers"}
+HARMLESS = {"goodput", "loss", "evaluation", "no trace", "outliers"}
 """Findings that say what was, without blame, and have claims of their own; ranks that are stopped
 for a look make an outlier."""
 
