@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "grow": (["grow", "{run}", "--count", "1"], "belongs to"),
     "shrink": (["shrink", "{run}", "--count", "1"], "belongs to"),
     "tend": (["tend", "{run}"], "belongs to"),
+    "guard": (["guard", "{run}", "pause"], "belongs to"),
 }
 
 
@@ -102,6 +103,7 @@ NAMES_RUN = {
     "grow": [["{run}", "--count", "1"]],
     "shrink": [["{run}", "--count", "1"]],
     "tend": [["{run}"]],
+    "guard": [["{run}", "pause"]],
     "share": [["{run}", "--group", "users"], ["{run}", "--private"]],
     "submit": [["--like", "{run}", "--dry-run"], ["{conf}", "--after", "{run}", "--dry-run"]],
     "prune": [["{log}", "--days", "0", "--delete"]],
