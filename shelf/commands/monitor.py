@@ -384,9 +384,10 @@ def stacks(job: str, full: bool, native: bool, wait_s: int, as_json: bool) -> No
 @job_argument
 @click.argument("what", type=click.Choice(("pause", "resume")))
 def guard(job: str, what: str) -> None:
-    """Pause or resume what JOB's nodes do about a hang (`on_hang`).
+    """Pause or resume what JOB's nodes do about a hang.
 
-    Pause it before you stop a rank, or attach a debugger, for longer than half a minute.
+    That is what `on_hang` says in its conf. Pause it before you stop a rank, or attach a debugger,
+    for longer than half a minute.
 
     \b
     vjob guard last pause

@@ -58,7 +58,8 @@ def may_have_ended(line: Line, own: RankExit | None, code: int | None) -> bool:
     if not line.raised:
         return True
     text = strip_tags(line.text)
-    if own is not None and own.is_uncaught is False and line.raised != "quoted":
+    has_traceback = line.raised not in ("quoted", "printed")  # sys.exit(text) prints without one
+    if own is not None and own.is_uncaught is False and has_traceback:
         return False
     if own is not None and own.exception and line.raised != "last":
         return own.exception in text  # it left it in its error file

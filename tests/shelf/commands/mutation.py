@@ -194,6 +194,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "tend": ("tend", "RUN"),
     "grow": ("grow", "RUN", "--count", "1"),
     "shrink": ("shrink", "RUN", "--count", "1"),
+    "guard": ("guard", "RUN", "pause"),
     "cancel": ("cancel", "RUN", "--wait", "1"),
     "cancel --now": ("cancel", "RUN", "--now"),
     "prune": ("prune", "FOLDER", "--days", "0", "--checkpoints"),
@@ -203,7 +204,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 EXPORTS = tuple(name for name in COMMANDS if name.startswith("report --export"))
 SLOW = ("report", *EXPORTS, "compare", "submit --like")
 """Those that take longer are called more seldom."""
-WRITING = ("cancel", "cancel --now", "shrink", "grow", "tend", "watch")
+WRITING = ("guard", "cancel", "cancel --now", "shrink", "grow", "tend", "watch")
 
 
 @dataclass

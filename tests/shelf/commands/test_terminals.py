@@ -79,6 +79,7 @@ CASES: dict[str, tuple[int, str]] = {
     f"grow {DONE} --count 2": (2, ""),
     f"shrink {DONE} --count 2": (2, ""),
     f"tend {DONE}": (2, ""),
+    f"guard {DONE} pause": (0, ""),
     "init --minimal": (0, ""),
     "init": (0, AS_IT_IS),
     "schema": (0, AS_IT_IS),
