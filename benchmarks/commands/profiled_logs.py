@@ -44,10 +44,10 @@ class Logged:
     micros: int = 16
     ranks_per_node: int = 4
     layers: tuple[int, ...] = (6,) * 8
-    """Of each stage."""
+    """The layers of each stage."""
     layer_s: float = 0.004
     hop_s: float = 0.002
-    """Of a message between stages."""
+    """Seconds of a message between stages."""
     steps: int = 50
     log_every: int = 10
     nodes: tuple[str, ...] = tuple(f"n{60 + at:03d}" for at in range(8))
@@ -55,11 +55,11 @@ class Logged:
     slow: dict[int, float] = field(default_factory=dict)
     """By how much longer a rank's work takes."""
     skew_s: dict[int, float] = field(default_factory=dict)
-    """How far a node's clock is ahead, by its number."""
+    """Seconds that a node's clock is ahead, by the node's number."""
     missing: tuple[int, ...] = ()
     """Nodes whose logs are not there."""
     cut: float = 1.0
-    """How much of the last block of calls was written."""
+    """The share of the last block of calls that was written."""
     fillers: int = 2
     """Further timers that are printed."""
     prints_starts: bool = True
@@ -271,7 +271,7 @@ CASES: dict[str, tuple[Logged, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What status and report say of a folder."""
+    """The answers of status and report about a folder."""
 
     name: str
     wanted: str

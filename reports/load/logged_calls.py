@@ -204,7 +204,7 @@ class Block:
         counts: dict[tuple[int, str], int] = {}
         waits: list[tuple[float, float, str]] = []
         free = -np.inf
-        """When the action before ended."""
+        """The time at which the action before it ended."""
         layout = self._layout
         place = {"rank": rank, "replica": layout.find_replica(rank)}
         place["stage"] = layout.find_stage(rank)
@@ -306,7 +306,7 @@ class Clock:
     ahead_s: float
     """0 where calls do not prove that clocks differ."""
     within_s: float | None
-    """How far that may be wrong; None is not known."""
+    """The most that this may be wrong; None where it is not known."""
 
     @property
     def is_wrong(self) -> bool:

@@ -20,7 +20,7 @@ Words = tuple[str, ...]
 
 
 class Change(Enum):
-    """How words of the conf differ from the script's."""
+    """A difference between the words of the conf and the script's."""
 
     MISSING = "missing"
     ADDED = "added"
@@ -75,7 +75,7 @@ def compare_program(plan: Plan, path: Path, environ: Mapping[str, str]) -> Compa
 
 
 def _find_program(ours: Sequence[str], launch: Launch) -> tuple[int, int] | None:
-    """Where the program's name stands in both lines."""
+    """The places of the program's name in both lines."""
     names = [posixpath.basename(word.text) for word in launch.program]
     for place, word in enumerate(ours):
         name = posixpath.basename(word)

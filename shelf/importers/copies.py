@@ -18,7 +18,7 @@ ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singular
 
 @dataclass(kw_only=True)
 class Copies:
-    """What takes the place of the copies."""
+    """The setup lines and mounts that take the place of the copies."""
 
     setup: list[str] = field(default_factory=list)
     mounts: list[str] = field(default_factory=list)

@@ -136,7 +136,7 @@ def _pass_on(draft: Draft, args: Sequence[Word], where: str) -> list[str]:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether an option gets a secret: `--max-tokens 1024` and `--key column` do not."""
+    """Tell if an option gets a secret: `--max-tokens 1024` and `--key column` do not."""
     is_plain = re.fullmatch(r"[\d.,eE+-]*|True|False|None|[a-z_]+", value)
     is_always = re.search(r"(?i)passw|secret|api", name)
     return is_secret_name(name) and (not is_plain or bool(is_always))

@@ -1,4 +1,4 @@
-"""What bash recorded of scripts, as the parts of a conf: commands, job blocks, variables.
+"""The parts of a conf, from what bash recorded of scripts: commands, job blocks, variables.
 
 `collect` turns the recordings of one or several scripts into a `ShellConf`. A command is what
 stands before a `bash -c` or a script of the folder, or a program with all that stands before it.

@@ -126,7 +126,7 @@ def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, 
 
 
 def is_script(path: Path) -> bool:
-    """Whether a file is for a shell, by its name or its first lines."""
+    """Tell if a file is for a shell, by its name or its first lines."""
     with path.open(errors="replace") as file:
         head = file.read(4096)
     if path.name.endswith(SUFFIXES):

@@ -34,7 +34,7 @@ ON_GOING = (Action.CANCEL, Action.WAIT)
 
 
 def judge_try(seen: TryObservation) -> Trouble | None:
-    """What would stop the whole run; None for a try that is well, as far as is known."""
+    """The cause that would stop the whole run; None for a try that is well, as far as is known."""
     health, what = seen.verdict.health, "steps" if seen.steps else "starts"
     lost = _find_lost_loss(seen)
     if lost is not None:

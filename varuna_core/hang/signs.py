@@ -19,7 +19,7 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 @dataclass(frozen=True)
 class RankSigns:
-    """What the agent sees of one rank."""
+    """The signs that an agent sees of one rank."""
 
     rank: int
     pid: int
@@ -52,7 +52,7 @@ class RankSigns:
 
 @dataclass(frozen=True)
 class NodeSigns:
-    """What the agent of one node sees of its ranks, all of them."""
+    """The signs that the agent of one node sees of all its ranks."""
 
     index: int
     node: str

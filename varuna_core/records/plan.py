@@ -171,7 +171,7 @@ class Prediction:
     costs: Optional[Dict[str, Tuple[float, ...]]] = None
     """Seconds of a micro-batch's actions, by the names of `schedule.costs.Costs`, one a stage."""
     not_covered: Tuple[NotCovered, ...] = ()
-    """What of the plan its profile does not cover."""
+    """The parts of the plan that its profile does not cover."""
 
     def as_json(self) -> Dict[str, Any]:
         """Only what is known."""

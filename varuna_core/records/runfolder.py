@@ -189,7 +189,7 @@ class AttemptFolder:
         return self.path / "state" / "hang.json"
 
     def hang_signs(self, index: int) -> Path:
-        """How the ranks of a node stand, as long as they do."""
+        """The file that says how the ranks of a node stand, as long as they do."""
         return self.path / "hang" / f"{index}.json"
 
     def where(self, rank: int) -> Path:
@@ -400,7 +400,7 @@ class RunFolder:
 
     @property
     def hang_guard(self) -> Path:
-        """Whether agents may act on hangs, as `vjob guard` said last."""
+        """The file that says if agents may act on hangs, as `vjob guard` wrote it last."""
         return self.path / "hang-guard.json"
 
     @property

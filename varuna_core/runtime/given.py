@@ -1,4 +1,4 @@
-"""What a rank was given, in words, which are the same where the things are."""
+"""Words for what a rank was given, which are the same on two ranks where the things are."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class _Greedy:
         return self.actions
 
     def is_alike(self, other: Policy) -> bool:
-        """Whether another policy, that splits every backward too, makes the same schedule."""
+        """Tell if another policy, that splits every backward too, makes the same schedule."""
         own = self.policy
         return (
             other.patience in self.patiences

@@ -1,4 +1,4 @@
-"""What a script would start, found by letting bash itself read it, in a jail.
+"""The reader of scripts: bash itself, in a jail, shows what a script would start.
 
 `recording.read_script` is the entry; its answer, `Recording`, is what the importers use. `passes`
 starts bash once (`jail`, `prelude.bash`), `wrappers` tells a launcher's words from its program's.

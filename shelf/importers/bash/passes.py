@@ -61,7 +61,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """What a variable was when the script ended."""
+    """The value of a variable when the script ended."""
 
     value: str
     file: str
@@ -77,7 +77,7 @@ class Pass:
     """Bash's own, or `timeout` or `full`."""
 
     error: str
-    """What bash said."""
+    """The standard error of bash."""
 
     records: Sequence[Record] = ()
     notes: Sequence[tuple[str, str, str, int]] = ()

@@ -75,7 +75,7 @@ _COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
 _NODES = ("2", "3")
 A_COUNT = "a count of the job"
 ENDED = ("timeout", "full", -9, 137, 247)
-"""How a pass ends that does not end by itself."""
+"""The ways in which a pass ends that does not end by itself."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Recording:
-    """What bash did with one script."""
+    """The record of what bash did with one script."""
 
     file: str
     options: list[Option] = field(default_factory=list)

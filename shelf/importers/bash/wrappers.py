@@ -1,4 +1,4 @@
-"""What stands before a program on a command line: srun, env, a container's runtime and the like."""
+"""Words before a program on a command line: srun, env, a container's runtime and the like."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 class RankTrack:
-    """What was seen of one rank before."""
+    """The last look at one rank."""
 
     def __init__(self, now: float) -> None:
         self.token: Any = None
@@ -330,7 +330,7 @@ class Guard(threading.Thread):
 
 
 def choose_action(plan: Plan) -> HangAction:
-    """What the conf asks for: with `auto` another attempt where a failure would get one."""
+    """The action that the conf asks for: with `auto` a restart where a failure would get one."""
     if plan.hang_do == "auto":
         return HangAction.RESTART if plan.morph or plan.restarts else HangAction.REPORT
     return HangAction(plan.hang_do)

@@ -1,4 +1,4 @@
-"""What of a plan its profile does not cover, and how much longer or shorter a step may be for it.
+"""Parts of a plan that its profile does not cover, and how much a step may differ for them.
 
 The factors are measured (benchmarks/results/planner_sizes.md and estimates.md): of OPT-350M on six
 GPUs, and of 688 published runs. For a link or a sum that was not measured there is none: then the
@@ -35,7 +35,7 @@ FREE = build_link(0.0, 1e9)
 
 
 def find_lacks(profile: Profile, candidate: Candidate) -> Iterator[NotCovered]:
-    """What the profile does not cover, each once."""
+    """The parts that the profile does not cover, each once."""
     shape, placed = candidate.option.shape, candidate.placed
     kinds = sorted({kind for site in placed.sites for kind in site.kinds})
     for kind in kinds:

@@ -41,7 +41,7 @@ class LayoutPlan:
     band: Band | None
     """None where the spread of its figures is not known."""
     lacks: tuple[NotCovered, ...] = ()
-    """What the profile does not cover."""
+    """The parts that the profile does not cover."""
     at_least_s: float | None = None
     """The low end of the band if links and sums that were not measured took no time."""
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
 
 Given = Mapping[str, str]
-"""What a rank was given, in words, by name."""
+"""The things that a rank was given, in words, by name."""
 
 MOST = 3
 """Ranks and differences that an answer names."""
@@ -37,10 +37,10 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Difference:
-    """What ranks were given differently."""
+    """A difference between what the ranks were given."""
 
     text: str
-    """Who was given what, in words."""
+    """The ranks and what they were given, in words."""
 
     names: list[str]
 
@@ -110,7 +110,7 @@ class Meeting:
         return bytes(self.store.get(key)).decode()
 
     def _find_difference(self, first: Mapping[str, Any]) -> Difference:
-        """Who was given what; without names if all were given the same."""
+        """Find the ranks that were given other things; without names if there are none."""
         count = self.store.add(f"{self.key}/others", 0)
         if not count:
             return Difference("", [])
@@ -133,7 +133,7 @@ def list_names(usual: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 
 def describe_difference(usual: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """What one rank was given otherwise than another one, in words."""
+    """Describe what one rank was given otherwise than another one."""
     ours, theirs = usual["given"], other["given"]
     names = list_names(usual, other)
     said = [

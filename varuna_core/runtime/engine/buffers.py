@@ -1,5 +1,4 @@
-"""What a forward changes in its modules: buffers, such as the statistics of batch norm, and plain
-attributes.
+"""Buffers that a forward changes, such as the statistics of batch norm, and plain attributes.
 
 They change once a micro-batch. A recompute sees them as its forward did and leaves no trace, and an
 evaluation has the buffers of the first replica.

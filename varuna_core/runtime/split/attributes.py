@@ -137,7 +137,7 @@ def keep(value: Any, depth: int = 0) -> Kept:
 
 
 def find_stream(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
-    """How the state of a generator of random numbers is read and set; None for other things."""
+    """Functions that read and set a generator's state; None for what is no generator."""
     if isinstance(value, torch.Generator):
         return (
             lambda stream: stream.get_state().tolist(),

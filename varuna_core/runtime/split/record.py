@@ -88,13 +88,13 @@ def find_drawn(func: Any, args: Any, out: Any) -> Tensor | None:
 
 @dataclass(kw_only=True)
 class AttributeChange:
-    """How a forward changes a plain attribute of a module."""
+    """A change that a forward makes to a plain attribute of a module."""
 
     segments: set[int] = field(default_factory=set)
     """The segments that change it each time; none where the first forward alone does so."""
 
     is_carried: bool = False
-    """What one forward leaves there has an effect on the next one: a number, a stream of random
+    """The next forward depends on what this one leaves there: a number, a stream of random
     numbers, or a tensor that is read before it is replaced."""
 
 

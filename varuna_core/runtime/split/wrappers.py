@@ -1,4 +1,4 @@
-"""What lies around a model: torch's wrappers come off, and a script's criterion is put on.
+"""Wrappers of a model: torch's come off, and a script's criterion is put on.
 
     model = with_loss(ResNet(), nn.CrossEntropyLoss())
     model(images, target)     # {"loss": ..., "output": ...}, as a stage must compute both
