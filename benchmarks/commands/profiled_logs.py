@@ -67,7 +67,7 @@ class Logged:
     is_tagged: bool = False
     """Lines have the rank in front, as of `srun --label`."""
     kinds: tuple[str, ...] = ()
-    """Of each node's GPUs, which its samples name; no samples if not given."""
+    """The name of each node's GPUs in its samples; no samples where it is not given."""
     gathers_ranks: bool = False
     """All nodes print into the last one's file."""
     seed: int = 1
@@ -276,11 +276,11 @@ class Row:
     name: str
     wanted: str
     rule: str
-    """Of the first finding, where it is a cause or what others rest on; empty for none."""
+    """The rule of the first finding, if it is a cause or what others rest on; else empty."""
     said: str
     step: int | None
     num_steps: int
-    """Of the last line about steps that is there."""
+    """The step of the last line about steps in the folder."""
     size: int
     took_s: tuple[float, float]
     """By status and by the report."""

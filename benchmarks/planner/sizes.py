@@ -27,7 +27,7 @@ RESULT = RESULTS / "planner_sizes.md"
 
 
 def read_cells(folder: Path) -> Iterator[tuple[str, int, dict[int, Cell]]]:
-    """Of each GPU and tensor degree the cells by size, a segment a layer."""
+    """Cells by size of each GPU and tensor degree, with one segment a layer."""
     published = Published(folder)
     for gpu in PRODUCTS:
         by_degree: dict[int, dict[int, Cell]] = defaultdict(dict)

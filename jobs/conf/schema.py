@@ -486,16 +486,16 @@ class Morph:
 
 @dataclass(frozen=True, kw_only=True)
 class OnHang:
-    """What the nodes do where the ranks make no steps any more: docs/logs.md#a-hang."""
+    """The action of the nodes when the ranks make no steps any more: docs/logs.md#a-hang."""
 
     do: Literal["auto", "restart", "stop", "report"] = "auto"
     """restart: end the ranks and start them again, in a run that morphs without a node that is at
     fault; stop: end the run; report: only say so; auto: restart where `morph` or
     `cluster.restarts` starts again after a failure, else report."""
     after: Annotated[int, Bound(">=", 90), SECONDS] | None = None
-    """How long nothing at all may happen, where nothing shows whose fault it is; default: 150 s, or
-    twice the longest time between two steps. A rank that is stopped or dead, or waits in another
-    collective than the others, does not wait for it."""
+    """The time for which nothing at all may happen, if nothing shows which rank is at fault;
+    default: 150 s, or twice the longest time between two steps. A rank that is stopped or dead,
+    or waits in another collective than the others, does not wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -593,7 +593,7 @@ class JobConf:
     morph: Morph = field(default_factory=Morph)
     """Whether a built-in program or a script may go on with fewer or more nodes."""
     on_hang: OnHang = field(default_factory=OnHang)
-    """What happens where the ranks make no steps any more."""
+    """The limits and the action for ranks that make no steps any more."""
     prices: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
     """Price of a node-hour by GPU type, for `vjob plan`."""
     notify: Notify = field(default_factory=Notify)

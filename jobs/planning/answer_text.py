@@ -92,7 +92,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
 
 
 def _format_expected(plan: LayoutPlan, question: Question) -> Iterator[str]:
-    """How sure the time of a step is, and what of the plan was not measured."""
+    """Lines that say how sure the time of a step is, and what of the plan was not measured."""
     expected, band = plan.expected_s, plan.band
     if plan.band_s:
         yield f"nine steps of ten are expected to take {_format_range(plan.band_s)} s"

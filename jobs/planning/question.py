@@ -68,7 +68,7 @@ class Question:
     notes: tuple[str, ...] = ()
     """Assumptions that were made."""
     lacks: tuple[NotCovered, ...] = ()
-    """What may be otherwise than in the profile, in every plan."""
+    """Parts that may be otherwise than in the profile, in every plan."""
 
 
 def build_question(
@@ -120,7 +120,7 @@ def build_question(
 def list_not_compared(
     conf: JobConf, profile: Profile, software: Mapping[str, str]
 ) -> Iterator[NotCovered]:
-    """What nobody can tell to be as in the profile."""
+    """Parts that cannot be compared with the profile."""
     if conf.program.kind not in BUILT_IN:
         subject = f"the profile is of {profile.model.name!r}, the program a {conf.program.kind}"
         yield NotCovered(Lack.MODEL, subject, NotKnown("times hold if they are the same"))

@@ -38,8 +38,8 @@ class Checkout:
     """File to run, relative to the folder or absolute."""
     generation: Literal["v1", "v2", "core"] = "core"
     partition: Literal["layout", "ends", "balance"] | None = "layout"
-    """How it is told layers per stage: by its own layout, for the first and the last stage alone,
-    by the `--balance` of some forks, or not."""
+    """The way to give it the layers of each stage: its own layout, the first and last stage alone,
+    the `--balance` of some forks, or none."""
     flags: frozenset[str] = frozenset()
     """Every option of v1 and v2; empty where not known (core makes many of them from types)."""
 

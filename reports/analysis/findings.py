@@ -239,7 +239,7 @@ def _name_some(names: Sequence[object]) -> str:
 
 
 def _name_runs(numbers: Sequence[int]) -> str:
-    """`8 to 11, 20`."""
+    """Numbers as text, with runs of them joined, such as `8 to 11, 20`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:

@@ -19,7 +19,7 @@ from vjob.reports.load.logged_calls import read_size
 from vjob.reports.load.sources import AttemptSources
 
 HEAD_BYTES = 16 * 1024
-"""Of a log, where its settings stand."""
+"""Bytes at the beginning of a log, in which its settings stand."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def place_nodes(settings: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[int
 
 
 def place_ranks(nodes: Mapping[int, str], info: Mapping[str, str]) -> dict[int, str]:
-    """The node of each rank, where each node has as many."""
+    """The node of each rank, by the nodes' ranks; every node has the same number of ranks."""
     per = _count_ranks(info)
     return {
         rank: name

@@ -39,13 +39,13 @@ SUMS = ("grads-all-reduce", "grads-reduce-scatter", "all-grads-sync")
 """Timers of a sum over the ranks of a stage, once a step."""
 TIMES = ("begin_s", "ready_s", "end_s")
 MOST_CLOCKS = 512
-"""That are held against each other."""
+"""Clocks that are compared with each other, at most."""
 LEAST_S = 0.001
 """A difference of clocks that is worth saying."""
 
 
 class Layout:
-    """What the job's settings say of its layout; where they say nothing, all is one stage."""
+    """The layout that the job's settings give; without them all ranks are one stage."""
 
     def __init__(self, info: Mapping[str, str], num_ranks: int) -> None:
         self.tensor = read_size(info, "TENSOR_MP_SIZE") or 1
@@ -76,7 +76,7 @@ def read_size(info: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where ranks run and what printed of them, as far as known."""
+    """The node and the log of each rank, as far as they are known."""
 
     hosts: Mapping[int, str]
     """Node of each rank."""
@@ -234,7 +234,7 @@ class Block:
 
 
 def _find_kind(timer: str) -> str:
-    """Of the trace's kinds the one that a timer is."""
+    """The kind of a trace's action that a timer stands for."""
     marks = (
         ("send", "send"),
         ("all-reduce", "all-reduce"),

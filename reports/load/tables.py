@@ -204,7 +204,7 @@ class Job:
     commit: str = ""
     """Commit of the user's code: `1a2b3c4d5e on main, dirty`."""
     missing: MissingNodes | None = None
-    """Of a bare folder."""
+    """Nodes whose logs a bare folder lacks."""
     others: tuple[OtherJob, ...] = ()
     """Further jobs whose logs are in a bare folder."""
     nothing_to_do: str = ""

@@ -26,7 +26,7 @@ STEP_COLUMNS = [
     "attempt", "rank", "stage", "replica", "step",
     "begin_s", "took_s", "first_s", "last_s", "wait_s", "work_s",
 ]  # fmt: skip
-"""Of `Traces.steps` where there are none."""
+"""The columns of `Traces.steps`, for a table without rows."""
 _MANY_ROWS = 20_000
 
 

@@ -20,7 +20,7 @@ Words = tuple[str, ...]
 
 
 class Change(Enum):
-    """A difference between the words of the conf and the script's."""
+    """The kind of a difference between a conf's words and a script's."""
 
     MISSING = "missing"
     ADDED = "added"

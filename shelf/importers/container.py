@@ -80,7 +80,7 @@ def _take_created(draft: Draft) -> None:
 
 
 def _take_copies(draft: Draft, mounts: list[str]) -> None:
-    """What is copied inside before the start, on the node and mounted."""
+    """Files that are copied inside before the start; they are put on the node and mounted."""
     commands = [one for recording in draft.found.recordings for one in list_inside(recording)]
     copies = build_copies(
         list(dict.fromkeys(tuple(one.texts) for one in commands)),

@@ -49,7 +49,7 @@ class Draft:
         self.groups: list[dict[str, Any]] = []
 
     def note(self, message: str, *, is_first: bool = False) -> None:
-        """What matters to the run stands first: keys that the checks refused."""
+        """Notes in order of weight: keys that the checks refused stand first."""
         message = _make_printable(message)
         if message in self.notes:
             return

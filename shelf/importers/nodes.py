@@ -285,7 +285,7 @@ def _build_group(draft: Draft, block: JobBlock | None) -> dict[str, Any]:
 
 
 def _work_out(options: Mapping[str, tuple[str, int]]) -> dict[str, int | str | None]:
-    """What the options ask of one node: Slurm counts by task, CPU, GPU or job."""
+    """Resources that the options ask of one node: Slurm counts by task, CPU, GPU or job."""
 
     def number(name: str) -> int | None:
         return to_number(options[name][0]) if name in options else None

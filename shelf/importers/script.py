@@ -27,7 +27,7 @@ class Assignment:
     shell: str = ""
     """The value as a shell in the job makes it."""
     is_added: bool = False
-    """Of an option or a file, not of the script itself."""
+    """True for the text of an option or a file, not of the script itself."""
 
 
 @dataclass(kw_only=True)
@@ -50,7 +50,7 @@ class Command:
     file: str
     cwd: str = ""
     env: tuple[Assignment, ...] = ()
-    """What the script exported before it, or set for it alone."""
+    """Variables that the script exported before the command, or set for it alone."""
     only: str = ""
     is_step: bool = False
     """Started by srun."""

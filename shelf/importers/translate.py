@@ -59,7 +59,7 @@ _SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps"
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where scripts are read, and how."""
+    """The scripts to read, and how bash reads them."""
 
     path: Path
     args: Sequence[str] = ()
@@ -105,7 +105,7 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
 
 
 def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, dict[str, str]]:
-    """What bash found, and the texts beside the scripts. Of a folder those scripts are read that no
+    """Read scripts by bash, with the texts beside them. In a folder those scripts are read that no
     other one names: they start the others."""
     path = source.path
     folder = (path if path.is_dir() else path.parent).absolute()

@@ -13,7 +13,7 @@ HANG_VERSION = 1
 
 
 class HangWitness(str, Enum):
-    """What was seen of the ranks. The values stand in files."""
+    """The observation that shows a hang. The values stand in files."""
 
     STOPPED = "stopped"
     """The kernel's state T, without a tracer and without a terminal that could have done it."""
@@ -35,7 +35,7 @@ OF_ONE_NODE = frozenset((HangWitness.STOPPED, HangWitness.DEAD))
 
 
 class HangAction(str, Enum):
-    """What vjob did about a hang."""
+    """The action that vjob took against a hang."""
 
     REPORT = "report"
     RESTART = "restart"
@@ -61,7 +61,7 @@ class Hang:
     called_by: Tuple[int, ...] = ()
     missing: Tuple[int, ...] = ()
     other: str = ""
-    """What the missing ranks called in its place, where that is known."""
+    """The collective that the missing ranks called in its place, if that is known."""
     place: str = ""
     """Innermost frame of the odd rank: `sleep (train.py:33)`."""
     last_call: str = ""

@@ -36,11 +36,11 @@ class NotCovered:
 
     lack: Lack
     subject: str
-    """What it is of: a GPU, two that a link joins, a group of ranks."""
+    """The GPU, the two GPUs of a link, or the group of ranks that it concerns."""
     factor: Bounded[float]
     wanted: Optional[int] = None
     measured: Tuple[int, ...] = ()
-    """Of sizes: the plan's, and those of the profile."""
+    """The profile's sizes, where the lack is one of sizes; `wanted` is then the plan's."""
 
     def as_json(self) -> Dict[str, Any]:
         return {
@@ -53,7 +53,7 @@ class NotCovered:
 
 
 def read_not_covered(value: Any) -> NotCovered | None:
-    """What `as_json` wrote; None of anything else."""
+    """Read what `as_json` wrote; None for anything else."""
     try:
         factor = value["factor"]
         evidence = tuple(

@@ -49,7 +49,7 @@ class Gap:
     called_by: tuple[int, ...]
     missing: tuple[int, ...]
     other: str = ""
-    """What the missing ranks called under this number, where they called something else."""
+    """The other collective that the missing ranks called under this number, if there is one."""
 
 
 class _PlainUnpickler(pickle.Unpickler):

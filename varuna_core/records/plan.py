@@ -284,7 +284,7 @@ class Plan:
     timeline: bool = False
     """Whether engines that are not ours are watched in the ranks' Python (trace/hook.py)."""
     hang_do: str = "auto"
-    """What agents do where the ranks hang: auto, restart, stop or report."""
+    """The action of agents when the ranks hang: auto, restart, stop or report."""
     hang_after_s: Optional[float] = None
     """Seconds without a step from which on they do so where nothing but silence is seen; None is
     learned from the run."""

@@ -36,7 +36,7 @@ def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -
 
 
 def describe_model(model: nn.Module) -> str:
-    """Its class, the count of its parameters, and a digest of their names, shapes and types."""
+    """Describe a model by its class, its number of parameters, and a digest of their shapes."""
     named = dict(model.named_parameters(remove_duplicate=False))
     lines = "\n".join(
         f"{name} {tuple(p.shape)} {p.dtype} {p.requires_grad}" for name, p in named.items()

@@ -29,7 +29,7 @@ LONGEST = 16 * 1024
 """Of a line without an end so far; its beginning is kept."""
 SHOWN_CHARS = 2000
 SEARCH_BYTES = 512 * 1024 * 1024
-"""Of what was skipped in all files, between two polls."""
+"""Bytes of the skipped parts of all files that are searched between two polls, at most."""
 SEARCH_S = 0.5
 SEARCHED_BYTES = 1024 * 1024
 """At a time."""
@@ -108,7 +108,7 @@ class Tail:
             return
         low, end = self.skipped
         rest = b""
-        """Of a line that begins before what is read."""
+        """Bytes of a line that begins before the part that is read."""
         try:
             with open_file(Path(self.path)) as handle:
                 while end > low:

@@ -381,7 +381,7 @@ class AttemptView:
     attempt_end: End | None = None
     """How the attempt ended: the fact in `outcome`."""
     hang: Hang | None = None
-    """What the agents found where the ranks make no steps."""
+    """The hang that the agents found; None while the ranks make steps."""
     skipped: Skipped | None = None
     """The last saves in a row that the folder of checkpoints could not take."""
     unreadable: Mapping[str, str] = field(default_factory=dict)

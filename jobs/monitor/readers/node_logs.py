@@ -132,7 +132,7 @@ class LogFile:
         self.phases_s: dict[str, float] = {}
         self.info: dict[str, Line] = {}
         self.node_ranks: set[str] = set()
-        """Of each block of settings, as where several nodes print into one file."""
+        """The node rank in each block of settings: several nodes may print into one file."""
         self.loss: Point | None = None
         """Last loss of a line without a step; its step is NO_STEP."""
         self.step_order = -1

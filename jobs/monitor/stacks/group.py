@@ -85,7 +85,7 @@ class Stacks:
     silent: Mapping[str, str]
     """Nodes without an answer, and why."""
     hang: str = ""
-    """What the agents see where no rank makes steps, in a sentence: which collective, and who
+    """A sentence about a hang, as the agents see it: the collective, and the ranks that
     missed it."""
 
     def as_json(self) -> dict[str, Any]:

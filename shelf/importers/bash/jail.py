@@ -50,7 +50,7 @@ READ_ONLY, NO_SUID, NO_DEV, REMOUNT, BIND, RECURSIVE, PRIVATE = 1, 2, 4, 32, 409
 LIMITS = (("CPU", 5), ("NPROC", 64), ("FSIZE", 1 << 20), ("NOFILE", 256), ("AS", 1 << 30),
           ("CORE", 0))  # fmt: skip
 MOST_BYTES, MOST_FILES = 16 << 20, 2000
-"""What may lie in the scratch folder, its files together."""
+"""Bytes of all files in the scratch folder, and their number, at most."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 
 
@@ -257,14 +257,14 @@ def end_children() -> None:
 
 def run(given: dict[str, Any]) -> dict[str, Any]:
     """Bash in the jail, to its end; nothing of it is left then."""
-    told, tell = os.pipe()
+    reading, writing = os.pipe()
     child = os.fork()
     if not child:
         try:
-            start(given, tell)
+            start(given, writing)
         finally:
             os._exit(127)
-    os.close(tell)
+    os.close(writing)
     deadline = time.monotonic() + given["seconds"]
     status: int | str | None = None
     while status is None:
@@ -280,8 +280,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     end_children()
-    said = os.read(told, 1 << 16)
-    os.close(told)
+    said = os.read(reading, 1 << 16)
+    os.close(reading)
     return {"status": status, **(json.loads(said) if said else {})}
 
 

@@ -255,7 +255,7 @@ def _unescape(text: str) -> str:
     return re.sub(r'\\(["$`\\])', r"\1", text)
 
 
-def mend(text: str, error: str) -> str:
+def repair(text: str, error: str) -> str:
     """The text with the redirections that failed going to the scratch folder: here no file of the
     script's may be written. As it was where none failed."""
     lines = text.split("\n")

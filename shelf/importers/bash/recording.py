@@ -30,7 +30,7 @@ from pathlib import Path
 
 from vjob.jobs.conf.redact import is_secret
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.bash.passes import Pass, Record, Variable, mend, open_jail, run_pass
+from vjob.shelf.importers.bash.passes import Pass, Record, Variable, open_jail, repair, run_pass
 from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, find_program, is_launch
 
 MOST_DEPTH = 4
@@ -62,7 +62,7 @@ JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_LOCALID": ("0", "5"),
     "SLURM_ARRAY_JOB_ID": ("7300422", "7300843"),
 }
-"""What only the job knows, in two jobs of which the second is seen by another rank."""
+"""Variables that only the job knows, with the values that two ranks of two jobs would see."""
 _TEXTS: Mapping[str, str] = {
     "SLURM_JOB_NODELIST": "@NODELIST@",
     "SLURM_NODELIST": "@NODELIST@",
@@ -71,7 +71,7 @@ _TEXTS: Mapping[str, str] = {
     "SLURM_LAUNCH_NODE_IPADDR": "@IP0@",
 }
 _COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
-"""Where nothing names a count: two values, so that words that hang on it differ."""
+"""Two values for each count that no option gives, so that words that depend on it differ."""
 _NODES = ("2", "3")
 A_COUNT = "a count of the job"
 ENDED = ("timeout", "full", -9, 137, 247)
@@ -108,7 +108,7 @@ class Option:
     line: int
     file: str
     component: int = 0
-    """Of a het job."""
+    """The number of the het job's component."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,10 +120,10 @@ class Launch:
     line: int
     cwd: str
     env: Mapping[str, Word]
-    """What the script exported or set before it, unlike the environment that it got."""
+    """Variables that the script exported or set before the launch, unlike its own environment."""
 
     inner: Recording | None = None
-    """What the text, here-document or script of the folder that it runs would start."""
+    """Launches by the text, here-document or script that this launch runs."""
 
     only: str = ""
     """Under which circumstances it is started, if not always."""
@@ -157,17 +157,17 @@ class Recording:
     """Files that were asked for and are not here, and where."""
 
     once: dict[str, str] = field(default_factory=dict)
-    """What differs from run to run, `date` and RANDOM, and where: the words have one answer."""
+    """Sources of other words in each run, such as `date`, with their places; one answer is used."""
 
     unset: list[str] = field(default_factory=list)
     """Variables that words need and nobody sets; `$1` for an argument."""
 
     problems: list[str] = field(default_factory=list)
-    """What bash said, and why it was ended."""
+    """Messages of bash, and the reason why it was ended."""
 
     written: dict[str, str] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
-    """Of the jail."""
+    """Notes about the jail."""
 
     def walk(self) -> Iterator[Launch]:
         """Launches, inner ones in the place of the shells that run them."""
@@ -281,10 +281,10 @@ class _Reader:
         for _ in range(4):
             done = run_pass(self.ask, text, name=name, folder=str(self.folder), args=args, env=env,
                             without=self.without)  # fmt: skip
-            mended = mend(text, done.error)
-            if mended == text:
+            repaired = repair(text, done.error)
+            if repaired == text:
                 break
-            text = mended
+            text = repaired
         return done, text
 
     def _inherit(self, text: str) -> dict[str, str]:
@@ -554,7 +554,7 @@ def make_word(mine: str, its: str) -> Word:
 
 
 def _value(name: str, rank: int) -> str:
-    """What a name is in the job of a pass, as the prelude and the environment have it."""
+    """The value of a variable in the job of a pass, as the prelude and the environment have it."""
     pair = JOB_VALUES.get(name.strip("${}"))
     if pair is not None:
         return pair[rank]

@@ -31,7 +31,7 @@ _FLAGS: Mapping[str, frozenset[str]] = {
         "preserve-env reboot kill-on-bad-exit overcommit wait-all-nodes immediate whole"
     ),
 }
-"""Of a wrapper most of whose options take a value: those that take none."""
+"""Options without a value, for wrappers most of whose options take one."""
 _VALUES: Mapping[str, frozenset[str]] = {
     "env": _names("u unset C chdir S"),
     "nohup": frozenset(),
@@ -58,7 +58,7 @@ _VALUES: Mapping[str, frozenset[str]] = {
     ),
     "ncu": _names("o export target-processes set section metrics k kernel-name"),
 }
-"""Of the others: options that take a value as a word of its own."""
+"""Options that take a value as a word of its own, for the other wrappers."""
 _FLAGS_OF_SBATCH = _names("parsable wait verbose quiet hold test-only exclusive requeue no-requeue")
 VERBS: Mapping[str, frozenset[str]] = {
     "apptainer": _names("exec run"),
@@ -116,7 +116,7 @@ def skip_wrapper(words: Sequence[str], at: int) -> int | None:
 
 
 def find_batch_file(words: Sequence[str]) -> tuple[int, str | None]:
-    """Of sbatch: the place of its script, and the text of --wrap."""
+    """The place of sbatch's script among its words, and the text of --wrap."""
     at, wrap = 1, None
     while at < len(words) and words[at].startswith("-"):
         name, equals, value = words[at].partition("=")

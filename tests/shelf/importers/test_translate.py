@@ -1,4 +1,4 @@
-"""What a script says becomes the same thing in a conf, or it is refused with the reason."""
+"""Translation: the words of a script become the same in a conf, or a refusal with the reason."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def change_common(folder: Path, **changed: Any) -> None:
 
 
 def move_common(folder: Path, **changed: Any) -> None:
-    """As Core 0.19 writes it: among the pieces."""
+    """Write the arguments among the pieces, as Core 0.19 does."""
     held = torch.load(folder / COMMON, weights_only=False)
     vars(held["args"]).update(changed)
     (folder / COMMON).unlink()

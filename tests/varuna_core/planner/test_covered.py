@@ -1,4 +1,4 @@
-"""What a profile does not cover: typed, told, and in the width of a prediction."""
+"""Parts that a profile does not cover: typed, printed, and in the width of a prediction."""
 
 from __future__ import annotations
 

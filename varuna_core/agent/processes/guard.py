@@ -57,7 +57,7 @@ LEAST_STEPS = 4
 IDLE = 0.03
 """Share of one core that a rank may use and count as idle: its own threads look around."""
 MOVED_BYTES = 64 * 1024
-"""That an idle rank may read and write between two looks, beside its answer."""
+"""Bytes that an idle rank may read and write between two looks, besides its answer."""
 BACKWARD = "_engine_run_backward"
 DEBUGGERS = ("pdb.py", "bdb.py", "pydevd", "debugpy", "pudb", "IPython", "rpdb", "ipdb")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -260,7 +260,7 @@ class Guard(threading.Thread):
             has_stepped=track.has_stepped,
             halted_s=0.0 if track.halted_at is None else max(now - track.halted_at, 0.1),
             still_s=round(now - track.still_at, 1),
-            is_watched=any(map(_is_traced, held)) or _is_debugged(answer),
+            is_watched=any(map(_is_held_by_a_person, held)) or _is_debugged(answer),
             waits=waits,
             in_collective=in_collective,
             place=place,
@@ -365,8 +365,8 @@ def _name_place(frames: List[Mapping[str, Any]]) -> str:
     return ""
 
 
-def _is_traced(pid: int) -> bool:
-    """True for a process that a debugger has, or that a terminal's job control may have stopped."""
+def _is_held_by_a_person(pid: int) -> bool:
+    """True if a debugger traces the process, or a terminal's job control may have stopped it."""
     try:
         text = Path(f"/proc/{pid}/status").read_text(errors="replace")
         if "\nTracerPid:\t0\n" not in text and "\nTracerPid:" in text:

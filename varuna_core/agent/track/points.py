@@ -149,7 +149,7 @@ def _name_metrics(line: Iteration) -> Dict[str, float]:
 
 
 Item = Tuple[float, str, Any]
-"""When it was written, the log or host that it is of, and a LogReading, a sample or an event."""
+"""A time, the log or host that it belongs to, and a LogReading, a sample or an event."""
 
 
 class AttemptPoints:

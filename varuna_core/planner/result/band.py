@@ -57,8 +57,8 @@ class Band:
 
 
 def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) -> Band | None:
-    """None where the spread is not known, or times are estimates; wider by the bounds of sizes that
-    were not measured."""
+    """The band of a step's time, wider by bounds of sizes that were not measured; None where the
+    spread of times is not known, or where they are estimates."""
     spreads = [stage.times.spread for stage in chain.stages]
     known = [spread for spread in spreads if spread is not None]
     if len(known) < len(spreads) or any("estimate" in s.times.sources for s in chain.stages):
@@ -82,7 +82,7 @@ def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) ->
 
 
 def _widen(chain: Chain, lacks: Sequence[NotCovered]) -> tuple[Array, Array]:
-    """Of each action the least and the most that it may take for its usual time."""
+    """The least and the most that each action may take, as shares of its usual time."""
     stages = np.array([op[1] % chain.num_stages for op in chain.compiled.ops])
     low, high = np.ones((2, len(stages), 1))
     for one in lacks:

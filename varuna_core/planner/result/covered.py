@@ -25,7 +25,7 @@ SIZES = Evidence("benchmarks/results/planner_sizes.md", Sure.MEASURED)
 ESTIMATED = Within(
     0.55, 4.0, (Evidence("benchmarks/results/estimates.md", Sure.MEASURED, seen=688),)
 )
-"""Of a whole step, in eight of ten runs, the link between nodes assumed."""
+"""Bounds of a whole step's estimate in eight of ten runs, with an assumed link between nodes."""
 NOBODY = "how far it is off is not known"
 GPUS_ALONE = "how far it is off was measured on GPUs alone"
 CPU = "cpu"
@@ -75,7 +75,7 @@ def weigh_size(wanted: int, sizes: tuple[int, ...]) -> Bounded[float]:
 
 
 def list_links(candidate: Candidate) -> Iterator[LinkKey]:
-    """The links that messages between stages take."""
+    """The sender, receiver and kind of each link that a plan's messages between stages take."""
     for before, after in itertools.pairwise(candidate.places):
         boundary = candidate.placed.find_boundary(before, after)
         for route in () if boundary is None else boundary.routes:

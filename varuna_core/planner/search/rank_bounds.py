@@ -154,7 +154,7 @@ class PlacedBounds:
         return found
 
     def bound_all(self) -> float:
-        """Compute a lower bound of the step time of all partitions."""
+        """Compute a time that no partition of this option can step faster than."""
         size, m = self.tables.size, self.option.num_microbatches
         known = {id(times): _list_segments(times, self.splits) for times in self.times}
         rows = [known[id(times)] for times in self.times]

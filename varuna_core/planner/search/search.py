@@ -134,7 +134,7 @@ class Searched:
 TIER_SHARE = 0.7
 """Of the time limit, for a class of placements that a larger one follows."""
 LIST_SHARE = 0.3
-"""Of what is left for a class, for the floors of its options once there is a plan."""
+"""The share of a class's time that floors of its options may take once there is a plan."""
 DIVE_SHARE = 0.3
 """Of the time limit, that may pass before anything is ruled out."""
 PROMISING = 1.05

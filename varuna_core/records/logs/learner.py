@@ -291,7 +291,7 @@ class _Shape:
         )
 
     def add(self, words: List[str], seen: int) -> bool:
-        """Add the numbers of one line; return True if one of them is smaller than before."""
+        """Learn from the numbers of one more line of this template; True if a number fell."""
         self.count += 1
         self.seen = seen
         values = [_parse(word) for word in words]

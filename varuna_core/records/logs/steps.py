@@ -284,7 +284,7 @@ class StepReader:
         }  # fmt: skip
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
-        """Restore a saved state."""
+        """Take up reading where the reader with this saved state stopped."""
         for name in _STATE:
             value = saved[name]
             setattr(self, name, tuple(value) if isinstance(value, list) else value)

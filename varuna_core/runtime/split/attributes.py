@@ -92,7 +92,7 @@ class _KeptStream(Kept):
 
 
 class _KeptContainer(Kept):
-    """A list, dict, set or deque, and what lies in it."""
+    """The contents of a list, tuple, dict, set or deque at one time, item by item."""
 
     def __init__(self, value: Any, depth: int) -> None:
         super().__init__(value)

@@ -1,4 +1,4 @@
-"""The meeting of ranks: what each is told, whoever comes first."""
+"""The meeting of ranks: the answer that each gets, whichever comes first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from varuna_core.runtime.given import describe_batch
 
 
 def meet(given: Sequence[Given | Exception], order: Sequence[int] | None = None) -> list[Any]:
-    """What each rank is told: the answer, or the error that is raised; ranks come in this order."""
+    """Let ranks meet in this order; the answer that each gets, or the error that it raises."""
     store = dist.HashStore()
     meetings = [Meeting(store, "key", rank, len(given)) for rank in range(len(given))]
 

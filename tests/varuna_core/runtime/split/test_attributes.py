@@ -1,4 +1,4 @@
-"""Plain attributes of modules: what has changed in them is told, and put back."""
+"""Plain attributes of modules: changes to them are found, and undone."""
 
 from __future__ import annotations
 

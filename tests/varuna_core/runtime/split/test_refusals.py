@@ -350,7 +350,7 @@ class Tally(nn.Module):
 
 
 class Log(Tally):
-    """What it keeps is written, and not read."""
+    """A module whose attribute is written, and never read."""
 
     def tally(self, x: Tensor) -> Tensor:
         self.kept = x.detach()
