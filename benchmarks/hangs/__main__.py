@@ -1,6 +1,6 @@
-"""Stages hangs, and healthy runs that look like one, as local runs; writes results/hangs.md.
+"""Stages hangs, and healthy runs that look like one; writes their part of results/hangs.md.
 
-    python -m benchmarks.hangs [--only NAME ...] [--at-once 3]
+    python -m benchmarks.hangs [--on lab] [--only NAME ...] [--at-once 3]
 
 A hang counts from the last optimizer step that any rank did before it to the first one after the
 restart, by the counts that the ranks keep. The program reads real bytes; its last loss is compared
@@ -192,11 +192,28 @@ def render(results: list[Result]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def write_part(heading: str, rows: list[str]) -> None:
+    """Replace one part of the page, and leave the other as its own command made it."""
+    page = RESULTS / "hangs.md"
+    begin, _, rest = page.read_text().partition(f"\n## {heading}\n")
+    _, mark, after = rest.partition("\n## ")
+    page.write_text(begin + "\n".join(["", f"## {heading}", "", *rows, ""]) + mark + after)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--on", choices=("local", "lab"), default="local")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--at-once", type=int, default=3)
     options = parser.parse_args()
+    if options.on == "lab":
+        from benchmarks.hangs.lab import HEADING, stage_on_lab
+
+        rows = stage_on_lab(options.only, options.at_once)
+        print("\n".join(rows))
+        if not options.only:
+            write_part(HEADING, rows)
+        return
     cases = [case for case in CASES if not options.only or case.name in options.only]
     with tempfile.TemporaryDirectory(prefix="hangs-") as text:
         folder = Path(text)
@@ -206,7 +223,9 @@ def main() -> None:
             results = list(pool.map(lambda case: stage(case, folder), [*plain, *cases]))
     print(render(results))
     if not options.only:
-        (RESULTS / "hangs.md").write_text(render(results))
+        page = RESULTS / "hangs.md"
+        _, mark, other = page.read_text().partition("\n## ")
+        page.write_text(render(results) + mark + other)
 
 
 if __name__ == "__main__":

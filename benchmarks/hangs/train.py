@@ -25,7 +25,7 @@ os.waitpid(pid, 0x40000000)
 time.sleep(100)
 assert libc.ptrace(17, pid, None, None) == 0
 """
-IS_FIRST = os.environ["VJOB_ATTEMPT"] == "0"
+IS_FIRST = os.environ["VJOB_ATTEMPT"] == "0" or "AGAIN" in os.environ
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
@@ -61,6 +61,9 @@ def strike(rank: int, module: torch.nn.Module, sample: torch.Tensor) -> None:
         time.sleep(10_000)
     if FAULT == "pipe" and is_odd:
         os.read(os.pipe()[0], 1)
+    if FAULT == "spin" and is_odd:
+        while True:
+            pass
     if FAULT == "group":
         group = dist.new_group(list(range(dist.get_world_size())))
         dist.all_reduce(torch.ones(1), group=group if is_odd else None)
@@ -90,7 +93,12 @@ def strike(rank: int, module: torch.nn.Module, sample: torch.Tensor) -> None:
 
 
 def main() -> None:
+    is_odd = IS_FIRST and os.environ["RANK"] == ODD
+    if FAULT == "join" and is_odd:
+        time.sleep(10_000)
     dist.init_process_group("gloo")
+    if FAULT == "load" and is_odd:
+        os.read(os.pipe()[0], 1)
     rank = dist.get_rank()
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
@@ -103,9 +111,11 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     num_workers = 1 if FAULT == "worker" else 0
     world = dist.get_world_size()
-    share = range(begun * 32 * world + rank, 1 << 20, world)
-    mine = list(share)[: 32 * STEPS]
-    loader = torch.utils.data.DataLoader(Samples(), 32, sampler=mine, num_workers=num_workers)
+    batch = int(os.environ.get("BATCH", 32 * world))
+    share = range(begun * batch + rank, 1 << 20, world)
+    size = batch // world
+    mine = list(share)[: size * STEPS]
+    loader = torch.utils.data.DataLoader(Samples(), size, sampler=mine, num_workers=num_workers)
     samples = iter(loader)
     for step in range(begun + 1, STEPS + 1):
         sample = next(samples)
@@ -124,6 +134,10 @@ def main() -> None:
             torch.save({"model": module.state_dict(), "step": step}, f"{path}.part")
             os.replace(f"{path}.part", path)
         time.sleep(PACE_S)
+    if rank == 0:  # the same samples however many ranks trained
+        sample = torch.stack([Samples()[index] for index in range(256)])
+        with torch.no_grad():
+            print(f"end loss {(module(sample) - sample).pow(2).mean().item():.9f}", flush=True)
     dist.barrier()
 
 

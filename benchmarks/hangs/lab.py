@@ -1,0 +1,435 @@
+"""Hangs staged on the real Slurm of tests/cluster: the whole path from `vjob submit` to the next
+step, with the faults that a node can have.
+
+Faults within a rank are those of train.py; the others strike from outside once the ranks have
+done `AT` steps: on processes of one node, on its link, or on the manager.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tests.cluster.lab import Lab
+from tests.command import Vjob
+from tests.small_training import read_losses, write_slow_steps, write_text
+from varuna_core.facts.hang import Hang
+from varuna_core.hang.signs import read_hang
+from varuna_core.records.files import read_json
+from varuna_core.records.logs.step_counts import parse_counts
+from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.runfolder import AttemptFolder, RunFolder
+
+HEADING = "On the Slurm lab"
+STEPS, AT, LIMIT_S = 80, 40, 480
+SAME = 2e-5
+SCRIPT = """
+name: {name}
+program: {{script: {script}, snapshot: none}}
+env: {{FAULT: "{fault}", KIND: ddp, STEPS: "{steps}", BATCH: "96", OMP_NUM_THREADS: "1"}}
+{rest}
+cluster:
+  scheduler: slurm
+  walltime_min: {walltime}
+  grace_s: 5
+  lost_s: 30
+  join_s: 60
+  {more}
+  nodes: [{{group: all, count: {nodes}, queue: gpu2, ranks: {ranks}}}]
+log_folder: {folder}
+"""
+TEXT = Path(__file__).with_name("train.py")
+BUILT_IN = """
+program: pretrain_gpt
+model: {layers: 4, hidden: 16, heads: 2, sequence: 8, vocab: 64, dropout: 0.0}
+data: {prefix: TEXT, split: "8,2,0"}
+train:
+  steps: STEPS
+  global_batch_size: 8
+  micro_batch_size: 2
+  optimizer: {lr: 1.0e-2, weight_decay: 0.1}
+  schedule: {warmup_steps: 2, min_lr: 1.0e-3}
+  log_every: 1
+  evaluate: {every: 0}
+  checkpoint: {folder: FOLDER, every: 10, keep: 2}
+parallel: {pipeline: 2}
+env: {OMP_NUM_THREADS: "1", PYTHONPATH: CALM}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A staged hang: `fault` within a rank, or `act` from outside, `and_then` a second one."""
+
+    name: str
+    fault: str = ""
+    act: str = ""
+    and_then: str = ""
+    witness: str = ""
+    rank: int | None = 1
+    node: int | None = 1
+    """Index of the node that is to be named."""
+    do: str = "auto"
+    morph: int = 0
+    """Nodes that the attempts of a run which morphs have in the end; 0 for a fixed one."""
+    nodes: int = 2
+    ranks: int = 1
+    built_in: bool = False
+    more: str = "restarts: 2"
+    ends: str = "done"
+    """The end of the run: done, or hang."""
+    without: bool = False
+    """True where the next attempt is to leave the node out."""
+    walltime: int = 12
+    again: bool = False
+    """True for a fault of each attempt."""
+    after: int | None = None
+
+
+def fault(name: str, rank: int = 1, step: int = AT) -> str:
+    return f"{name}:{rank}:{step}"
+
+
+def elastic(case: Case, morph: int = 2) -> Case:
+    return replace(case, name=f"{case.name}, morph", nodes=3, morph=morph, without=morph < 3)
+
+
+KILL = "kill-manager"
+COMES_BACK = Case("comes back", fault("mismatch"), witness="mismatched", again=True, ends="hang")
+CASES = [
+    # Fixed runs.
+    Case("stopped rank", act="stop-rank", witness="stopped"),
+    Case("stopped rank 0", act="stop-rank", witness="stopped", rank=0, node=0),
+    Case("stopped rank, two a node", act="stop-rank", witness="stopped", rank=3, ranks=2),
+    Case("stopped in the first step", fault("sigstop", step=1), witness="stopped"),
+    Case("another collective", fault("mismatch"), witness="mismatched"),
+    Case("a broadcast of its own", fault("broadcast"), witness="mismatched"),
+    Case("a missed barrier", fault("barrier"), witness="mismatched"),
+    Case("a data loader's worker that hangs", fault("worker"), witness="silent"),
+    Case("a rank that sleeps", fault("sleep"), witness="silent"),
+    Case("a rank that computes for ever", fault("spin"), witness="spinning", after=90),
+    Case("stopped agent", act="stop-agent", witness="lost", rank=None),
+    Case("stopped node", act="stop-node", witness="lost", rank=None),
+    Case("stopped node 0", act="stop-node", witness="lost", rank=None, node=0),
+    Case("link cut, requeue", act="cut", rank=None, more="requeue: true"),
+    Case("a rank that never joins", fault("join"), witness="silent"),
+    Case("a dataset that never loads", fault("load"), witness="silent"),
+    Case("stopped rank, built-in", act="stop-rank", witness="stopped", nodes=4, built_in=True),
+    # What is done about it.
+    Case("stopped rank, stop", act="stop-rank", witness="stopped", do="stop", ends="hang"),
+    Case(
+        "stopped rank, report to the limit",
+        act="stop-rank",
+        witness="stopped",
+        do="report",
+        ends="hang",
+        walltime=3,
+    ),
+    Case("stopped rank, requeue", act="stop-rank", witness="stopped", do="requeue"),
+    Case("another collective, requeue", fault("mismatch"), witness="mismatched", do="requeue"),
+    COMES_BACK,
+    # Runs that morph, of three nodes.
+    elastic(Case("stopped rank", act="stop-rank", witness="stopped")),
+    elastic(Case("stopped rank 0", act="stop-rank", witness="stopped", rank=0, node=0)),
+    elastic(Case("another collective", fault("mismatch"), witness="mismatched"), 3),
+    elastic(Case("a rank that sleeps", fault("sleep"), witness="silent"), 3),
+    elastic(Case("stopped agent", act="stop-agent", witness="lost", rank=None)),
+    elastic(Case("stopped node", act="stop-node", rank=None)),
+    elastic(Case("link cut", act="cut", witness="lost", rank=None)),
+    elastic(
+        Case("stopped rank, manager killed", act="stop-rank", and_then=KILL, witness="stopped")
+    ),
+    elastic(Case("link cut, manager killed", act="cut", and_then=KILL, witness="lost", rank=None)),
+    replace(
+        elastic(Case("stopped rank, built-in", act="stop-rank", witness="stopped", built_in=True)),
+        nodes=4,
+    ),
+    replace(elastic(COMES_BACK, 3), ends="hang"),
+]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a staged case went."""
+
+    case: Case
+    hang: Hang | None
+    node: str
+    """The node on which the fault struck."""
+    seconds: float | None
+    loss: str
+    attempts: int
+    without: bool
+    end: str
+    note: str = ""
+
+    @property
+    def named_right(self) -> bool:
+        found, case = self.hang, self.case
+        if not case.witness:
+            return found is None
+        if found is None or found.witness.value != case.witness or found.rank != case.rank:
+            return False
+        return case.node is None or found.node == self.node
+
+
+def list_processes(run: RunFolder, node: str) -> dict[int, tuple[bytes, dict[bytes, bytes]]]:
+    """Command and environment of the run's processes on a node, by pid."""
+    found = {}
+    mark = b"VJOB_RUN=" + os.fsencode(run.path)
+    for path in Path("/proc").iterdir():
+        if not path.name.isdigit():
+            continue
+        try:
+            environ, command = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        parts = environ.split(b"\0")
+        if mark in parts and b"SLURMD_NODENAME=" + node.encode() in parts:
+            pairs = dict(part.split(b"=", 1) for part in parts if b"=" in part)
+            found[int(path.name)] = (command, pairs)
+    return found
+
+
+def strike(lab: Lab, run: RunFolder, act: str, node: str, rank: int) -> None:
+    """Do what is to happen from outside."""
+    held = list_processes(run, node)
+    if act == "stop-rank":
+        number = str(rank).encode()
+        pids = [pid for pid, (_, env) in held.items() if env.get(b"RANK") == number]
+    elif act == "stop-agent":
+        pids = [pid for pid, (line, _) in held.items() if is_agent(line)]
+    elif act == "stop-node":
+        pids = [pid for pid, (line, _) in held.items() if b"batch" not in line]
+    elif act == "kill-manager":
+        pids = [pid for pid, (line, _) in held.items() if b"\0manage\0" in line]
+    elif act == "cut":
+        lab.cut_link(node)
+        return
+    elif act == "mend":
+        lab.mend_link(node)
+        return
+    else:
+        raise ValueError(act)
+    assert pids, f"nothing to {act} on {node}"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL if act.startswith("kill") else signal.SIGSTOP)
+
+
+def is_agent(line: bytes) -> bool:
+    words = line.split(b"\0")
+    return any(word.endswith(b"agent.pyz") for word in words) and b"node" in words
+
+
+def read_times(attempt: AttemptFolder, world: int) -> tuple[float, float, int] | None:
+    """Times of the first and the last step that any rank did, and the last step's count."""
+    counts = [parse_counts(p.read_bytes()) for p in attempt.list_steps().values()]
+    known = [one for one in counts if one is not None and one.count]
+    if known:
+        first = min(one.first_at for one in known)
+        return first, max(one.last_at for one in known), max(one.count for one in known)
+    times = []
+    for path in attempt.path.glob("trace/*.jsonl"):
+        origin = None
+        for line in path.read_text().splitlines():
+            if match := re.search(r'"origin": ?([\d.]+)', line):
+                origin = float(match[1])
+            match = re.match(r'\{"step": ?\d+, "begin": ?(\d+), "took": ?(\d+)', line)
+            if match and origin is not None:
+                times.append(origin + (int(match[1]) + int(match[2])) / 1e9)
+    return (min(times), max(times), len(times) // max(world, 1)) if times else None
+
+
+def read_hosts(run: RunFolder, attempt: int) -> list[str]:
+    """Host names of an attempt's nodes, by index."""
+    plan = read_attempt_plan(run, attempt)
+    count = plan.num_nodes if plan is not None else 0
+    reports = [read_json(run.attempt(attempt).node_report(index)) for index in range(count)]
+    return [str((report or {}).get("host", "")) for report in reports]
+
+
+def describe_end(run: RunFolder) -> str:
+    attempts = run.attempts()
+    found = read_json(attempts[-1].path / "state" / "end.json") if attempts else None
+    return str((found or {}).get("cause", ""))
+
+
+class Stage:
+    """One lab with its cases."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab, self.folder = lab, folder
+        self.vjob = Vjob(folder, lab.env)
+        self._submits = threading.Lock()
+
+    def stage(self, case: Case) -> Result:
+        name = re.sub(r"\W+", "-", case.name)
+        conf = self.folder / f"{name}.yaml"
+        conf.write_text(self.write_conf(case, name))
+        with self._submits:
+            said = self.vjob("submit", str(conf), "--json").stdout
+        run = RunFolder(Path(json.loads(said)["folder"]))
+        until = time.monotonic() + LIMIT_S
+        node, struck = "", False
+        while time.monotonic() < until and not self.is_over(run):
+            if not struck and self.count_steps(run) >= AT:
+                struck = True
+                hosts = read_hosts(run, 0)
+                node = hosts[case.node or 0]
+                for act in filter(None, (case.act, case.and_then)):
+                    target = hosts[0] if act == "kill-manager" else node
+                    strike(self.lab, run, act, target, case.rank or 0)
+            time.sleep(0.5)
+        if not self.is_over(run):
+            self.vjob("cancel", str(run.path), "--now", code=None)
+        if case.act == "cut":
+            self.lab.mend_link(node)
+        return self.read_result(case, run, node)
+
+    def write_conf(self, case: Case, name: str) -> str:
+        after = "" if case.after is None else f", after: {case.after}"
+        rest = f"on_hang: {{do: {case.do}{after}}}\n"
+        if case.morph:
+            rest += "morph: {{enabled: true, min_nodes: 1, warm: false}}"
+        text = SCRIPT.format(
+            name=name,
+            script=TEXT,
+            fault=case.fault,
+            steps=STEPS,
+            rest=rest,
+            walltime=case.walltime,
+            more=case.more,
+            nodes=case.nodes,
+            ranks=case.ranks,
+            folder=self.folder / name,
+        )
+        if case.again:
+            text = text.replace("env: {", 'env: {AGAIN: "1", ')
+        if not case.built_in:
+            return text
+        text = re.sub(r"program: .*\nenv: .*\n", "", text)
+        own = BUILT_IN.replace("TEXT", str(self.folder / "text"))
+        own = own.replace("STEPS", str(STEPS)).replace("FOLDER", str(self.folder / name / "ckpt"))
+        return text + own.replace("CALM", str(self.folder / "calm"))
+
+    def is_over(self, run: RunFolder) -> bool:
+        job = read_json(run.record)["jobs"][0]["id"]
+        said = self.lab.run(["squeue", "-h", "-j", str(job), "-o", "%T"], check=False).stdout
+        return not said.strip()
+
+    @staticmethod
+    def count_steps(run: RunFolder) -> int:
+        attempt = run.attempt(0)
+        found = read_times(attempt, 1)
+        return 0 if found is None else found[2]
+
+    def read_result(self, case: Case, run: RunFolder, node: str) -> Result:
+        attempts = run.attempts()
+        hang = read_hang(attempts[0]) if attempts else None
+        seconds, without = None, False
+        trained = [one for one in attempts[1:] if read_times(one, 1)]
+        if attempts and trained:
+            before, after = read_times(attempts[0], 1), read_times(trained[0], 1)
+            if before and after:
+                seconds = after[0] - before[1]
+            without = node not in read_hosts(run, trained[0].number)
+        if case.built_in:
+            loss = str(read_losses(run).get(STEPS, ""))
+        else:
+            text = "".join(p.read_text() for p in attempts[-1].path.glob("*.out"))
+            loss = (re.findall(r"end loss (\S+)", text) or [""])[-1]
+        return Result(
+            case=case,
+            hang=hang,
+            node=node,
+            seconds=seconds,
+            loss=loss,
+            attempts=len(attempts),
+            without=without,
+            end=describe_end(run),
+        )
+
+
+def stage_on_lab(names: list[str], at_once: int) -> list[str]:
+    """Lines of the page about the named cases, or all, beside undisturbed runs."""
+    with tempfile.TemporaryDirectory(prefix="hangs-") as text:
+        Path(text).chmod(0o755)
+        return render_rows(run_on_lab(names, at_once, Path(text)))
+
+
+def run_on_lab(names: list[str], at_once: int, folder: Path) -> list[Result]:
+    cases = [case for case in CASES if not names or case.name in names]
+    shapes = sorted({(case.nodes, case.ranks, case.built_in) for case in cases})
+    plain = [
+        Case(f"plain {nodes} {ranks} {built_in}", nodes=nodes, ranks=ranks, built_in=built_in)
+        for nodes, ranks, built_in in shapes
+    ]
+    write_text(folder)
+    write_slow_steps(folder / "calm", 0.02)
+    lab = Lab.start(num_a=2, num_b=12)
+    try:
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(Stage(lab, folder).stage, [*plain, *cases]))
+    finally:
+        if lab.started_here:
+            lab.stop()
+
+
+def describe_difference(loss: str, other: str) -> str:
+    """Equal to the last digit, or by how much not: fewer ranks add in another order."""
+    if not loss or not other:
+        return "no"
+    apart = abs(float(loss) - float(other))
+    return "yes" if apart == 0 else f"to {apart:.0e}" if apart < SAME else "no"
+
+
+def render_rows(results: list[Result]) -> list[str]:
+    """The section of the lab in the page."""
+    plain = {
+        (x.case.nodes, x.case.ranks, x.case.built_in): x.loss
+        for x in results
+        if not x.case.act and not x.case.fault
+    }
+    rows = [
+        "Jobs on virtual nodes of a real Slurm, by `python -m benchmarks.hangs --on lab`: from",
+        "`vjob submit` to the next step. Processors and memory are those of one machine.",
+        "",
+        "| staged | do | said | rank, node | s | named right | then | last loss as without |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    times: dict[bool, list[float]] = {}
+    for one in results:
+        case = one.case
+        if not case.act and not case.fault:
+            continue
+        said = one.hang.witness.value if one.hang else "nothing"
+        who = "" if one.hang is None else f"{one.hang.rank}, {one.hang.node}"
+        then = f"{one.attempts} attempts" + (", without it" if one.without else "")
+        then += "" if one.end == "completed" else f", {one.end}"
+        same = ""
+        if one.end == "completed":
+            same = describe_difference(one.loss, plain[case.nodes, case.ranks, case.built_in])
+        seconds = "" if one.seconds is None else f"{one.seconds:.0f}"
+        right = "yes" if one.named_right else "no"
+        rows.append(
+            f"| {case.name} | {case.do} | {said} | {who} | {seconds} | {right} | {then} | {same} |"
+        )
+        if one.seconds is not None:
+            is_sure = case.witness in ("stopped", "dead", "mismatched")
+            times.setdefault(is_sure, []).append(one.seconds)
+    for is_sure, values in sorted(times.items(), reverse=True):
+        what = "Stopped, dead or mismatched" if is_sure else "Where nobody can tell"
+        rows += [
+            "",
+            f"{what}: median {statistics.median(values):.0f} s, worst {max(values):.0f} s.",
+        ]
+    return rows
