@@ -1,6 +1,8 @@
 """Stages hangs, and healthy runs that look like one; writes their part of results/hangs.md.
 
-    python -m benchmarks.hangs [--on lab] [--only NAME ...] [--at-once 3]
+    python -m benchmarks.hangs [--on lab] [--only WORD ...] [--at-once 3] [--rows rows.json]
+
+With --rows, local rows of earlier calls are taken from that file, and not staged again.
 
 A hang counts from the last optimizer step that any rank did before it to the first one after the
 restart, by the counts that the ranks keep. The program reads real bytes; its last loss is compared
@@ -11,19 +13,22 @@ server, no GPU.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks import RESULTS
-from varuna_core.facts.hang import Hang
+from varuna_core.facts.hang import Hang, parse_hang
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
@@ -32,11 +37,25 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 CONF = """
 name: {name}
-program: {{script: {script}, snapshot: none}}
-env: {{FAULT: "{fault}", KIND: {kind}, STEPS: "{steps}"}}
+program: {{script: {script}, snapshot: none, python: {python}}}
+env: {{FAULT: "{fault}", KIND: {kind}, STEPS: "{steps}", OMP_NUM_THREADS: "1"}}
 cluster: {{scheduler: local, restarts: 2, nodes: [{{group: a, ranks: {ranks}}}]}}
+{more}
 log_folder: {folder}
 """
+SCRIPTS = {
+    "lightning": "with_lightning.py",
+    "trainer": "with_trainer.py",
+    "accelerate": "with_accelerate.py",
+}
+PYTHON = Path(sys.prefix, "recipes/bin/python")
+"""It has the frameworks: `make .venv/.installed-recipes`."""
+FRAMEWORKS = {
+    "fsdp2": "FSDP2",
+    "lightning": "Lightning",
+    "trainer": "HF Trainer",
+    "accelerate": "Accelerate",
+}
 STEPS, AT, LIMIT_S = 130, 90, 560
 NOTE = (
     "With three ranks DDP ends at 0.101834930 instead of 0.101834923, and sums of our own",
@@ -55,10 +74,29 @@ class Case:
     rank: int | None = 1
     kind: str = "ddp"
     ranks: int = 2
+    more: str = ""
+    """More lines of the conf."""
+    ends_itself: bool = False
+    """Its ranks fail, and are started again without the guard's doing."""
 
 
 def fault(name: str, rank: int = 1, step: int = AT) -> str:
     return f"{name}:{rank}:{step}"
+
+
+def list_framework_cases() -> list[Case]:
+    found = []
+    for kind, words in FRAMEWORKS.items():
+        found += [
+            Case(f"stopped rank, {words}", fault("sigstop"), "stopped", kind=kind),
+            Case(f"a missed barrier, {words}", fault("barrier"), "mismatched", kind=kind),
+            Case(f"another collective, {words}", fault("mismatch"), "mismatched", kind=kind),
+            Case(f"a worker that hangs, {words}", fault("worker"), "silent", kind=kind),
+            Case(f"a native call that holds Python, {words}", fault("native-held"), "silent",
+                 kind=kind),
+            Case(f"a worker is killed, {words}", fault("worker-dies"), kind=kind, ends_itself=True),
+        ]  # fmt: skip
+    return found
 
 
 CASES = [
@@ -77,6 +115,15 @@ CASES = [
     Case("a rank that sleeps", fault("sleep"), "silent"),
     Case("a rank that reads an empty pipe", fault("pipe"), "silent"),
     Case("a data loader's worker that hangs", fault("worker"), "silent"),
+    Case("a worker that is stopped", fault("worker-stopped"), "stopped"),
+    Case("a native call that never returns", fault("native"), "silent"),
+    Case("a native call that holds Python", fault("native-held"), "silent"),
+    Case("a lock that nobody gives back", fault("thread"), "silent"),
+    Case(
+        "a rank that spins, limit of 2 min", fault("spin"), "spinning", more="on_hang: {after: 2m}"
+    ),
+    Case("a worker is killed", fault("worker-dies"), ends_itself=True),
+    *list_framework_cases(),
     Case("stopped in the first step", fault("sigstop", step=1), "stopped"),
     Case("a rank is stopped for 15 s", fault("continued")),
     Case("a rank in a debugger for 100 s", fault("traced")),
@@ -102,6 +149,8 @@ class Result:
 
     @property
     def is_right(self) -> bool:
+        if self.case.ends_itself:
+            return self.hang is None and self.attempts == 2 and self.code == 0
         if not self.case.witness:
             return self.hang is None and self.attempts == 1 and self.code == 0
         found = self.hang
@@ -109,6 +158,10 @@ class Result:
             self.case.witness,
             self.case.rank,
         )
+
+
+def parse_result(row: dict[str, Any]) -> Result:
+    return Result(**{**row, "case": Case(**row["case"]), "hang": parse_hang(row["hang"])})
 
 
 def read_counts(attempt: AttemptFolder) -> list[StepCounts]:
@@ -123,9 +176,10 @@ def read_last_loss(attempt: AttemptFolder) -> str:
 
 def stage(case: Case, folder: Path) -> Result:
     name = re.sub(r"\W+", "-", case.name)
-    script = Path(__file__).with_name("train.py")
+    script = Path(__file__).with_name(SCRIPTS.get(case.kind, "train.py"))
     conf = folder / f"{name}.yaml"
     values = {"fault": case.fault, "kind": case.kind, "steps": STEPS, "ranks": case.ranks}
+    values |= {"more": case.more, "python": PYTHON if case.kind in SCRIPTS else sys.executable}
     conf.write_text(CONF.format(name=name, script=script, folder=folder / name, **values))
     subprocess.run(
         [sys.executable, "-m", "vjob", "submit", str(conf)], check=True, stdout=subprocess.DEVNULL
@@ -167,7 +221,7 @@ def render(results: list[Result]) -> str:
         "| staged | said | rank | s | named right | last loss as without |",
         "|---|---|---|---|---|---|",
     ]
-    for one in (result for result in results if result.case.witness):
+    for one in (result for result in results if result.case.witness or result.case.ends_itself):
         said = one.hang.witness.value if one.hang else "nothing"
         rank = "" if one.hang is None or one.hang.rank is None else str(one.hang.rank)
         time_s = "" if one.seconds is None else f"{one.seconds:.0f}"
@@ -185,7 +239,7 @@ def render(results: list[Result]) -> str:
             ]
     rows += ["", *NOTE]
     rows += ["", "| healthy | attempts | said | left alone |", "|---|---|---|---|"]
-    for one in (result for result in results if not result.case.witness):
+    for one in (x for x in results if not x.case.witness and not x.case.ends_itself):
         said = one.hang.witness.value if one.hang else "nothing"
         right = "yes" if one.is_right else "no"
         rows.append(f"| {one.case.name} | {one.attempts} | {said} | {right} |")
@@ -205,6 +259,7 @@ def main() -> None:
     parser.add_argument("--on", choices=("local", "lab"), default="local")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--at-once", type=int, default=3)
+    parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     if options.on == "lab":
         from benchmarks.hangs.lab import HEADING, stage_on_lab
@@ -214,15 +269,30 @@ def main() -> None:
         if not options.only:
             write_part(HEADING, rows)
         return
-    cases = [case for case in CASES if not options.only or case.name in options.only]
+    cases = [x for x in CASES if not options.only or any(word in x.name for word in options.only)]
+    held: dict[str, Any] = {}
+    if options.rows is not None and options.rows.exists():
+        held = json.loads(options.rows.read_text())
+    lock = threading.Lock()
+
+    def stage_and_keep(case: Case) -> None:
+        row = asdict(stage(case, folder))
+        with lock:
+            held[case.name] = row
+            if options.rows is not None:
+                options.rows.write_text(json.dumps(held, indent=1))
+
     with tempfile.TemporaryDirectory(prefix="hangs-") as text:
         folder = Path(text)
         kinds = sorted({(case.kind, case.ranks) for case in cases})
         plain = [Case(f"plain {kind} {ranks}", "", "", None, kind, ranks) for kind, ranks in kinds]
         with ThreadPoolExecutor(options.at_once) as pool:
-            results = list(pool.map(lambda case: stage(case, folder), [*plain, *cases]))
+            list(pool.map(stage_and_keep, [x for x in [*plain, *cases] if x.name not in held]))
+    results = [parse_result(row) for row in held.values()]
+    results.sort(key=lambda one: [case.name for case in CASES].index(one.case.name)
+                 if one.case.fault else -1)  # fmt: skip
     print(render(results))
-    if not options.only:
+    if {case.name for case in CASES} <= set(held):
         page = RESULTS / "hangs.md"
         _, mark, other = page.read_text().partition("\n## ")
         page.write_text(render(results) + mark + other)

@@ -1,7 +1,7 @@
 """Hangs staged on the real Slurm of tests/cluster: the whole path from `vjob submit` to the next
 step, with the faults that a node can have.
 
-Faults within a rank are those of train.py; the others strike from outside once the ranks have
+Faults within a rank are those of faults.py; the others strike from outside once the ranks have
 done `AT` steps: on processes of one node, on its link, or on the manager.
 """
 

@@ -65,7 +65,12 @@ class Hang:
     place: str = ""
     """Innermost frame of the odd rank: `sleep (train.py:33)`."""
     last_call: str = ""
-    """The last collective that all ranks called, where they called the same."""
+    """The last collective that all ranks called, where they called the same; of a mute rank, the
+    one in which the others wait."""
+    is_mute: bool = False
+    """Python of the odd rank does not run, though its process does."""
+    below: int = 0
+    """The process below the odd rank that is stopped; 0 where it is the rank's own."""
     action: HangAction = HangAction.REPORT
     until: Optional[float] = None
     """Time at which the steps went on, or the ranks were ended."""
@@ -88,6 +93,8 @@ def parse_hang(value: Any) -> Optional[Hang]:
             seen_at=float(value["seen_at"]),
             rank=None if rank is None else int(rank),
             nodes=int(value.get("nodes", 0)),
+            is_mute=value.get("is_mute") is True,
+            below=int(value.get("below", 0)),
             called_by=tuple(map(int, value.get("called_by", ()))),
             missing=tuple(map(int, value.get("missing", ()))),
             action=_parse(HangAction, value.get("action"), HangAction.REPORT),

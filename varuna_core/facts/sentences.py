@@ -97,6 +97,8 @@ def describe_hang(hang: Hang) -> str:
     """One sentence without a full stop: who is in which collective, who is not, and where."""
     who = name_rank(hang.rank, hang.node)
     at = f" at {hang.place}" if hang.place else ""
+    if hang.witness is HangWitness.STOPPED and hang.below:
+        return f"process {hang.below}, which {who} started, is stopped (SIGSTOP){at}"
     if hang.witness is HangWitness.STOPPED:
         return f"{who} is stopped (SIGSTOP)"
     if hang.witness is HangWitness.DEAD:
@@ -105,6 +107,12 @@ def describe_hang(hang: Hang) -> str:
         last = f"; the last collective of all is {hang.last_call}" if hang.last_call else ""
         if hang.witness is HangWitness.SPINNING:
             return f"{who} computes{at}, and all other ranks wait{last}"
+        if hang.is_mute:
+            waits = f", the last of which they called is {hang.last_call}" if hang.last_call else ""
+            return (
+                f"{who} does not answer, as native code holds its Python; the other ranks wait in "
+                f"collectives{waits}"
+            )
         return f"no rank does anything{at}{last}"
     called = f"{_name_ranks(hang.called_by)} called {hang.collective}"
     doing = "computes" if hang.witness is HangWitness.SPINNING else "waits"

@@ -54,6 +54,7 @@ def find_halted(
         node=node,
         nodes=num_nodes,
         place=first.place,
+        below=first.below,
     )
     return Finding(hang, first.halted_s >= HALTED_S)
 
@@ -79,6 +80,7 @@ def judge_hang(
     if len(busy) > 1 or (busy and world == 1):
         return None  # they compute
     odd = _find_odd(gap, busy, ranks)
+    is_mute = odd is None and gap is None and (odd := _find_mute(seen)) is not None
     witness = HangWitness.SILENT
     limit_s = max(SILENT_S, TIMES * longest_s) if after_s is None else max(after_s, FLOOR_S)
     if busy:
@@ -102,6 +104,7 @@ def judge_hang(
         node="" if odd is None else where[odd.rank],
         nodes=num_nodes,
         place=_find_place(odd, seen),
+        is_mute=is_mute,
         **_name_calls(gap, [one.calls for one in seen]),
     )
     return Finding(hang, is_due)
@@ -115,6 +118,13 @@ def _find_odd(
     if gap is None or len(gap.missing) >= len(ranks):
         return None
     return ranks[gap.missing[0]]
+
+
+def _find_mute(seen: Sequence[RankSigns]) -> RankSigns | None:
+    """The one rank whose Python does not run, where all others wait in collectives."""
+    mute = [one for one in seen if one.is_mute]
+    others = [one for one in seen if not one.is_mute]
+    return mute[0] if len(mute) == 1 and others and all(x.in_collective for x in others) else None
 
 
 def _find_place(odd: RankSigns | None, seen: Sequence[RankSigns]) -> str:

@@ -41,6 +41,11 @@ class RankSigns:
     """It is idle, or within a call of torch.distributed."""
     in_collective: bool = False
     """Its main thread is within a call of torch.distributed."""
+    is_mute: bool = False
+    """A thread of ours listens in it, and has not answered for MUTE_S: native code holds its
+    interpreter, or it is stopped."""
+    below: int = 0
+    """The stopped process below it, where that is the reason for its state."""
     place: str = ""
     """Innermost frame of its main thread: `sleep (train.py:33)`; empty where nobody could ask."""
     calls: Flight = field(default_factory=dict)

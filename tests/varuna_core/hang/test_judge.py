@@ -37,6 +37,7 @@ def judge(*ranks, longest_s=5.0, after_s=None):
 BEHIND = {"calls": calls("all_reduce")}
 OTHER = {"calls": calls("all_reduce", "barrier")}
 SLEEPS = {**BEHIND, "in_collective": False, "place": "load (t.py:9)"}
+MUTE = {"is_mute": True, "calls": {}, "in_collective": False, "place": ""}
 COMPUTES = {**SLEEPS, "waits": False}
 
 
@@ -70,6 +71,11 @@ COMPUTES = {**SLEEPS, "waits": False}
         ),
         pytest.param(
             [stands(0, 900), stands(1, 900, still_s=3.0)], None, None, None, id="it moves",
+        ),
+        pytest.param([stands(0, 160), stands(1, 160, **MUTE)], "silent", 1, True, id="a mute one"),
+        pytest.param(
+            [stands(0, 160, **SLEEPS), stands(1, 160, **MUTE)],
+            "silent", None, True, id="a mute one, and nobody waits for it",
         ),
     ],
 )  # fmt: skip
@@ -112,6 +118,12 @@ def test_a_stopped_rank_is_seen_by_its_own_agent(state, halted_s, is_watched, ex
     assert (found and (found.hang.witness, found.is_due)) == expected
 
 
+def test_a_stopped_process_below_a_rank_is_not_called_the_rank():
+    one = stands(1, state="T", halted_s=31.0, below=77)
+    said = describe_hang(find_halted([one], "n1", NOW).hang)
+    assert said == "process 77, which rank 1 on n1 started, is stopped (SIGSTOP) at step (t.py:3)"
+
+
 @pytest.mark.parametrize(
     ("ranks", "sentence"),
     [
@@ -126,6 +138,11 @@ def test_a_stopped_rank_is_seen_by_its_own_agent(state, halted_s, is_watched, ex
         (
             [stands(0), stands(1)],
             "no rank does anything at step (t.py:3); the last collective of all is all_reduce 2",
+        ),
+        (
+            [stands(0), stands(1, **MUTE)],
+            "rank 1 on n1 does not answer, as native code holds its Python; the other ranks wait "
+            "in collectives, the last of which they called is all_reduce 2",
         ),
     ],
 )

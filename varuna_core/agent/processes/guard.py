@@ -51,6 +51,8 @@ OWN_GAP_S = 12.0
 LOOK_S = 15.0
 ANSWER_S = 0.5
 """For ranks to say where they are."""
+MUTE_S = 15.0
+"""Without an answer: three looks."""
 LOOK_TIMES = 2.0
 LEAST_STEPS = 4
 """Changes of the count before silence means anything: they teach the longest step."""
@@ -77,6 +79,8 @@ class RankTrack:
         """Seconds of processor time, and when they were read."""
         self.sight: Any = None
         self.moved, self.moved_at = 0, now
+        self.heard_at = now
+        """Time of its last answer, or of the last look at which nobody listened in it."""
 
     def note_token(self, token: Any, now: float) -> None:
         """Take the count of steps, or whatever changes with each."""
@@ -87,11 +91,13 @@ class RankTrack:
         self.num_changes += token is not None
         self.token, self.changed_at, self.still_at = token, now, now
         self.cpu = self.sight = None
+        self.heard_at = now
 
     def excuse(self, gap_s: float) -> None:
         self.changed_at += gap_s
         self.halted_at, self.sight, self.cpu = None, None, None
         self.still_at += gap_s
+        self.heard_at += gap_s
 
     @property
     def has_stepped(self) -> bool:
@@ -210,7 +216,12 @@ class Guard(threading.Thread):
 
     def _look(self, mains: Mapping[int, int], now: float) -> List[RankSigns]:
         for rank in mains:
-            self._ask(rank)
+            # An answer that came after the last look counts as one; it is not read again.
+            is_late = self._attempt.where(rank).exists()
+            with contextlib.suppress(OSError):
+                self._attempt.where(rank).unlink()
+            if is_late or not self._ask(rank):
+                self._tracks[rank].heard_at = now
         self._ended.wait(ANSWER_S)
         stats = list_stats()
         num_bytes = self._measure_output()
@@ -227,6 +238,8 @@ class Guard(threading.Thread):
             share = (cpu_s - track.cpu[0]) / (now - track.cpu[1])
         track.cpu = (cpu_s, now)
         answer, size = self._read_answer(rank)
+        if answer:
+            track.heard_at = now
         frames = _find_main_frames(answer)
         calls = read_flight(answer.get("flight")) or {}
         is_idle = share <= IDLE
@@ -247,7 +260,9 @@ class Guard(threading.Thread):
         if sight != track.sight:
             track.sight, track.still_at = sight, now
         state = stats[pid].state if pid in stats else "X"
-        if any(stats[one].state == "T" for one in held) and state != "T":
+        stopped = [one for one in held if stats[one].state == "T"]
+        below = min(stopped) if stopped and state != "T" else 0
+        if below:
             state = "T"
             if track.halted_at is None and self._is_silent(rank, now):
                 track.halted_at = now
@@ -263,17 +278,22 @@ class Guard(threading.Thread):
             is_watched=any(map(_is_held_by_a_person, held)) or _is_debugged(answer),
             waits=waits,
             in_collective=in_collective,
+            is_mute=now - track.heard_at >= MUTE_S,
+            below=below,
             place=place,
             calls=calls,
         )
 
-    def _ask(self, rank: int) -> None:
-        with contextlib.suppress(OSError):  # nobody listens
+    def _ask(self, rank: int) -> bool:
+        """False where nobody listens."""
+        with contextlib.suppress(OSError):
             fd = os.open(self._attempt.ask(rank), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(fd, b"?")
             finally:
                 os.close(fd)
+            return True
+        return False
 
     def _read_answer(self, rank: int) -> Tuple[Mapping[str, Any], int]:
         """The rank's last answer and its size."""

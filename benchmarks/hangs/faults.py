@@ -1,0 +1,145 @@
+"""Faults that the programs of this folder do to themselves, and the samples that they train on.
+
+FAULT is `name:rank:step`; it strikes in the first attempt only.
+"""
+
+import ctypes
+import os
+import pdb
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+FAULT, ODD, AT = (os.environ.get("FAULT", "") + "::").split(":")[:3]
+KIND = os.environ.get("KIND", "ddp")
+STEPS, PACE_S = int(os.environ["STEPS"]), 0.3
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+BATCH = int(os.environ.get("BATCH", 32 * WORLD))
+"""Samples of all ranks in a step."""
+SAVED = Path(os.environ["VJOB_RUN"]) / "saved"
+SPIN = "import time; t = time.time()\nwhile time.time() - t < 170: pass"
+TRACE = """
+import ctypes, os, sys, time
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+assert libc.ptrace(16, pid, None, None) == 0
+os.waitpid(pid, 0x40000000)
+time.sleep(100)
+assert libc.ptrace(17, pid, None, None) == 0
+"""
+IS_FIRST = os.environ["VJOB_ATTEMPT"] == "0" or "AGAIN" in os.environ
+
+
+class Samples(torch.utils.data.Dataset[torch.Tensor]):
+    """Bytes of this very interpreter's library, so that a loss depends on what was read."""
+
+    text = Path(os.__file__).read_bytes()
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if IS_FIRST and index == int(AT or 0) * BATCH + int(ODD or 0):
+            if FAULT == "worker":
+                time.sleep(10_000)
+            if FAULT == "worker-dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if FAULT == "worker-stopped":
+                os.kill(os.getpid(), signal.SIGSTOP)
+        at = index * 7 % (len(self.text) - 64)
+        return torch.tensor(list(self.text[at : at + 64]), dtype=torch.float32) / 256
+
+
+def build_loader(begun: int) -> "torch.utils.data.DataLoader[torch.Tensor]":
+    """This rank's batches of all steps after `begun`."""
+    share, size = range(begun * BATCH + RANK, STEPS * BATCH, WORLD), BATCH // WORLD
+    num_workers = 1 if FAULT.startswith("worker") else 0
+    return torch.utils.data.DataLoader(Samples(), size, sampler=share, num_workers=num_workers)
+
+
+def build_model() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
+
+
+def tell(step: int, loss: torch.Tensor) -> None:
+    """The line of a step that has been done."""
+    if RANK == 0:
+        print(f"step {step}/{STEPS} loss {loss.item():.9f}", flush=True)
+    time.sleep(PACE_S)
+
+
+def tell_end(module: Any) -> None:
+    """The loss on the same samples, however many ranks trained."""
+    sample = torch.stack([Samples()[index] for index in range(256)])
+    with torch.no_grad():
+        print(f"end loss {(module(sample) - sample).pow(2).mean().item():.9f}", flush=True)
+
+
+def strike_early(when: str) -> None:
+    """A rank that never joins, or never has its data."""
+    if IS_FIRST and when == FAULT and int(ODD) == RANK:
+        os.read(os.pipe()[0], 1)
+
+
+def strike(step: int, compute: Any) -> None:
+    """Do what is to happen before this step of the first attempt."""
+    if not (IS_FIRST and AT and step == int(AT)):
+        return
+    is_odd = int(ODD) == RANK
+    if (FAULT == "sigstop" and is_odd) or FAULT == "sigstop-all":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if FAULT == "mismatch":
+        dist.barrier() if is_odd else dist.all_reduce(torch.ones(3))
+    if FAULT == "broadcast":
+        dist.broadcast(torch.ones(3), src=RANK) if is_odd else dist.all_reduce(torch.ones(3))
+    if FAULT == "barrier" and not is_odd:
+        dist.barrier()
+    if FAULT == "sleep" and is_odd:
+        time.sleep(10_000)
+    if FAULT == "pipe" and is_odd:
+        os.read(os.pipe()[0], 1)
+    if FAULT == "group":
+        group = dist.new_group(list(range(WORLD)))
+        dist.all_reduce(torch.ones(1), group=group if is_odd else None)
+    # A call into a driver that never returns, as of a GPU that fell off.
+    if FAULT == "native" and is_odd:
+        ctypes.CDLL(None).sleep(10_000)
+    if FAULT == "native-held" and is_odd:  # no other thread of the interpreter runs
+        ctypes.PyDLL(None).sleep(10_000)
+    if FAULT == "spin" and is_odd:
+        while True:
+            pass
+    if FAULT == "thread" and is_odd:  # a lock of its own that nobody gives back
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    # Healthy ones.
+    if FAULT == "continued" and is_odd:
+        subprocess.Popen(["sh", "-c", f"sleep 15; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if FAULT == "traced" and is_odd:
+        subprocess.run([sys.executable, "-c", TRACE, str(os.getpid())], check=True)
+    if FAULT == "prompt" and is_odd:
+        ear, mouth = os.pipe()
+        threading.Timer(170, os.write, (mouth, b"continue\n")).start()
+        pdb.Pdb(stdin=os.fdopen(ear), stdout=sys.stdout).set_trace()
+    if FAULT in ("evaluate", "evaluate-one") and (is_odd or FAULT == "evaluate"):
+        until = time.monotonic() + 180
+        while time.monotonic() < until:
+            compute()
+    if FAULT in ("pause", "pause-one") and (is_odd or FAULT == "pause"):
+        time.sleep(80)
+    if FAULT == "child" and is_odd:
+        subprocess.run([sys.executable, "-c", SPIN], check=True)
+    if FAULT == "write" and is_odd:
+        with open("/dev/null", "wb") as sink:
+            for _ in range(340):
+                sink.write(b"x" * (1 << 20))
+                time.sleep(0.5)
