@@ -85,13 +85,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--nodes", "128", "--rounds", "3"),
     ),
     Benchmark(
-        name="status_screen",
-        module="commands.status_screen",
-        title="The live screen",
-        peer="none; a bound on its processor time",
-        quick=("--seconds", "6"),
-    ),
-    Benchmark(
         name="report",
         module="commands.report",
         title="Reports",
@@ -275,22 +268,6 @@ BENCHMARKS: Sequence[Benchmark] = (
         peer="every plan there is, one by one",
         needs=("numpy",),
         quick=("--count", "100"),
-    ),
-    Benchmark(
-        name="planner_certificates",
-        module="planner.certificates",
-        title="Certificates beside every plan",
-        peer="every plan of small questions, by an enumeration of its own",
-        needs=("numpy",),
-        quick=("--questions", "60"),
-    ),
-    Benchmark(
-        name="planner_limits",
-        module="planner.limits",
-        title="The time of a search",
-        peer="the limit that it was given",
-        needs=("numpy",),
-        quick=("--limits", "2"),
     ),
     Benchmark(
         name="simulator",

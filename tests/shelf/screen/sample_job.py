@@ -270,19 +270,3 @@ def make_log(node: str, num_lines: int = 400) -> list[Line]:
             Line(text=text, node=node, rank=rank + number % 4, file=f"{node}.out", order=number)
         )
     return lines
-
-
-def make_merged_log(snapshot: Snapshot, evidence: Line) -> list[Line]:
-    """Of all nodes: the last rank tells of steps, slower ones after the evidence."""
-    assert snapshot.progress is not None and snapshot.world is not None
-    node = snapshot.nodes[-1].name
-    lines = []
-    for point in snapshot.progress.points:
-        text = (
-            f" iteration {point.step:8d}/   10000 | elapsed time per iteration (ms): "
-            f"{1000 * (point.step_s or 0):.1f} | lm loss: {point.loss:.4f} | grad norm: 2.93 |"
-        )
-        lines.append(Line(text=text, node=node, rank=snapshot.world - 1, file=f"{node}.out"))
-        if point.step == 1275:
-            lines.append(evidence)
-    return lines

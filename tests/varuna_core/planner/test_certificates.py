@@ -1,7 +1,4 @@
-"""Certificates of small questions, compared with every plan.
-
-`python -m benchmarks.planner.certificates` asks thousands.
-"""
+"""Certificates of small questions, compared with every plan."""
 
 from __future__ import annotations
 
