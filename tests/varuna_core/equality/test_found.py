@@ -69,6 +69,16 @@ FOUND = {
     "a result that a buffer of the stage changes from run to run is no leak": Spec(
         blocks=blocks("|count"), layout=Layout(pipeline=2, partition="1-1")
     ),
+    "the gradient of a linear layer's input keeps its memory order": Spec(
+        blocks=blocks("|norm", "|norm2d"),
+        layout=Layout(schedule="gpipe"),
+        precision="fp16",
+        full_loss=True,
+        batch_size=7,
+        batches=(7, 7, 7),
+        optimizer="adamw",
+        seed=2,
+    ),
 }
 
 

@@ -184,7 +184,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         input, weight = ctx.saved_tensors
         grads, bias = ctx.grads, ctx.bias
-        grad_input = grad @ weight if ctx.needs_input_grad[0] else None
+        grad_input = _make_input_grad(grad, input, weight) if ctx.needs_input_grad[0] else None
         use = find_use(ctx.next_functions[1][0])
         if use is Use.NONE:
             return grad_input, None, None, None
@@ -202,6 +202,16 @@ class _Linear(torch.autograd.Function):
             _accumulate(grad, input, weight, bias, grads)
             return grad_input, None, None, None
         return grad_input, *_multiply(grad, input, bias), None
+
+
+def _make_input_grad(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of the input in its memory order, as torch's product makes it: in half
+    precision what comes before may round otherwise in another order."""
+    flat = input.reshape(-1, input.shape[-1])
+    rows, columns = flat.shape
+    if flat.stride() != (1, rows):
+        return grad @ weight
+    return (weight.t() @ grad.reshape(rows, -1).t()).t().view_as(input)
 
 
 class Use(Enum):

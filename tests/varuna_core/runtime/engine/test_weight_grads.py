@@ -120,6 +120,33 @@ def test_a_layer_is_torchs_own_where_the_fast_way_does_not_lead(name: str) -> No
     torch.testing.assert_close([layer.weight.grad, layer.bias.grad], gradients)
 
 
+ORDERS: dict[str, Callable[[], Tensor]] = {
+    "rows": lambda: torch.randn(2, 3, 4),
+    "columns of one sample": lambda: torch.randn(1, 4, 3).transpose(1, 2),
+    "columns of several": lambda: torch.randn(2, 4, 3).transpose(1, 2),
+    "columns": lambda: torch.randn(4, 3).t(),
+    "permuted": lambda: torch.randn(4, 2, 3).permute(2, 1, 0),
+    "a vector": lambda: torch.randn(4),
+    "expanded": lambda: torch.randn(4).expand(3, 4),
+    "every other": lambda: torch.randn(3, 8)[:, ::2],
+    "nothing": lambda: torch.randn(0, 4),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", ORDERS)
+def test_the_input_gradient_has_torchs_memory_order(
+    name: str, bias: bool, dtype: torch.dtype
+) -> None:
+    """Rows in place of columns let the batch norm before a layer round otherwise in fp16."""
+    layer, x = nn.Linear(4, 5, bias=bias, dtype=dtype), ORDERS[name]().to(dtype).requires_grad_()
+    (usual,) = torch.autograd.grad(layer(x).sin().sum(), x)
+    WeightGrads().install(layer)
+    (made,) = torch.autograd.grad(layer(x).sin().sum(), x)
+    assert made.stride() == usual.stride() and torch.equal(made, usual)
+
+
 def test_torchs_private_names_say_what_they_said() -> None:
     """`is_transformed` reads them; torch has no public ones (2.13)."""
     assert not torch._C._are_functorch_transforms_active()
