@@ -51,8 +51,7 @@ from varuna_core.runtime.engine.microbatch import (
 )
 from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.given import describe_batch
-from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizer
-from varuna_core.runtime.optim.zero_weights import refuse_optimizer
+from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizers, refuse_whole
 from varuna_core.runtime.rank_module import RankModule
 from varuna_core.runtime.settings import VarunaSettings, refuse_unknown, refuse_zero
 from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
@@ -211,7 +210,9 @@ class Varuna(RankModule):
 
     @property
     def optimizer(self) -> Any:
-        return self.updates.optimizer
+        """What `set_optimizer` took: an optimizer, or a list of several; None before."""
+        held = [*self.updates.optimizers]
+        return held if len(held) > 1 else next(iter(held), None)
 
     def set_optimizer(
         self,
@@ -220,23 +221,34 @@ class Varuna(RankModule):
         init_loss_scale: float = 2**20,
         min_loss_scale: float = 1.0,
     ) -> Any:
-        """Take the optimizer that the user steps: torch's or any with `param_groups` and `step()`.
+        """Take the optimizer that the user steps, torch's or any with `param_groups` and `step()`,
+        or a list of several, each of parameters of its own.
 
         The loss scale is by default the conf's, or "dynamic". All of them are fp16's, where a
         `step()` after an overflow does nothing. Returns the optimizer.
         """
-        check_optimizer(optimizer, {id(parameter) for parameter in self.parameters()})
-        if self._masters.slices:
-            refuse_optimizer(optimizer)
-        if self.sharding is not None:
-            self.sharding.check_optimizer(optimizer)
+        held = [*optimizer] if isinstance(optimizer, (list, tuple)) else [optimizer]
+        check_optimizers(held, {id(parameter) for parameter in self.parameters()})
+        refuse_whole(held, has_pieces=self._name_pieces(), is_spread=self._name_spread())
         chosen = self._conf.choose_loss_scale(loss_scale)
         scale = build_loss_scale(chosen, init_loss_scale, min_loss_scale)
-        self.updates.attach(optimizer, scale)
-        if self._steps is not None:
-            self._steps.watch_optimizer(optimizer)
-        self.saving.optimizer_set()
+        self.updates.attach(held, scale)
+        for one in held if self._steps is not None else ():
+            self._steps.watch_optimizer(one)
+        self.saving.optimizers_set()
         return optimizer
+
+    def _name_pieces(self) -> str:
+        """What gives this rank pieces of tensors in place of whole ones, if anything does."""
+        if self._masters.slices:
+            return "zero=3"
+        return "tensor parallelism" if self.sharding is not None else ""
+
+    def _name_spread(self) -> str:
+        """What gives this rank a part of the parameters, if anything does."""
+        if self.stage_map.depth > 1:
+            return f"{self.stage_map.depth} pipeline stages"
+        return self._name_pieces() or ("zero" if self._masters.owned is not None else "")
 
     @overload
     def step(

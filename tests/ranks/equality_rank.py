@@ -6,6 +6,7 @@ gathers the others' results and judges. A world whose rank has failed is not use
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import os
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from tests.varuna_core.equality import defects
 from tests.varuna_core.equality.judge import judge
 from tests.varuna_core.equality.model import add_hooks, build_model, cut_batch, make_batch
-from tests.varuna_core.equality.plain import SEED, build_optimizer
+from tests.varuna_core.equality.plain import SEED, build_optimizers, take_closure
 from tests.varuna_core.equality.spec import NUM_STEPS, SAVED_AFTER, Spec, deal, load
 from varuna_core import Varuna
 from varuna_core.runtime.engine import weight_grads
@@ -67,6 +68,19 @@ def leave_groups(before: set[Any], varuna: Varuna) -> None:
         dist.barrier()
     for group in [g for g in dist.distributed_c10d._world.pg_map if g not in before]:
         dist.destroy_process_group(group)
+
+
+def fork_child() -> None:
+    """A child that collects what it got of its parent, and ends as Python does."""
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+        return
+    try:
+        gc.collect()
+        atexit._run_exitfuncs()
+    finally:
+        os._exit(0)
 
 
 class Leg:
@@ -130,11 +144,12 @@ class Leg:
         limits = find_limits(before, layout.hang_timeout_s)
         if spec.hooks == "after":
             add_hooks(varuna.named_parameters())
-        optimizer = build_optimizer(spec.optimizer, list(varuna.parameters()))
+        optimizers = build_optimizers(spec.optimizer, list(varuna.parameters()))
+        given = optimizers if len(optimizers) > 1 else optimizers[0]
         if spec.loss_scale == "dynamic":
-            varuna.set_optimizer(optimizer, init_loss_scale=2.0**10)
+            varuna.set_optimizer(given, init_loss_scale=2.0**10)
         else:
-            varuna.set_optimizer(optimizer, loss_scale=spec.loss_scale)
+            varuna.set_optimizer(given, loss_scale=spec.loss_scale)
         if self.leg:
             self.phase = "load"
             varuna.load_checkpoint(self.order["store"])
@@ -161,8 +176,11 @@ class Leg:
                 named = varuna.masters().items()
                 found = {n: p.grad for n, p in named if p.grad is not None}
                 result["gradients"] = take(varuna, found)
-            optimizer.step()
+            for optimizer in optimizers:
+                optimizer.step(*take_closure(optimizer))
             varuna.zero_grad()
+            if spec.forks:
+                fork_child()
         self.phase = "end"
         result["weights"] = take(varuna, varuna.masters())
         result["buffers"] = take(varuna, dict(varuna.named_buffers())) if not varuna.replica else []

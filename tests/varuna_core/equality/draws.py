@@ -9,12 +9,20 @@ from itertools import pairwise
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.varuna_core.equality.model import BARE, LINEAR, MODULES, RISKY, SHARED_BY_RANKS
+from tests.varuna_core.equality.model import (
+    BARE,
+    LINEAR,
+    MODULES,
+    RARE,
+    RISKY,
+    SHARED_BY_RANKS,
+)
 from tests.varuna_core.equality.spec import NUM_STEPS, STATEFUL, Block, Layout, Spec
 from varuna_core.schedule.registry import AUTO, SCHEDULES
 
-SAFE = [*MODULES, *LINEAR, *BARE]
-FORMS = ["one", "two", "dict", "nested", "popped"]
+SAFE = [kind for kind in (*MODULES, *LINEAR, *BARE) if kind not in RARE]
+FORMS = ["one", "two", "dict", "nested", "popped", "edited"]
+OPTIMIZERS = ["sgd", "sgd", "adamw", "adamw", "lamb", "several"]
 WORLDS = [1, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4]
 """Ranks; most draws are small."""
 
@@ -22,7 +30,7 @@ WORLDS = [1, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4]
 @st.composite
 def blocks(draw: st.DrawFn) -> tuple[Block, ...]:
     is_risky = draw(st.integers(0, 19)) == 0
-    kinds = st.sampled_from([*SAFE, *RISKY * 3] if is_risky else SAFE)
+    kinds = st.sampled_from([*SAFE, *RISKY * 3, *RARE * 2] if is_risky else SAFE)
     forms = st.sampled_from([*FORMS, *FORMS, None, None])
     made = draw(st.lists(st.builds(Block, kind=kinds, form=forms), min_size=1, max_size=6))
     if all(block.form is None for block in made):
@@ -114,6 +122,11 @@ def specs(draw: st.DrawFn) -> Spec:
     elif draw(st.booleans()):
         sizes = draw(st.lists(st.integers(1, batch), min_size=NUM_STEPS, max_size=NUM_STEPS))
     precision = draw(st.sampled_from(["fp32", "fp32", "bf16", "fp16"]))
+    optimizers = [*OPTIMIZERS]
+    if other is None and layout.pipeline == layout.tensor == 1 and not layout.zero:
+        optimizers += ["lbfgs"]
+    if any(each.zero == 3 or each.tensor > 1 for each in layouts_used) and draw(st.integers(0, 9)):
+        optimizers.remove("several")  # whole matrices, which the rank has not: refused
     return Spec(
         blocks=made,
         layout=layout,
@@ -133,8 +146,10 @@ def specs(draw: st.DrawFn) -> Spec:
         batches=tuple(sizes),
         chunk_size=chunk,
         clip=draw(st.sampled_from([None, None, 0.3, 100.0])),
-        optimizer=draw(st.sampled_from(["sgd", "sgd", "adamw", "adamw", "lamb"])),
+        optimizer=draw(st.sampled_from(optimizers)),
         seed=draw(st.integers(0, 3)),
+        frozen=draw(st.integers(1, 1 + len(made))) if draw(st.integers(0, 4)) == 0 else 0,
+        forks=draw(st.integers(0, 9)) == 0,
     )
 
 
@@ -195,5 +210,7 @@ def list_features(spec: Spec) -> Sequence[str]:
         "batches of several sizes": len(set(spec.batches)) > 1,
         "loaded by another layout": spec.other is not None,
         "two or three values cross": bool(spec.carries),
+        "first layers frozen": bool(spec.frozen),
+        "a forked child": spec.forks,
     }
     return [*found, *(name for name, has in flags.items() if has)]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from tests.varuna_core.equality.model import build_model
-from tests.varuna_core.equality.plain import COMMON_FLOOR, EPS, OWN_FLOOR, Plain, Trained
+from tests.varuna_core.equality.plain import COMMON_FLOOR, EPS, OWN_FLOOR, Plain, Trained, widen
 from tests.varuna_core.equality.spec import SAVED_AFTER, Spec
 
 FACTOR = 2.0
@@ -135,13 +135,13 @@ def compare_alike(
     eps: float,
 ) -> None:
     """What is left is the micro-batches' weights, and sums in fp32."""
-    common = math.sqrt(sum(float(g.double().norm()) ** 2 for g in plain.gradients.values()))
+    common = math.sqrt(sum(float(widen(g).norm()) ** 2 for g in plain.gradients.values()))
     for name, copies in assemble("gradients", names, ranks, plain.gradients).items():
         for ours in copies if isinstance(copies, list) else ():
             close = plain.gradients.get(name)
             if close is not None:
-                apart = float((ours.double() - close.double()).norm())
-                floor = eps * (ALIKE * float(close.double().norm()) + 1e-3 * common)
+                apart = float((widen(ours) - widen(close)).norm())
+                floor = eps * (ALIKE * float(widen(close).norm()) + 1e-3 * common)
                 if apart > floor and not finding.problem:
                     finding.ratio, finding.where = float("inf"), f"gradients of {name}"
                     finding.problem = (
@@ -173,7 +173,7 @@ def find_ungathered(names: Mapping[str, str], ranks: Sequence[Mapping[str, Any]]
         held = assemble(word, names, ranks, whole)
         for name, copies in held.items():
             if name in whole and isinstance(copies, list):
-                if not torch.equal(copies[0].double(), whole[name].double()):
+                if not torch.equal(widen(copies[0]), widen(whole[name])):
                     return f"gathered {name} is not what ranks have"
             elif name in names:
                 return f"gathered state dict lacks {name}"
@@ -191,7 +191,7 @@ def compare_all(
 ) -> str:
     """What is wrong beside numbers, if anything."""
     true, rounded = getattr(truth, word), [getattr(p, word) for p in plains]
-    common = math.sqrt(sum(float(t.double().norm()) ** 2 for t in true.values()))
+    common = math.sqrt(sum(float(widen(t).norm()) ** 2 for t in true.values()))
     common = common if word == "gradients" else 0.0
     seen: set[str] = set()
     for name, whole in assemble(word, names, ranks, true).items():
@@ -206,7 +206,7 @@ def compare_all(
                 continue
             if ours.shape != expected.shape:
                 return f"{word} of {name}: {list(ours.shape)}, want {list(expected.shape)}"
-            if not expected.is_floating_point():
+            if not (expected.is_floating_point() or expected.is_complex()):
                 if not torch.equal(ours, expected):
                     return f"{word} of {name}: {ours.tolist()}, want {expected.tolist()}"
                 continue
@@ -235,11 +235,11 @@ def assemble(
                 continue
             if name not in filled:
                 shape = true[name].shape if name in true else tuple(rank["shapes"][held])
-                filled[name] = torch.full(shape, float("nan"), dtype=torch.float64)
+                filled[name] = torch.full(shape, float("nan"), dtype=widen(tensor).dtype)
             for offset, extent, inner in pieces:
                 outside = tuple(slice(o, o + e) for o, e in zip(offset, extent, strict=True))
                 inside = tuple(slice(i, i + e) for i, e in zip(inner, extent, strict=True))
-                filled[name][outside] = tensor[inside].double()
+                filled[name][outside] = widen(tensor[inside])
     for name, copies in found.items():
         if len(copies) > 1 and word == "weights" and not ranks[0]["tensor"]:
             found[name] = f"weights of {name} differ between ranks that hold them"
@@ -255,7 +255,7 @@ def compare(
     eps: float,
     common: float,
 ) -> None:
-    mine, true, *closes = (torch.as_tensor(x).detach().double() for x in (ours, truth, *plains))
+    mine, true, *closes = (widen(x) for x in (ours, truth, *plains))
     own = max(float((close - true).norm()) for close in closes)
     if not math.isfinite(own):
         ratio = 0.0 if torch.equal(mine.isfinite(), closes[0].isfinite()) else float("inf")

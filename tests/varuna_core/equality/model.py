@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 from tests.varuna_core.equality.spec import Spec
@@ -170,6 +173,126 @@ class CheckedDropout(nn.Module):
         return x + y
 
 
+class Complex(nn.Module):
+    """A layer of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=torch.cfloat)
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = x.to(self.linear.weight.real.dtype)
+        y = self.linear(torch.complex(real, real.roll(1, -1)))
+        return x + (y.real + torch.sin(y.imag)).to(x.dtype)
+
+
+class Mapped(nn.Module):
+    """A layer that vmap runs on each position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.vmap(self.linear, in_dims=1, out_dims=1)(x)
+        return x + y.sin()
+
+
+class Pushed(nn.Module):
+    """A layer with its derivative along a direction."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        value, slope = torch.func.jvp(self.linear, (x,), (x.cos(),))
+        return x + torch.sin(value) * slope
+
+
+class InnerGrad(nn.Module):
+    """A step down a layer's own energy, by torch.func.grad within the forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.func.grad(lambda x: self.linear(x).square().sum())(x)
+        return x - 0.25 * y
+
+
+class Force(InnerGrad):
+    """The same by torch.autograd.grad, as models of molecules do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            z = x if x.requires_grad else x.detach().requires_grad_()
+            energy = self.linear(z).square().sum()
+            (y,) = torch.autograd.grad(energy, z, create_graph=True)
+        return x - 0.25 * y
+
+
+class Flash(nn.Module):
+    """Causal attention by torch's fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (-1, 2)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.proj(y.transpose(1, 2).flatten(2))
+
+
+class Flex(nn.Module):
+    """Flex attention, which has no backward on a CPU (torch 2.13), of a teacher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            q, k, v = (t.unflatten(-1, (-1, 2)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            y: Any = flex_attention(q, k, v)
+        return x + y.transpose(1, 2).flatten(2).to(x.dtype)
+
+
+class Ragged(nn.Module):
+    """A nested tensor that is made and used in one place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ragged = torch.nested.as_nested_tensor([*x.unbind()], layout=torch.jagged)
+        return x + torch.stack([*torch.sin(self.linear(ragged)).unbind()])
+
+
+class Rows(nn.Module):
+    """An embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCAB, WIDTH, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.table((x.abs() * 2).long().amax(-1).clamp(max=VOCAB - 1))
+
+
+def build_pruned() -> nn.Module:
+    return prune.random_unstructured(nn.Linear(WIDTH, WIDTH), "weight", amount=0.5)
+
+
+def build_old_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(nn.Linear(WIDTH, WIDTH))
+
+
 def build_sequence() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
@@ -196,6 +319,18 @@ MODULES: dict[str, Any] = {
     "calls": Calls,
     "stream": Stream,
     "foreign": Foreign,
+    "complex": Complex,
+    "mapped": Mapped,
+    "pushed": Pushed,
+    "inner_grad": InnerGrad,
+    "force": Force,
+    "flash": Flash,
+    "flex": Flex,
+    "pruned": build_pruned,
+    "old_norm": build_old_norm,
+    "weight_norm": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, WIDTH)),
+    "ragged": Ragged,
+    "rows": Rows,
     "spectral": lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH)),
 }
 """Blocks that are a module and nothing else."""
@@ -222,6 +357,9 @@ BARE += (
     "view_in_place",
     "numbers",
 )
+RARE = ("rows",)
+"""Refused wherever they are: most draws have none."""
+
 RISKY = ("keep", "use_kept", "shared_norm", "root_count", "read_count")
 """Legal only where no stage boundary lies between two of them."""
 
@@ -254,6 +392,9 @@ class Drawn(nn.Module):
             self.register_buffer("count", torch.zeros((), dtype=torch.long))
         if spec.tied:
             self.head.weight = self.embed.weight
+        if spec.frozen:
+            self.embed.requires_grad_(False)
+            self.blocks[: spec.frozen - 1].requires_grad_(False)
 
     @staticmethod
     def build(kind: str) -> nn.Module:
@@ -299,6 +440,13 @@ class Drawn(nn.Module):
         elif form == "popped":
             x, held = cut((x, [*held, x * 0]))
             x = x + held.pop()
+        elif form == "edited":
+            got = cut({"x": x, "held": [*held], "number": number})
+            x, held = got.pop("x"), got["held"]
+            held.append(x)
+            got["number"] += 1
+            del held[-1], got["number"]
+            got |= {"more": x}
         elif form == "nested":
             (x, held), _ = cut((x, held), "word")
         else:

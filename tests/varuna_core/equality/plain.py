@@ -8,6 +8,7 @@ dropout, a branch on data): then those of the layout are run, each replica with 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,13 +56,48 @@ class Trained:
     """The loss in eval mode at the end, of the last batch."""
 
 
+def build_optimizers(name: str, parameters: Sequence[nn.Parameter]) -> list[Any]:
+    """As a user writes them. A large epsilon: rounding of a gradient near zero stays as small."""
+    if name != "several":
+        return [build_optimizer(name, parameters)]
+    is_matrix = [p.dim() == 2 and not p.is_complex() for p in parameters]
+    matrices = [p for p, fits in zip(parameters, is_matrix, strict=True) if fits]
+    rest = [p for p, fits in zip(parameters, is_matrix, strict=True) if not fits]
+    made = [torch.optim.Muon(matrices, lr=0.01)] if matrices else []
+    return [*made, build_optimizer("adamw", rest)] if rest else made
+
+
 def build_optimizer(name: str, parameters: Any) -> Any:
-    """As a user writes it. A large epsilon: rounding of a gradient near zero stays as small."""
+    if name == "lbfgs":
+        return torch.optim.LBFGS(parameters, lr=0.05, max_iter=1)
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=0.01, eps=1e-3, weight_decay=0.1)
     if name == "lamb":
         return Lamb(parameters, lr=0.01, eps=1e-3, max_grad_norm=LAMB_NORM)
     return torch.optim.SGD(parameters, lr=RATE, momentum=MOMENTUM)
+
+
+def take_closure(optimizer: Any) -> list[Any]:
+    """The argument of `step`: LBFGS asks for the loss, of gradients that are there already."""
+    return [lambda: torch.zeros(())] if isinstance(optimizer, torch.optim.LBFGS) else []
+
+
+def cast_model(model: nn.Module, dtype: torch.dtype) -> None:
+    """Cast as users do, and complex numbers to those of the same or the next wider kind."""
+    wide = torch.cdouble if dtype is torch.double else torch.cfloat
+
+    def cast(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(wide)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    model._apply(cast)
+
+
+def widen(tensor: Any) -> Tensor:
+    """In double precision."""
+    held = torch.as_tensor(tensor).detach()
+    return held.to(torch.cdouble if held.is_complex() else torch.double)
 
 
 def keep_full(module: nn.Module, half: torch.dtype) -> None:
@@ -81,7 +117,8 @@ class Plain:
         self.half = HALVES.get(precision)
         self.full = torch.float64 if precision == "fp64" else torch.float32
         self.whole = precision == "fp64" and not spec.depends_on_chunks
-        self.model: Drawn = build_model(spec).to(self.full)
+        self.model: Drawn = build_model(spec)
+        cast_model(self.model, self.full)
         self.draw: torch.Generator | None = None
         if noise:
             self.shake(noise)
@@ -93,13 +130,13 @@ class Plain:
                 n: nn.Parameter(value, self.parameters[n].requires_grad)
                 for n, value in made.items()
             }
-            self.model.to(self.half)
+            cast_model(self.model, self.half)
             for module in self.model.modules():
                 if isinstance(module, _BatchNorm):
                     module.float()
             for name in spec.list_kept():
                 keep_full(self.model.get_submodule(name), self.half)
-        self.optimizer = build_optimizer(spec.optimizer, list(self.masters.values()))
+        self.optimizers = build_optimizers(spec.optimizer, list(self.masters.values()))
         scaled = precision == "fp16"
         self.dynamic = spec.loss_scale == "dynamic"
         self.scale = (2.0**10 if self.dynamic else float(spec.loss_scale)) if scaled else 1.0
@@ -121,10 +158,10 @@ class Plain:
     def blur(self, gradients: dict[str, Tensor]) -> None:
         """Add what a gradient may differ by: an optimizer that divides by it, or by the size of
         its update, makes much of one that is nothing but rounding."""
-        common = math.sqrt(sum(float(g.double().norm()) ** 2 for g in gradients.values()))
+        common = math.sqrt(sum(float(widen(g).norm()) ** 2 for g in gradients.values()))
         for gradient in gradients.values():
-            noise = torch.randn(gradient.shape, generator=self.draw, dtype=torch.float64)
-            size = OWN_FLOOR * float(gradient.double().norm()) + COMMON_FLOOR * common
+            noise = torch.randn(gradient.shape, generator=self.draw, dtype=widen(gradient).dtype)
+            size = OWN_FLOOR * float(widen(gradient).norm()) + COMMON_FLOOR * common
             noise *= EPS[self.precision] * size / (float(noise.norm()) + 1e-30)
             gradient.add_(noise.to(gradient))
 
@@ -140,7 +177,7 @@ class Plain:
             loss, gradients = self.compute(step)
             if self.draw is not None:
                 self.blur(gradients)
-            found = [g.double().square().sum() for g in gradients.values()]
+            found = [widen(g).abs().square().sum() for g in gradients.values()]
             norm = torch.stack(found).sum().sqrt() if found else torch.zeros(())
             overflow = self.precision == "fp16" and not bool(norm.isfinite())
             result.losses.append(loss)
@@ -177,9 +214,10 @@ class Plain:
             norm = norm * factor
         for name, master in self.masters.items():
             master.grad = gradients.get(name)
-        if isinstance(self.optimizer, Lamb):
-            self.optimizer.grad_norm = norm
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Lamb):
+                optimizer.grad_norm = norm
+            optimizer.step(*take_closure(optimizer))
         for master in self.masters.values():
             master.grad = None
 
@@ -222,7 +260,7 @@ class Plain:
     def add_up(self, summed: dict[str, Tensor], factor: float) -> None:
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
-                given = parameter.grad.to(self.full) * factor
+                given = parameter.grad.to(self.masters[name].dtype) * factor
                 summed[name] = summed[name] + given if name in summed else given
                 parameter.grad = None
 

@@ -120,6 +120,11 @@ class Spec:
     clip: float | None = None
     optimizer: str = "sgd"
     seed: int = 0
+    frozen: int = 0
+    """The embedding (1) and so many blocks less one are frozen."""
+
+    forks: bool = False
+    """After the first step each rank forks a child, which collects and ends."""
 
     def list_kept(self) -> list[str]:
         """Modules that stay in fp32."""

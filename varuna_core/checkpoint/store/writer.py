@@ -536,6 +536,7 @@ def encode_part(part: CheckpointPart) -> CheckpointPart:
 
 
 _OPEN: weakref.WeakSet[CheckpointWriter] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_OPEN.clear)  # a child has not the threads that write
 
 
 @atexit.register

@@ -115,6 +115,8 @@ class Links:
     """Lets go of groups that are held elsewhere: a group closes when nobody holds it."""
 
     closed: bool = False
+    pid: int = field(default_factory=os.getpid)
+    """The process that may close them: not a child that it forked."""
 
     @property
     def name(self) -> str:
@@ -226,9 +228,11 @@ class Links:
         """RuntimeError after `close`, or after a failure of any rank."""
         if self.closed:
             raise RuntimeError("this Varuna is closed, or a rank has failed: restart the training")
+        if os.getpid() != self.pid:
+            raise RuntimeError("this process was forked by a rank, which alone may take a step")
 
     def _send_last_word(self, word: int) -> bool:
-        if self.closed:
+        if self.closed or os.getpid() != self.pid:
             return False
         self.closed = True
         for sender in self.senders:

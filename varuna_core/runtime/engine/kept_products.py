@@ -91,6 +91,8 @@ class KeptProducts:
 
 
 class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
+    supports_higher_order_operators = True  # such as flex attention
+
     def __init__(self, products: KeptProducts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.products = products
@@ -111,6 +113,8 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
 
 
 class _Serve(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
+    supports_higher_order_operators = True  # such as flex attention
+
     def __init__(self, products: KeptProducts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.products = products

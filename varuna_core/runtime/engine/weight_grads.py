@@ -208,7 +208,7 @@ def _make_input_grad(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the input in its memory order, as torch's product makes it: in half
     precision what comes before may round otherwise in another order."""
     flat = input.reshape(-1, input.shape[-1])
-    rows, columns = flat.shape
+    rows = len(flat)
     if flat.stride() != (1, rows):
         return grad @ weight
     return (weight.t() @ grad.reshape(rows, -1).t()).t().view_as(input)

@@ -7,6 +7,7 @@ that overflows halves it (not below the least), 2000 good ones in a row double i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import MethodType
@@ -71,11 +72,11 @@ def _read(value: float, name: str) -> float:
 
 
 class Updates:
-    """The optimizer of one rank, and the loss scale of fp16."""
+    """The optimizers of one rank, and the loss scale of fp16."""
 
     def __init__(self, needs_scale: bool) -> None:
         self.needs_scale = needs_scale
-        self.optimizer: Any = None
+        self.optimizers: Sequence[Any] = ()
         self.loss_scale: LossScale | None = None
         self.skipping = False
         """The last step overflowed."""
@@ -103,16 +104,21 @@ class Updates:
             factor = (clip_grad_max_norm / (norm + 1e-6)).clamp(max=1.0)
             gradients.scale(factor)
             norm = norm * factor
-        if isinstance(self.optimizer, Lamb):
-            self.optimizer.grad_norm = norm
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, Lamb):
+                optimizer.grad_norm = norm
         return kept
 
-    def attach(self, optimizer: Any, loss_scale: LossScale) -> None:
-        """Take this optimizer; in fp16 let its `step` wait for the verdict."""
-        self.optimizer = optimizer
+    def attach(self, optimizers: Sequence[Any], loss_scale: LossScale) -> None:
+        """Take these optimizers; in fp16 let the `step` of each wait for the verdict."""
+        self.optimizers = tuple(optimizers)
         if not self.needs_scale:
             return
         self.loss_scale = loss_scale
+        for optimizer in optimizers:
+            self._let_wait(optimizer)
+
+    def _let_wait(self, optimizer: Any) -> None:
         step = optimizer.step
         if getattr(step, "updates", None) is self:
             return
@@ -131,14 +137,46 @@ class Updates:
         optimizer.step = MethodType(step_unless_skipping, optimizer)
 
 
-def check_optimizer(optimizer: Any, own: set[int]) -> None:
+WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
+"""In names of optimizers whose update of an element depends on others of its tensor."""
+
+WHOLE_MODEL = ("lbfgs", "prodigy", "dadapt")
+"""In names of those whose update of an element depends on all parameters."""
+
+
+def check_optimizers(optimizers: Sequence[Any], own: set[int]) -> None:
     """Refuse what cannot be stepped, or steps other parameters than these (by id)."""
-    if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
-        raise ValueError(
-            f"{type(optimizer).__name__} is no optimizer: it needs `param_groups` and `step()`"
-        )
-    if not {id(p) for group in optimizer.param_groups for p in group["params"]} <= own:
-        raise ValueError(
-            "the optimizer holds parameters that are not this rank's: make it after Varuna, "
-            "from model.parameters()"
-        )
+    held: set[int] = set()
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        if not callable(getattr(optimizer, "step", None)) or not hasattr(optimizer, "param_groups"):
+            raise ValueError(f"{kind} is no optimizer: it needs `param_groups` and `step()`")
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not mine <= own:
+            raise ValueError(
+                "the optimizer holds parameters that are not this rank's: make it after Varuna, "
+                "from model.parameters()"
+            )
+        if mine & held:
+            raise ValueError(f"{kind} holds parameters of another optimizer too: give each to one")
+        held |= mine
+
+
+def refuse_whole(optimizers: Sequence[Any], *, has_pieces: str, is_spread: str) -> None:
+    """Refuse optimizers that look at more than a rank has, as far as their names tell.
+
+    `has_pieces` and `is_spread` say what gives a rank pieces of tensors, and a part of the model.
+    """
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        if has_pieces and any(word in kind.lower() for word in WHOLE_TENSOR):
+            raise ValueError(
+                f"{kind} looks at whole tensors, of which a rank has only pieces with "
+                f"{has_pieces}: use AdamW or SGD, or leave {has_pieces} out"
+            )
+        if is_spread and any(word in kind.lower() for word in WHOLE_MODEL):
+            raise ValueError(
+                f"{kind} looks at all parameters together, of which a rank has only a part with "
+                f"{is_spread}: use an optimizer that updates each tensor by itself, or let each "
+                "rank have the whole model"
+            )

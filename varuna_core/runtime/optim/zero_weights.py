@@ -28,9 +28,6 @@ from varuna_core.runtime.split.stage import Stage
 
 log = logging.getLogger(__name__)
 
-WHOLE_TENSOR = ("adafactor", "lamb", "lars", "lbfgs", "muon", "shampoo", "soap")
-"""In names of optimizers whose update of an element depends on others of its tensor."""
-
 
 def shard_modules(
     split: Split,
@@ -161,15 +158,6 @@ def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_ha
             return False
     types = {parameter.dtype for parameter in held.values()}
     return bool(held) and len(types) == 1 and not (is_half and torch.float32 in types)
-
-
-def refuse_optimizer(optimizer: Any) -> None:
-    """Refuse an optimizer that looks at whole tensors, as far as its name tells."""
-    kind = type(optimizer).__name__
-    if any(word in kind.lower() for word in WHOLE_TENSOR):
-        raise ValueError(
-            f"{kind} looks at whole tensors, and zero=3 holds slices of them: use zero=1 or 2"
-        )
 
 
 def refuse_uneven(samples: Sequence[range], chunk_size: int) -> None:

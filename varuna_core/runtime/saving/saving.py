@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -43,6 +43,7 @@ from varuna_core.runtime.saving.progress import (
 from varuna_core.runtime.saving.skipping import SkippedSaves
 from varuna_core.runtime.saving.tensors import (
     drop_state,
+    find_holders,
     find_part,
     fit_rates,
     list_tensors,
@@ -92,8 +93,8 @@ class Saving:
         self.is_told_to_end: Callable[[], bool] = lambda: False
         """True once this rank got SIGTERM: no save waits for room then."""
 
-        self._hook: Any = None
-        """Handle of what the optimizer calls before it steps."""
+        self._hooks: list[Any] = []
+        """Handles of what each optimizer calls before it steps."""
 
         self._number = -1
         """Of the last save that began."""
@@ -269,7 +270,7 @@ class Saving:
 
     def take_part(self, progress: TrainingProgress, number: int, shard: bool) -> CheckpointPart:
         """This rank's part of a checkpoint."""
-        segments, optimizer, shared = self._take_segments(self.updates.optimizer, shard=shard)
+        segments, optimizer, shared = self._take_segments(self.updates.optimizers, shard=shard)
         return CheckpointPart(
             iteration=number,
             segments=segments,
@@ -287,10 +288,10 @@ class Saving:
         )
 
     def _take_segments(
-        self, with_state_of: Any, *, shard: bool
+        self, with_state_of: Sequence[Any], *, shard: bool
     ) -> tuple[dict[int, list[Entry]], dict[str, Any], bool]:
-        """What this rank gives of each segment, with the state of an optimizer, if given, the rest
-        of that, and True if other replicas give parts of the same segments."""
+        """What this rank gives of each segment, with the state of these optimizers, the rest of
+        that, and True if other replicas give parts of the same segments."""
         replicas = self.links.stage_map.num_replicas
         owned = self.masters.owned is not None
         shared = (shard or owned) and replicas > 1
@@ -310,7 +311,7 @@ class Saving:
 
     def _take_model(self) -> list[Entry]:
         """Masters and persistent buffers that this rank gives: of all ranks, the whole model."""
-        segments, _, _ = self._take_segments(None, shard=False)
+        segments, _, _ = self._take_segments((), shard=False)
         return [entry for held in segments.values() for entry in held]
 
     def gather(self, target: Path | None) -> Any:
@@ -426,23 +427,19 @@ class Saving:
         return None if rank is None else reader.own(rank)
 
     def _put_optimizer(self, loaded: PendingRestore, reader: CheckpointReader) -> None:
-        optimizer = self.updates.optimizer
-        if optimizer is None:
-            return
         names = {id(master): name for name, master in self.masters.by_name.items()}
         loaded.options = {}
-        found = {}
-        drop_state(optimizer)  # else it and what is read would both be in memory
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                key = id(parameter)
+        for optimizer in self.updates.optimizers:
+            found = {}
+            drop_state(optimizer)  # else it and what is read would both be in memory
+            for key in find_holders([optimizer]):
                 name = names.get(key)
                 part = find_part(name, self.masters, self.shares) if name else None
                 tree = reader.read_optimizer(name, part) if name else None
                 if tree is not None:
                     found[key] = tree
                     loaded.options[key] = {**tree, "state": None}
-        put_optimizer(optimizer, found)
+            put_optimizer(optimizer, found)
         scale, kept = self.updates.loss_scale, loaded.loss_scale
         self.updates.skipping = False
         if scale is not None and scale.dynamic and kept is not None and kept["dynamic"]:
@@ -451,10 +448,12 @@ class Saving:
     def _put_schedule(self, loaded: PendingRestore) -> None:
         if self.scheduler is None or loaded.lr_schedule is None:
             return
-        optimizer = self.updates.optimizer
-        if optimizer is not None and loaded.options:
+        optimizers = self.updates.optimizers
+        if optimizers and loaded.options:
             # A schedule that is made after the load has changed the rates.
-            put_optimizer(optimizer, loaded.options, with_state=False)
+            for optimizer in optimizers:
+                put_optimizer(optimizer, loaded.options, with_state=False)
+            optimizer = getattr(self.scheduler, "optimizer", optimizers[0])
             self.scheduler.load_state_dict(fit_rates(loaded.lr_schedule, optimizer))
         else:
             self.scheduler.load_state_dict(loaded.lr_schedule)
@@ -463,14 +462,15 @@ class Saving:
 
     @property
     def sees_updates(self) -> bool:
-        """True if the optimizer calls before it steps: until then a copy can wait."""
-        return self._hook is not None
+        """True if the optimizers call before they step: until then a copy can wait."""
+        return bool(self._hooks)
 
-    def optimizer_set(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-        add = getattr(self.updates.optimizer, "register_step_pre_hook", None)
-        self._hook = None if add is None else add(lambda *_: self.await_copies())
+    def optimizers_set(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        held = self.updates.optimizers
+        add = [getattr(optimizer, "register_step_pre_hook", None) for optimizer in held]
+        self._hooks = [one(lambda *_: self.await_copies()) for one in add] if all(add) else []
         if self._loaded is not None:
             with CheckpointReader(self._loaded.folder, check_complete=False) as reader:
                 self._put_optimizer(self._loaded, reader)

@@ -32,10 +32,20 @@ WAYS = {"foreach", "fused", "capturable", "differentiable"}
 """How an optimizer computes: the new one's own choice."""
 
 
+def find_holders(optimizers: Sequence[Any]) -> dict[int, Any]:
+    """The optimizer of each parameter, by the parameter's id."""
+    return {
+        id(parameter): optimizer
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
 def list_options(optimizer: Any) -> dict[int, Any]:
     """The options of each parameter's group, by the parameter's id, as JSON takes them."""
     found: dict[int, Any] = {}
-    for group in optimizer.param_groups if optimizer is not None else ():
+    for group in optimizer.param_groups:
         said = {key: value for key, value in group.items() if key not in NOT_OPTIONS}
         options = to_plain(said, f"a parameter group of {type(optimizer).__name__}")
         found |= {id(parameter): options for parameter in group["params"]}
@@ -171,13 +181,14 @@ def list_tensors(split: Split) -> tuple[dict[str, tuple[int, ...]], list[list[st
 
 
 def take_tensors(
-    split: Split, part: RankStages, masters: Masters, optimizer: Any
+    split: Split, part: RankStages, masters: Masters, optimizers: Sequence[Any]
 ) -> tuple[dict[int, list[Entry]], dict[str, Any]]:
     """Weights and optimizer state that this rank answers for, by segment, and the rest of that
     state, by name. A weight of several stages is the first one's."""
     segments: dict[int, list[Entry]] = {}
     trees: dict[str, Any] = {}
-    options = list_options(optimizer)
+    holders = find_holders(optimizers)
+    options = {key: found for one in optimizers for key, found in list_options(one).items()}
     for stage in part.stages:
         for name in stage.parameters():
             if split.groups[name][0] != name or split.owners(name)[0] != stage.index:
@@ -185,14 +196,15 @@ def take_tensors(
             if not masters.answers_for(name):
                 continue
             master = masters.by_name[name]
-            entries, tree = take_optimizer(name, master, optimizer, options)
+            entries, tree = take_optimizer(name, master, holders.get(id(master)), options)
             held = segments.setdefault(min(split.segments[name]), [])
             held += [make_entry(WEIGHT, name, master), *entries]
             if tree is not None:
                 trees[name] = tree
     for name, rows in masters.slices.items():
         master = masters.by_name[name]
-        entries, tree = take_optimizer(name, master, optimizer, options, rows.box, rows.shape)
+        holder = holders.get(id(master))
+        entries, tree = take_optimizer(name, master, holder, options, rows.box, rows.shape)
         if rows.box.volume:
             made = [make_entry(WEIGHT, name, master, rows.box, rows.shape), *entries]
             of_rows = [entry for entry in made if rows.is_first or entry.shape == rows.shape]

@@ -69,7 +69,7 @@ class Draw:
 
 def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
     """True if an operation draws random numbers; attention without dropout does not."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
+    if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
         return False
     named = zip((argument.name for argument in func._schema.arguments), args, strict=False)
     rate = {**dict(named), **kwargs}.get("dropout_p")
@@ -204,7 +204,12 @@ def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
     """Calls `spend` with the nominal seconds of each operation, `read` with its tensors,
-    `write` with what it wrote and `draw` with what random numbers it draws."""
+    `write` with what it wrote and `draw` with what random numbers it draws.
+
+    Operators that take functions, such as flex attention, are seen as one read.
+    """
+
+    supports_higher_order_operators = True
 
     def __init__(
         self,
@@ -219,6 +224,9 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if not hasattr(func, "_schema"):
+            self.read(tensors_of((args, kwargs, out)))
+            return out
         drawn = find_drawn(func, args, out) if is_draw(func, args, kwargs) else None
         if drawn is not None:
             shape, stride = tuple(drawn.shape), tuple(drawn.stride())

@@ -17,7 +17,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -62,7 +62,7 @@ def list_shared_types() -> list[type]:
 
 def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     """A copy with these tensors (by id) in place of the model's own."""
-    replaced = {**replaced, **keep_users_objects(model)}
+    replaced = {**list_results(model), **replaced, **keep_users_objects(model)}
     kept = dict(copyreg.dispatch_table)
     for kind in list_shared_types():
         copyreg.pickle(kind, lambda _: "shared")  # a string: deepcopy takes the object itself
@@ -75,6 +75,14 @@ def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
     finally:
         copyreg.dispatch_table.clear()
         copyreg.dispatch_table.update(kept)
+
+
+def list_results(model: nn.Module) -> dict[int, Tensor]:
+    """Values in place of the results of graphs that modules keep as plain attributes, by id: torch
+    copies none. torch.nn.utils.prune and the old weight_norm compute theirs anew at each call."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    results = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
+    return {id(value): value.detach().clone() for value in results}
 
 
 def keep_users_objects(model: nn.Module) -> dict[int, Any]:
@@ -110,6 +118,14 @@ class _UseMode(TorchFunctionMode):
                 for name in names:
                     self.use(name)
         return out
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """Let what torch would compile run as it is: it compiles nothing that is watched, and flex
+    attention insists on it. torch's compiler is loaded only for a model that may ask for it."""
+    if {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys():
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 class Rehearsal:
@@ -224,6 +240,7 @@ class Rehearsal:
         with ExitStack() as stack:
             stack.enter_context(kept_random_state(torch.device("cpu")))
             stack.enter_context(self.mode or nullcontext())
+            stack.enter_context(uncompiled())
             if stop is None:
                 stack.enter_context(_UseMode(self.names, self._use, self._use_stream))
                 if self._attributes is not None:

@@ -28,7 +28,7 @@ from varuna_core.runtime.split.attributes import kept_attributes
 from varuna_core.runtime.split.cut import CutPoint, SplitError, StageEnd, unpack, watch
 from varuna_core.runtime.split.random_streams import CPU, kept_random_state, seed_all
 from varuna_core.runtime.split.record import Record
-from varuna_core.runtime.split.rehearsal import Rehearsal
+from varuna_core.runtime.split.rehearsal import Rehearsal, uncompiled
 from varuna_core.runtime.split.stage import Stub, StubPlan, Switch
 
 log = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class _Run:
                 stack.enter_context(kept_random_state(CPU))
                 stack.enter_context(torch.no_grad())
                 stack.enter_context(rehearsal.mode or nullcontext())
+                stack.enter_context(uncompiled())
                 for name, calls in (plan or {}).items():
                     self._put_stub(stack, name, calls)
                 stack.enter_context(_Steps(self))

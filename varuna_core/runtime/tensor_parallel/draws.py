@@ -206,6 +206,8 @@ class _FunctionMode(TorchFunctionMode):
 
 
 class _OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
+    supports_higher_order_operators = True  # such as flex attention
+
     def __init__(self, draws: ShardedDraws) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.draws = draws

@@ -231,13 +231,6 @@ class Sharding:
                 )
         return True
 
-    def check_optimizer(self, optimizer: Any) -> None:
-        if "lamb" in type(optimizer).__name__.lower():
-            raise ValueError(
-                f"{type(optimizer).__name__} scales by the norm of each whole weight, of which a "
-                "rank has only a share with tensor parallelism: use adamw or sgd"
-            )
-
     def _find_share(self, name: str) -> TensorShare:
         shape, sharing = self._shapes[name], self.placed[name]
         if sharing.placement.is_replicate():

@@ -27,7 +27,6 @@ from varuna_core.checkpoint.format.entries import make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.programs.gpt import Gpt
 from varuna_core.records.layout import parse_stage_map
-from varuna_core.runtime.optim.optimizers import Lamb
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
@@ -248,14 +247,6 @@ def test_a_shared_weight_that_code_before_the_stage_reads_is_refused(group: Any)
     split.make_stage(0, sharding=sharding)
     with pytest.raises(SplitError, match=r"shares 'wte\.weight', which is read by code before"):
         split.make_stage(1, sharding=sharding)
-
-
-def test_an_optimizer_that_looks_at_whole_weights_is_refused(group: Any) -> None:
-    split = split_model(models.TiedGpt(), models.make_inputs(), 1)
-    sharding = Sharding(split, TIED, group, torch.device("cpu"))
-    with pytest.raises(ValueError, match="Lamb scales by the norm of each whole weight"):
-        sharding.check_optimizer(Lamb(split.model.parameters()))
-    sharding.check_optimizer(torch.optim.SGD(split.model.parameters()))
 
 
 def test_the_parameters_of_a_stage_are_shares_in_the_memory_of_what_it_computes_with(
