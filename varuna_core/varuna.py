@@ -233,8 +233,9 @@ class Varuna(RankModule):
         chosen = self._conf.choose_loss_scale(loss_scale)
         scale = build_loss_scale(chosen, init_loss_scale, min_loss_scale)
         self.updates.attach(held, scale)
-        for one in held if self._steps is not None else ():
-            self._steps.watch_optimizer(one)
+        for one in held:
+            if self._steps is not None:
+                self._steps.watch_optimizer(one)
         self.saving.optimizers_set()
         return optimizer
 

@@ -49,6 +49,7 @@ from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.optim.zero import Owners, WeightExchange, make_owners, share_values
 from varuna_core.runtime.optim.zero_weights import refuse_uneven, shard_modules
 from varuna_core.runtime.settings import VarunaSettings
+from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.loss import LossForm
 from varuna_core.runtime.split.split import RankStages, Split, split_model
 from varuna_core.runtime.split.wrappers import take_plain
@@ -111,6 +112,7 @@ def assemble(
         names = InputNames(model)
         dummies, splitter = read_dummies(names.name_all(dummy_inputs), settings.chunk_size)
         split = cut_model(model, dummies, ranks, settings)
+        refuse_offload(split, settings)
         samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
         plans = plan_schedule(split, ranks, samples, settings)
     meeting.require_same(describe_training(split, whole, settings))
@@ -167,6 +169,16 @@ def cut_model(
         types=settings.precision.choose_types(model),
         kept=settings.precision.find_kept(model),
     )
+
+
+def refuse_offload(split: Split, settings: VarunaSettings) -> None:
+    """Refuse to offload a graph that torch lets nobody see."""
+    if settings.recompute == "offload" and split.record.unhooked:
+        raise SplitError(
+            "the model uses torch.func.grad, vjp, jacrev or hessian, within which torch allows no "
+            "hooks of saved tensors, and recompute='offload' needs them: choose recompute='full' "
+            "or 'none', or use torch.autograd.grad(..., create_graph=True)"
+        )
 
 
 def plan_schedule(

@@ -39,8 +39,10 @@ class GraphMeter:
         received: Crossing | None,
         on_segment: Callable[[int], None],
     ) -> Any:
-        """The stage's forward with a graph, measured if it is the first."""
-        if stage.index in self.graphs:
+        """The stage's forward with a graph, measured if it is the first and torch allows it: else
+        the memory of this rank stays unknown."""
+        is_unhooked = not stage.record.unhooked.isdisjoint(stage.segments)
+        if stage.index in self.graphs or is_unhooked:
             return stage.forward(micro.inputs, received, on_segment)
         if stage.stubs:
             stage.plan_for(micro.inputs)  # a dry run of a new shape saves tensors too, fake ones

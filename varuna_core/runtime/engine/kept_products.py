@@ -27,6 +27,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from varuna_core.runtime.comm.private_torch import counting_changes
+
 _NAMES = (
     *("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"),
     *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
@@ -160,9 +162,8 @@ def is_worth_keeping(
 
 
 def _detach(values: Any) -> Any:
-    """Other tensors on the same memory. This far below autograd torch has to be asked to let them
-    count changes together, as its own selective checkpoints do."""
-    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+    """Other tensors on the same memory, which count changes together."""
+    with counting_changes():
         return pytree.tree_map_only(Tensor, lambda tensor: tensor.detach(), values)
 
 

@@ -293,9 +293,18 @@ class Passes:
         self.weight_grads = weight_grads or WeightGrads()
         self.meter, self.graphs = meter, graphs
         self.buffers = {stage.index: ChangingBuffers(stage) for stage in stages}
-        self.selective = {*self.buffers} if is_selective else set[int]()
+        self.selective = set[int]()
         """Stages whose products are kept for a recompute."""
 
+        for stage in stages if is_selective else ():
+            if stage.record.composed.isdisjoint(stage.segments):
+                self.selective.add(stage.index)
+            else:
+                log.warning(
+                    "stage %d: torch runs an operator such as flex attention unwatched: "
+                    "recompute='selective' is 'full' there",
+                    stage.index,
+                )
         self._recordable: Collection[tuple[int, int]] = ()
         self._offloaded: Collection[tuple[int, int]] = ()
         self._staying: dict[int, set[int]] = {}

@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
+
+from varuna_core.runtime.comm.private_torch import Use, find_use, is_transformed
 
 LARGE = 2**16
 """Elements of a weight from which on adding in the product saves more than it costs."""
@@ -160,14 +160,6 @@ class _LinearForward:
         return is_trained and not self.grads.is_hooked(parameter)
 
 
-def is_transformed() -> bool:
-    """True within torch.func's transforms and forward-mode differentiation, which a Function
-    without `setup_context` and `jvp` does not support. torch has no public name for either (2.13).
-    """
-    within_func: bool = torch._C._are_functorch_transforms_active()
-    return within_func or forward_ad._current_level >= 0
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -212,22 +204,6 @@ def _make_input_grad(grad: Tensor, input: Tensor, weight: Tensor) -> Tensor:
     if flat.stride() != (1, rows):
         return grad @ weight
     return (weight.t() @ grad.reshape(rows, -1).t()).t().view_as(input)
-
-
-class Use(Enum):
-    """Uses that the running backward has for a weight's gradient."""
-
-    ADDED = "added to the weight's `grad`"
-    RETURNED = "returned by `torch.autograd.grad`"
-    NONE = "not needed: a forward asks for the gradient of an activation"
-
-
-def find_use(accumulate: Any) -> Use:
-    """`accumulate` is the node that adds to the weight's `grad`."""
-    try:
-        return Use.ADDED if torch._C._will_engine_execute_node(accumulate) else Use.NONE
-    except RuntimeError:  # torch does not answer where gradients of leaves are returned
-        return Use.RETURNED
 
 
 def _multiply(grad: Tensor, input: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

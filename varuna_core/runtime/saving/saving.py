@@ -469,8 +469,12 @@ class Saving:
         for hook in self._hooks:
             hook.remove()
         held = self.updates.optimizers
-        add = [getattr(optimizer, "register_step_pre_hook", None) for optimizer in held]
-        self._hooks = [one(lambda *_: self.await_copies()) for one in add] if all(add) else []
+        self._hooks = []
+        if all(hasattr(optimizer, "register_step_pre_hook") for optimizer in held):
+            self._hooks = [
+                optimizer.register_step_pre_hook(lambda *_: self.await_copies())
+                for optimizer in held
+            ]
         if self._loaded is not None:
             with CheckpointReader(self._loaded.folder, check_complete=False) as reader:
                 self._put_optimizer(self._loaded, reader)

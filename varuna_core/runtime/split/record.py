@@ -120,6 +120,12 @@ class Record:
     draws_foreign: bool = False
     """The forward draws from Python's `random` or from numpy's global stream."""
 
+    unhooked: set[int] = field(default_factory=set)
+    """Segments in which torch allows no hooks of saved tensors: within torch.func.grad and vjp."""
+
+    composed: set[int] = field(default_factory=set)
+    """Segments with operators that take functions, such as flex attention."""
+
     cutting_hooks: set[tuple[str, int]] = field(default_factory=set)
     """Modules, and which of their forward pre-hooks pass a cut."""
 
@@ -157,6 +163,14 @@ def tensor_names(model: nn.Module) -> dict[int, list[str]]:
     for name, buffer in model.named_buffers(remove_duplicate=False):
         names.setdefault(id(buffer), []).append(name)
     return names
+
+
+def list_results(model: nn.Module) -> dict[int, Any]:
+    """Values in place of the results of graphs that modules keep as plain attributes, by id: torch
+    copies none. torch.nn.utils.prune and the old weight_norm compute theirs anew at each call."""
+    held = (value for module in model.modules() for value in vars(module).values())
+    results = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
+    return {id(value): value.detach().clone() for value in results}
 
 
 # Costs of operations.
@@ -204,9 +218,8 @@ def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
     """Calls `spend` with the nominal seconds of each operation, `read` with its tensors,
-    `write` with what it wrote and `draw` with what random numbers it draws.
-
-    Operators that take functions, such as flex attention, are seen as one read.
+    `write` with what it wrote, `draw` with what random numbers it draws and `compose` where
+    it takes functions, as flex attention does; of that only the tensors are seen.
     """
 
     supports_higher_order_operators = True
@@ -217,15 +230,18 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         read: Callable[[list[Tensor]], None],
         write: Callable[[list[Tensor]], None],
         draw: Callable[[Draw], None],
+        compose: Callable[[], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.spend, self.read, self.write, self.draw = spend, read, write, draw
+        self.compose = compose
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not hasattr(func, "_schema"):
             self.read(tensors_of((args, kwargs, out)))
+            self.compose()
             return out
         drawn = find_drawn(func, args, out) if is_draw(func, args, kwargs) else None
         if drawn is not None:

@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from varuna_core.runtime.comm.private_torch import may_hook_saved
 from varuna_core.runtime.comm.values import is_plain, leaves_of, map_leaves, spec_of, tensors_of
 from varuna_core.runtime.split.attributes import PLAIN, KeptAttributes, Place, find_stream
 from varuna_core.runtime.split.cut import CutBefore, CutPoint, SplitError, StageEnd, unpack, watch
@@ -42,6 +43,7 @@ from varuna_core.runtime.split.record import (
     Draw,
     OperationMode,
     Record,
+    list_results,
     tensor_names,
 )
 
@@ -77,14 +79,6 @@ def copy_model(model: nn.Module, replaced: dict[int, Any]) -> nn.Module:
         copyreg.dispatch_table.update(kept)
 
 
-def list_results(model: nn.Module) -> dict[int, Tensor]:
-    """Values in place of the results of graphs that modules keep as plain attributes, by id: torch
-    copies none. torch.nn.utils.prune and the old weight_norm compute theirs anew at each call."""
-    held = (value for module in model.modules() for value in vars(module).values())
-    results = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
-    return {id(value): value.detach().clone() for value in results}
-
-
 def keep_users_objects(model: nn.Module) -> dict[int, Any]:
     """Objects outside the model whose methods are hooks of its modules, by id: they are told, and
     not copies of them."""
@@ -102,13 +96,20 @@ class _UseMode(TorchFunctionMode):
     """Sees every function that gets a parameter or a buffer, raw ones too, or a generator."""
 
     def __init__(
-        self, names: dict[int, list[str]], use: Callable[[str], None], draw: Callable[[Any], None]
+        self,
+        names: dict[int, list[str]],
+        use: Callable[[str], None],
+        draw: Callable[[Any], None],
+        note_unhooked: Callable[[], None],
     ) -> None:
         super().__init__()
         self.names, self.use, self.draw = names, use, draw
+        self.note_unhooked = note_unhooked
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
+        if not may_hook_saved():
+            self.note_unhooked()
         if kwargs and kwargs.get("generator") is not None:
             self.draw(kwargs["generator"])
         used = [self.names[id(t)] for t in tensors_of((args, kwargs)) if id(t) in self.names]
@@ -124,7 +125,8 @@ def uncompiled() -> AbstractContextManager[Any]:
     """Let what torch would compile run as it is: it compiles nothing that is watched, and flex
     attention insists on it. torch's compiler is loaded only for a model that may ask for it."""
     if {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys():
-        return torch.compiler.set_stance("force_eager")
+        stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+        return stance
     return nullcontext()
 
 
@@ -242,10 +244,16 @@ class Rehearsal:
             stack.enter_context(self.mode or nullcontext())
             stack.enter_context(uncompiled())
             if stop is None:
-                stack.enter_context(_UseMode(self.names, self._use, self._use_stream))
+                stack.enter_context(
+                    _UseMode(self.names, self._use, self._use_stream, self._note_unhooked)
+                )
                 if self._attributes is not None:
                     stack.enter_context(self._attributes)
-                stack.enter_context(OperationMode(self._spend, self._read, self._write, self._draw))
+                stack.enter_context(
+                    OperationMode(
+                        self._spend, self._read, self._write, self._draw, self._note_composed
+                    )
+                )
                 self.record.inputs.begin(fakes)
             stack.callback(watch, watch(self))
             foreign = pickle.dumps(read_foreign_streams())
@@ -342,6 +350,12 @@ class Rehearsal:
 
     def _use_stream(self, generator: Any) -> None:
         self._streams.setdefault(id(generator), set()).add(self.segment)
+
+    def _note_unhooked(self) -> None:
+        self.record.unhooked.add(self.segment)
+
+    def _note_composed(self) -> None:
+        self.record.composed.add(self.segment)
 
     def _spend(self, seconds: float) -> None:
         if not self._is_ours:
@@ -487,3 +501,5 @@ def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any
         record.uses.setdefault(name, set()).update(new)
     record.attributes = {**record.attributes, **trained.attributes}
     record.draws_foreign |= trained.draws_foreign
+    record.unhooked |= trained.unhooked
+    record.composed |= trained.composed

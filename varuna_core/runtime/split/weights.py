@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.random_streams import derive_seed
-from varuna_core.runtime.split.record import tensor_names
+from varuna_core.runtime.split.record import list_results, tensor_names
 from varuna_core.runtime.split.stored import describe_misfit, match_model
 
 Init = Callable[[str, Tensor], None]
@@ -143,7 +143,7 @@ def copy_to_meta(model: nn.Module) -> nn.Module:
         replaced[id(parameter)] = nn.Parameter(parameter.detach().to("meta"), False)
     for buffer in model.buffers():
         replaced[id(buffer)] = buffer.to("meta")
-    return copy.deepcopy(model, replaced)
+    return copy.deepcopy(model, {**list_results(model), **replaced})
 
 
 def find_slot(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:

@@ -1,0 +1,72 @@
+"""Private names of torch that the runtime uses, each with its reason.
+
+torch promises nothing about them: `TRIED` says with which versions they were tried, and a row what
+happens where a name is missing. A test holds that varuna_core uses no others, and that each is
+there and does what it is used for; `make newest` runs it with the newest torch that setup.cfg
+allows.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+TRIED = ("2.9", "2.13")
+"""The oldest and the newest version that the names were tried with."""
+
+
+def is_transformed() -> bool:
+    """True within torch.func's transforms and forward-mode differentiation, which a Function
+    without `setup_context` and `jvp` does not support."""
+    within_func: bool = torch._C._are_functorch_transforms_active()
+    return within_func or forward_ad._current_level >= 0
+
+
+def may_hook_saved() -> bool:
+    """False within torch.func.grad, vjp, jacrev and hessian, where tensors that are saved for a
+    backward may have no hooks."""
+    autograd: Any = torch._C._autograd
+    allowed: bool = autograd._saved_tensors_hooks_is_enabled()
+    return allowed
+
+
+class Use(Enum):
+    """Uses that the running backward has for a weight's gradient."""
+
+    ADDED = "added to the weight's `grad`"
+    RETURNED = "returned by `torch.autograd.grad`"
+    NONE = "not needed: a forward asks for the gradient of an activation"
+
+
+def find_use(accumulate: Any) -> Use:
+    """`accumulate` is the node that adds to the weight's `grad`."""
+    try:
+        return Use.ADDED if torch._C._will_engine_execute_node(accumulate) else Use.NONE
+    except RuntimeError:  # torch does not answer where gradients of leaves are returned
+        return Use.RETURNED
+
+
+def counting_changes() -> AbstractContextManager[Any]:
+    """Let a detached tensor count changes together with the first, below autograd too, as torch's
+    own selective checkpoints do."""
+    guard: Any = torch._C._SetExcludeDispatchKeyGuard
+    made: AbstractContextManager[Any] = guard(torch._C.DispatchKey.ADInplaceOrView, False)
+    return made
+
+
+class PrivateName(NamedTuple):
+    """One private name of torch, or several that go together."""
+
+    names: str
+    """Separated by spaces: attributes, or modules with dots."""
+
+    reason: str
+    without: str
+    """What happens where the name is missing."""
+
+
+IMPORT = "varuna_core does not import: pin torch to a version that was tried"
