@@ -28,6 +28,8 @@ from vjob.shelf.importers.bash.recording import (
     MAX_FILE,
     PLACEHOLDER,
     SUFFIXES,
+    Recording,
+    list_arguments,
     read_script,
     read_text,
 )
@@ -86,10 +88,12 @@ def import_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list
 def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, list[str]]:
     """Text of a conf.yaml, and notes on what was left out or should be looked at."""
     title = source.path.name or str(source.path)
-    found, files = read_source(source, environ)
+    found, files, unread = read_source(source, environ)
     lines = sort_commands(found.commands)
     launch, others = choose_launch(found, lines, title, source.line)
     draft = Draft(found, lines, files, environ)
+    if unread:
+        draft.note(f"not read, as they take arguments: {', '.join(unread)}")
     for other in others:
         draft.note(
             f"{other.command.where}: left out, as a conf starts one program: "
@@ -104,25 +108,32 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     return render_page(draft, title, notes), notes
 
 
-def read_source(source: Source, environ: Mapping[str, str]) -> tuple[ShellConf, dict[str, str]]:
-    """Read scripts by bash, with the texts beside them. In a folder those scripts are read that no
-    other one names: they start the others."""
+def read_source(
+    source: Source, environ: Mapping[str, str]
+) -> tuple[ShellConf, dict[str, str], list[str]]:
+    """Read scripts by bash, with the texts beside them, and the names of those not read.
+
+    In a folder those are read that no other one names: they start the others. Of these, scripts
+    that take arguments are read only if no other one starts a program without.
+    """
     path = source.path
     folder = (path if path.is_dir() else path.parent).absolute()
     files = _read_folder(folder)
-    if path.is_dir():
-        paths = find_entries(path)
-    elif not is_script(path):
+    if not path.is_dir() and not is_script(path):
         raise InputError(f"{path} is not what --from takes: {ACCEPTED}")
-    else:
-        paths = [path]
-    found = [
-        read_script(one, args=source.args, environ=environ, trust=source.trust) for one in paths
-    ]
-    starting = [one for one in found if any(one.walk())]
-    if path.is_dir() and len(starting) > 1:  # those that read results need arguments
-        starting = [one for one in starting if not one.unset] or starting
-    return collect(starting or found, str(folder)), files
+    paths = find_entries(path)
+    asking = [one for one in paths if path.is_dir() and list_arguments(files.get(one.name, ""))]
+    found: list[Recording] = []
+    for group in ([one for one in paths if one not in asking], asking):
+        found += [
+            read_script(one, args=source.args, environ=environ, trust=source.trust) for one in group
+        ]
+        starting = [one for one in found if any(one.walk())]
+        complete = [one for one in starting if not one.unset]
+        if complete:
+            unread = [one.name for one in asking if group is not asking]
+            return collect(complete, str(folder)), files, unread
+    return collect(starting or found, str(folder)), files, []
 
 
 def is_script(path: Path) -> bool:

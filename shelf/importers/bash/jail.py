@@ -20,7 +20,6 @@ import contextlib
 import ctypes
 import json
 import os
-import platform
 import resource
 import signal
 import struct
@@ -51,6 +50,9 @@ LIMITS = (("CPU", 5), ("NPROC", 64), ("FSIZE", 1 << 20), ("NOFILE", 256), ("AS",
           ("CORE", 0))  # fmt: skip
 MOST_BYTES, MOST_FILES = 16 << 20, 2000
 """Bytes of all files in the scratch folder, and their number, at most."""
+_TOOLS: dict[str, str] = {}
+CHECK_S = 0.05
+"""Seconds between two looks at the scratch folder."""
 SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives")
 
 
@@ -93,9 +95,10 @@ def restrict_files(readable: list[str], executable: list[str], writable: list[st
 
 def restrict_calls() -> None:
     """Seccomp: the numbers of CALLS fail with EPERM; another machine's calls end the process."""
-    if platform.machine() not in CALLS:
-        raise NoLayerError(f"seccomp: no list of calls for {platform.machine()}")
-    audit, numbers = CALLS[platform.machine()]
+    machine = os.uname().machine
+    if machine not in CALLS:
+        raise NoLayerError(f"seccomp: no list of calls for {machine}")
+    audit, numbers = CALLS[machine]
     steps = [(0x20, 0, 0, 4), (0x15, 1, 0, audit), (0x06, 0, 0, 0x80000000), (0x20, 0, 0, 0)]
     for number in numbers:
         steps += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050000 | 1)]
@@ -173,8 +176,6 @@ def enter(given: dict[str, Any]) -> list[str]:
             pass
     if "spaces" in layers:
         fork_inside()
-    tools = [os.path.realpath(found) for name in FILTERS for folder in ("/usr/bin", "/bin")
-             if os.path.exists(found := f"{folder}/{name}")]  # fmt: skip
     loaders = [os.path.realpath(path) for path in
                ("/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1")]  # fmt: skip
     for name, limit in LIMITS:
@@ -182,7 +183,7 @@ def enter(given: dict[str, Any]) -> list[str]:
     if not use_root:
         readable = [*given["readable"], *SYSTEM, "/dev/fd", "/proc/self/fd"]
         bash = os.path.realpath(given["argv"][0])
-        restrict_files(readable, [bash, *tools, *loaders], [scratch, "/dev/null"])
+        restrict_files(readable, [bash, *find_tools().values(), *loaders], [scratch, "/dev/null"])
         layers.append("landlock")
     elif "spaces" in layers and "root" not in without:
         build_root(f"{scratch}/root", given["readable"], scratch)
@@ -202,6 +203,7 @@ def enter(given: dict[str, Any]) -> list[str]:
 
 def start(given: dict[str, Any], tell: int) -> None:
     """In the child: the jail, then bash. What holds, or why none does, is written to `tell`."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.setsid()
     scratch = given["scratch"]
     streams = [
@@ -222,15 +224,27 @@ def start(given: dict[str, Any], tell: int) -> None:
     os.execve(given["argv"][0], given["argv"], given["env"])
 
 
+def find_tools() -> dict[str, str]:
+    """The real paths of the filters that this machine has, by name."""
+    if not _TOOLS:
+        for name in FILTERS:
+            for folder in ("/usr/bin", "/bin"):
+                if os.path.exists(found := f"{folder}/{name}"):
+                    _TOOLS.setdefault(name, os.path.realpath(found))
+    return _TOOLS
+
+
 def is_full(scratch: str) -> bool:
     total = count = 0
-    for folder, _, names in os.walk(scratch):
-        for name in names:
-            count += 1
-            try:
-                total += os.lstat(os.path.join(folder, name)).st_size
-            except OSError:
-                continue
+    folders = [scratch]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                count += 1
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_symlink():
+                    total += entry.stat(follow_symlinks=False).st_size
     return total > MOST_BYTES or count > MOST_FILES
 
 
@@ -238,6 +252,11 @@ def end_children() -> None:
     """Kill and reap whoever is left below us: each round hands us the orphans of the last."""
     for _ in range(200):
         mine = []
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0]:
+                continue
+        except ChildProcessError:
+            return  # the usual case, without a look at all processes of the machine
         for name in os.listdir("/proc"):
             try:
                 text = Path("/proc", name, "stat").read_text() if name.isdigit() else ""
@@ -276,7 +295,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
         elif is_full(given["scratch"]):
             status = "full"
         else:
-            time.sleep(0.002)
+            signal.sigtimedwait([signal.SIGCHLD], CHECK_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     end_children()
@@ -288,6 +307,8 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     LIBC.prctl(36, 1, 0, 0, 0)  # orphans come to us, so that `set -m` hides none
     LIBC.prctl(1, int(signal.SIGKILL), 0, 0, 0)
+    find_tools()
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # `run` waits for it
     for line in sys.stdin:
         print(json.dumps(run(json.loads(line))), flush=True)
 

@@ -9,16 +9,19 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from vjob.jobs.errors import InputError
 from vjob.jobs.process import talk
-from vjob.shelf.importers.bash.jail import FILTERS
+from vjob.shelf.importers.bash.jail import find_tools
 
 ROOM = Path(__file__).parent
 BASH = "/bin/bash"
+SHARED_MEMORY = "/dev/shm"
+"""Where temporary files lie, if it is there: a busy disk would slow each pass down."""
 SECONDS = 10.0
 MOST_RECORDS = 500
 START = (
@@ -90,28 +93,42 @@ class Pass:
     layers: tuple[str, ...] = ()
 
 
-@contextlib.contextmanager
-def open_jail() -> Iterator[Callable[[Mapping[str, object]], Mapping[str, object]]]:
+@dataclass(frozen=True, kw_only=True)
+class Jail:
     """The process of `jail`, which takes one pass after another."""
-    with talk([sys.executable, "-I", "-S", str(ROOM / "jail.py")]) as child:
+
+    asked: IO[bytes]
+    answers: IO[bytes]
+    folder: str
+    """Holds the tools, and the scratch folder of each pass."""
+
+    def ask(self, given: Mapping[str, object]) -> Mapping[str, object]:
+        try:
+            self.asked.write(json.dumps(given).encode(errors="replace") + b"\n")
+            self.asked.flush()
+            answer = self.answers.readline()
+        except OSError as error:
+            raise InputError(f"the jail of bash ended: {error.strerror}") from None
+        return dict(json.loads(answer)) if answer else {"why": "it ended by itself"}
+
+
+@contextlib.contextmanager
+def open_jail() -> Iterator[Jail]:
+    place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    with (
+        tempfile.TemporaryDirectory(prefix="vjob-read-", dir=place) as folder,
+        talk([sys.executable, "-I", "-S", str(ROOM / "jail.py")]) as child,
+    ):
+        Path(folder, "bin").mkdir()
+        for tool, found in find_tools().items():
+            Path(folder, "bin", tool).symlink_to(found)
         assert child.stdin is not None
         assert child.stdout is not None
-        asked, answers = child.stdin, child.stdout
-
-        def ask(given: Mapping[str, object]) -> Mapping[str, object]:
-            try:
-                asked.write(json.dumps(given).encode(errors="replace") + b"\n")
-                asked.flush()
-                answer = answers.readline()
-            except OSError as error:
-                raise InputError(f"the jail of bash ended: {error.strerror}") from None
-            return dict(json.loads(answer)) if answer else {"why": "it ended by itself"}
-
-        yield ask
+        yield Jail(asked=child.stdin, answers=child.stdout, folder=folder)
 
 
 def run_pass(
-    ask: Callable[[Mapping[str, object]], Mapping[str, object]],
+    jail: Jail,
     text: str,
     *,
     name: str,
@@ -122,12 +139,10 @@ def run_pass(
     seconds: float = SECONDS,
 ) -> Pass:
     """Bash reads `text`, as if it were the file `name` of `folder`. InputError without a jail."""
-    with tempfile.TemporaryDirectory(prefix="vjob-read-") as scratch:
-        for inner in ("rec", "bin", "out", "tmp", "root"):
+    with tempfile.TemporaryDirectory(prefix="pass-", dir=jail.folder) as scratch:
+        for inner in ("rec", "out", "tmp", "root"):
             Path(scratch, inner).mkdir()
-        for tool in FILTERS:
-            if found := shutil.which(tool, path="/usr/bin:/bin"):
-                Path(scratch, "bin", tool).symlink_to(os.path.realpath(found))
+        Path(scratch, "bin").symlink_to(f"{jail.folder}/bin")
         shutil.copy(ROOM / "prelude.bash", f"{scratch}/prelude")
         own = re.sub(r"\$\{BASH_SOURCE(\[0\]|\[@\])?\}|\$BASH_SOURCE\b", "${0}", text)
         Path(scratch, "script").write_text(own, encoding="utf-8", errors="surrogateescape")
@@ -143,11 +158,11 @@ def run_pass(
             },
             "cwd": folder,
             "scratch": scratch,
-            "readable": [folder],
+            "readable": [folder, f"{jail.folder}/bin"],
             "seconds": seconds,
             "without": list(without),
         }
-        said = ask(given)
+        said = jail.ask(given)
         if said.get("status") in (None, "no jail"):
             why = said.get("why")
             raise InputError(

@@ -24,13 +24,21 @@ import posixpath
 import re
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vjob.jobs.conf.redact import is_secret
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.bash.passes import Pass, Record, Variable, open_jail, repair, run_pass
+from vjob.shelf.importers.bash.passes import (
+    Jail,
+    Pass,
+    Record,
+    Variable,
+    open_jail,
+    repair,
+    run_pass,
+)
 from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, find_program, is_launch
 
 MOST_DEPTH = 4
@@ -46,6 +54,13 @@ _ASSIGNED = re.compile(
     re.ASCII | re.MULTILINE,
 )
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]", re.ASCII)
+_OF_A_JOB = re.compile(
+    r"SLURM|hostname|nvidia-smi|nproc|scontrol|\b(?:srun|env|printenv|declare|export\s+-p|set|compgen)\b"
+    r"|\$\{!"
+)
+"""Words by which another rank of another job may get other answers."""
+_OWN_WORDS = re.compile(r"\bg?awk\b[^'\n|;]*(?:'[^'\n]*'[^'\n|;]*)+")
+"""A program of awk's, whose $1 is no argument of the script."""
 _RANDOM = re.compile(r"^[^#]*\bRANDOM\b")
 _COUNTED = re.compile(r"\$\{?#\}?\"?\s*\)?(?:-\w\w|[!=<>]+)\s*\"?([1-9])\b", re.ASCII)
 _OWN = frozenset(
@@ -197,9 +212,23 @@ def read_script(
     """
     text = read_text(path)
     layers = ("jail",) if trust else tuple(without)
-    with open_jail() as ask:
-        reader = _Reader(path.absolute().parent, environ, layers, ask)
+    with open_jail() as jail:
+        reader = _Reader(path.absolute().parent, environ, layers, jail)
         return reader.read(text, path.name, list(args), {}, 0)
+
+
+def list_arguments(*texts: str) -> list[str]:
+    """A mark for each argument that the texts ask for."""
+    whole = "\n".join(map(_drop_comments, texts))
+    numbers = [int(one) for one in re.findall(r"\$\{?([1-9])(?!:?[-=+])", whole)]
+    numbers += [int(one) for one in _COUNTED.findall(whole)]
+    more = bool(re.search(r"\$\{?[@*]", whole))
+    count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0]) + more
+    return [f"@ARG{index}@" for index in range(1, count + 1)]
+
+
+def _drop_comments(text: str) -> str:
+    return _OWN_WORDS.sub("awk", re.sub(r"(?m)^\s*#.*$", "", text))
 
 
 def read_text(path: Path) -> str:
@@ -214,7 +243,7 @@ class _Reader:
     folder: Path
     environ: Mapping[str, str]
     without: tuple[str, ...]
-    ask: Callable[[Mapping[str, object]], Mapping[str, object]]
+    jail: Jail
     written: dict[str, str] = field(default_factory=dict)
     time: int = field(default_factory=lambda: int(time.time()))
 
@@ -237,7 +266,9 @@ class _Reader:
         if main.status in ENDED:
             self._note(found, text.splitlines(), main)
             return found
-        other, _ = self._run(job, text, name, args, given, is_job, is_step, rank=1)
+        other = main
+        if any(map(_OF_A_JOB.search, self._list_texts(text, main))):
+            other, _ = self._run(job, text, name, args, given, is_job, is_step, rank=1)
         there = main
         is_asked = any(kind == "file" for kind, *_ in main.notes)
         if is_asked and not any(is_launch(record.words) for record in main.records):
@@ -279,13 +310,22 @@ class _Reader:
             "__VJ_TIME": str(self.time),
         }
         for _ in range(4):
-            done = run_pass(self.ask, text, name=name, folder=str(self.folder), args=args, env=env,
+            done = run_pass(self.jail, text, name=name, folder=str(self.folder), args=args, env=env,
                             without=self.without)  # fmt: skip
             repaired = repair(text, done.error)
             if repaired == text:
                 break
             text = repaired
         return done, text
+
+    @staticmethod
+    def _list_texts(text: str, main: Pass) -> list[str]:
+        """The script's text, and those of the files that it sourced."""
+        texts = [text]
+        for path in {path for kind, path, _, _ in main.notes if kind == "source"}:
+            with contextlib.suppress(OSError, InputError):
+                texts.append(read_text(Path(path)))
+        return texts
 
     def _inherit(self, text: str) -> dict[str, str]:
         """Variables of the user's that the script uses."""
@@ -300,12 +340,40 @@ class _Reader:
         self, text: str, main: Pass, args: Sequence[str], given: Mapping[str, str]
     ) -> tuple[dict[str, str], list[str]]:
         """A mark for each variable that nobody sets, and for each argument."""
+        texts = self._list_texts(text, main)
+        whole = "\n".join(map(_drop_comments, texts))
+        known = {*_ASSIGNED.findall(whole), *_DEFAULTED.findall(whole), *given, *_OWN}
+        known |= self._inherit(whole).keys()
+        names = {name for name in _NAME.findall(whole) if name not in known}
+        names = {name for name in names if not name.startswith(("SLURM", "BASH", "__VJ"))}
+        return {one: f"@UNSET:{one}@" for one in names}, [] if args else list_arguments(*texts)
+
+    @staticmethod
+    def _list_texts(text: str, main: Pass) -> list[str]:
+        """The script's text, and those of the files that it sourced."""
         texts = [text]
-        for kind, path, _, _ in main.notes:
-            if kind == "source":
-                with contextlib.suppress(OSError, InputError):
-                    texts.append(read_text(Path(path)))
-        whole = "\n".join(re.sub(r"(?m)^\s*#.*$", "", one) for one in texts)
+        for path in {path for kind, path, _, _ in main.notes if kind == "source"}:
+            with contextlib.suppress(OSError, InputError):
+                texts.append(read_text(Path(path)))
+        return texts
+
+    def _inherit(self, text: str) -> dict[str, str]:
+        """Variables of the user's that the script uses."""
+        names = set(_NAME.findall(text)) - _OWN
+        return {
+            name: self.environ[name]
+            for name in names
+            if name in self.environ and not is_secret(name) and not name.startswith("SLURM_")
+        }
+
+    def _mark(
+        self, text: str, main: Pass, args: Sequence[str], given: Mapping[str, str]
+    ) -> tuple[dict[str, str], list[str]]:
+        """A mark for each variable that nobody sets, and for each argument."""
+        whole = "\n".join(
+            _OWN_WORDS.sub("awk", re.sub(r"(?m)^\s*#.*$", "", one))
+            for one in self._list_texts(text, main)
+        )
         known = {*_ASSIGNED.findall(whole), *_DEFAULTED.findall(whole), *given, *_OWN}
         known |= self._inherit(whole).keys()
         names = {name for name in _NAME.findall(whole) if name not in known}

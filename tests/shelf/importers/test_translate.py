@@ -140,6 +140,27 @@ def test_what_differs_from_run_to_run_is_answered_once(tmp_path: Path) -> None:
     assert "x.sh:1: RANDOM is answered once" in notes
 
 
+@pytest.mark.parametrize(
+    ("others", "read"),
+    [
+        ({"a.sh": "python t.py"}, False),
+        ({"a.sh": "python t.py --lr $LR"}, True),  # the folder has no start that needs nothing
+    ],
+)
+def test_scripts_with_arguments_are_not_what_a_folder_starts(
+    others: dict[str, str], read: bool, tmp_path: Path
+) -> None:
+    for name, text in {**others, "results.sh": "cat log/$1/out\npython show.py --job $1"}.items():
+        (tmp_path / name).write_text(text)
+    if read:
+        with pytest.raises(InputError, match="set LR|--line"):
+            translate_source(Source(path=tmp_path), ENVIRON)
+        return
+    made, notes = translate_source(Source(path=tmp_path), ENVIRON)
+    assert yaml.safe_load(made)["program"] == {"script": "t.py", "args": []}
+    assert "not read, as they take arguments: results.sh" in notes
+
+
 def test_jobs_of_a_folder_that_fit_no_count_are_asked_for(tmp_path: Path) -> None:
     for name, nodes in (("a.sh", 1), ("b.sh", 2)):
         text = f"#SBATCH -N {nodes}\nHOMOGENEOUS_CLUSTER=true\nsrun torchrun --nnodes 4 t.py\n"

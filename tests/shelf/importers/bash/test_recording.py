@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from vjob.shelf.importers.bash import recording
 from vjob.shelf.importers.bash.recording import Recording, read_script
 
 ENVIRON = {"HOME": "/home/kim", "USER": "kim", "DATA": "/corpus", "MY_TOKEN": "s3cr3t"}
@@ -89,3 +91,30 @@ def test_options_of_sbatch_are_read_with_their_lines(tmp_path: Path) -> None:
     assert [(one.name, one.value, one.line, one.component) for one in found.options] == [
         ("nodes", "2", 1, 0), ("gres", "gpu:4", 1, 0), ("chdir", "/w", 3, 1)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("python t.py", 1),
+        ("echo a | awk '{print $1}'\npython t.py", 1),  # awk's own
+        ("python t.py $SLURM_JOB_ID", 2),
+        ("python t.py $(hostname)", 2),
+        (". conf.sh\npython t.py $J", 2),
+        ("python t.py $1", 2),
+        ("python t.py $1 $SLURM_PROCID", 3),
+    ],
+)
+def test_a_script_is_read_no_oftener_than_it_has_to_be(
+    text: str, passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    run = recording.run_pass
+
+    def count(*args: Any, **given: Any) -> Any:
+        seen.append(given)
+        return run(*args, **given)
+
+    monkeypatch.setattr(recording, "run_pass", count)
+    read(tmp_path, text, conf_sh="J=$SLURM_JOB_ID")
+    assert len(seen) == passes
