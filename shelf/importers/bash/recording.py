@@ -26,6 +26,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from vjob.jobs.conf.redact import is_secret
@@ -45,6 +46,9 @@ MOST_DEPTH = 4
 MAX_FILE = 1_000_000
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
 _TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
+_MARK = re.compile(r"@(?:ARG\d*|UNSET:\w+)@")
+REST = "@ARG@"
+"""The mark of all further arguments."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
 """A word to be replaced by the user."""
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
@@ -214,7 +218,7 @@ def read_script(
     layers = ("jail",) if trust else tuple(without)
     with open_jail() as jail:
         reader = _Reader(path.absolute().parent, environ, layers, jail)
-        return reader.read(text, path.name, list(args), {}, 0)
+        return reader.read([_Given(text=text, args=list(args), env={})] * 3, path.name, 0)
 
 
 def list_arguments(*texts: str) -> list[str]:
@@ -222,9 +226,9 @@ def list_arguments(*texts: str) -> list[str]:
     whole = "\n".join(map(_drop_comments, texts))
     numbers = [int(one) for one in re.findall(r"\$\{?([1-9])(?!:?[-=+])", whole)]
     numbers += [int(one) for one in _COUNTED.findall(whole)]
-    more = bool(re.search(r"\$\{?[@*]", whole))
-    count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0]) + more
-    return [f"@ARG{index}@" for index in range(1, count + 1)]
+    count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0])
+    marks = [f"@ARG{index}@" for index in range(1, count + 1)]
+    return [*marks, REST] if re.search(r"\$\{?[@*]", whole) else marks
 
 
 def _drop_comments(text: str) -> str:
@@ -238,95 +242,111 @@ def read_text(path: Path) -> str:
     return text.replace("\r\n", "\n").replace("\0", "")
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    """What a script is read with in one pass."""
+
+    text: str
+    args: Sequence[str]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _How:
+    """What is the same in all passes over a script."""
+
+    name: str
+    options: Sequence[Option]
+    is_job: bool
+    is_step: bool
+
+
+_Records = tuple[Record, Record, Record]
+
+
 @dataclass
 class _Reader:
     folder: Path
     environ: Mapping[str, str]
     without: tuple[str, ...]
     jail: Jail
-    written: dict[str, str] = field(default_factory=dict)
+    written: list[dict[str, str]] = field(default_factory=lambda: [{}, {}, {}])
+    """Files that scripts wrote, for each pass."""
     time: int = field(default_factory=lambda: int(time.time()))
 
     def read(
         self,
-        text: str,
+        given: Sequence[_Given],
         name: str,
-        args: list[str],
-        given: Mapping[str, str],
         depth: int,
         asked: Sequence[Option] = (),
         around: Sequence[Option] = (),
     ) -> Recording:
         """`asked` are options of the sbatch command, `around` those of the job that runs it."""
-        found = Recording(file=name, options=[*asked, *read_options(text, name)])
+        mine, its, marks = given
+        found = Recording(file=name, options=[*asked, *read_options(mine.text, name)])
         job = found.options or list(around)
-        is_job = bool(job) or "srun" in text or depth > 0
-        is_step = depth > 0
-        main, text = self._run(job, text, name, args, given, is_job, is_step)
+        how = _How(name=name, options=job, is_step=depth > 0,
+                   is_job=bool(job) or "srun" in mine.text or depth > 0)  # fmt: skip
+        main, repaired = self._run(mine, how)
+        mine = replace(mine, text=repaired)
         if main.status in ENDED:
-            self._note(found, text.splitlines(), main)
+            self._note(found, mine.text.splitlines(), main)
             return found
+        texts = self._list_texts(mine.text, main)
+        is_same = its == given[0]
         other = main
-        if any(map(_OF_A_JOB.search, self._list_texts(text, main))):
-            other, _ = self._run(job, text, name, args, given, is_job, is_step, rank=1)
+        if not is_same or any(map(_OF_A_JOB.search, texts)):
+            other, _ = self._run(mine if is_same else its, how, rank=1)
         there = main
         is_asked = any(kind == "file" for kind, *_ in main.notes)
         if is_asked and not any(is_launch(record.words) for record in main.records):
-            there, _ = self._run(job, text, name, args, given, is_job, is_step, files=True)
-        self._note(found, text.splitlines(), main, there)
-        marks, words = self._mark(text, main, args, given)
+            there, _ = self._run(mine, how, files=True)
+        self._note(found, mine.text.splitlines(), main, there)
+        marks = mine if marks == given[0] else marks
+        unset = self._mark_unset(texts, marks.env)
+        words = [] if depth or marks.args else list_arguments(*texts)
         marked = main
-        if marks or words:
-            given = {**given, **marks}
-            marked, _ = self._run(job, text, name, words or args, given, is_job, is_step)
-        self._compare(found, main, other, there, marked)
-        for index, launch in enumerate(found.launches):
-            found.launches[index] = self._go_down(launch, found, depth, job)
+        if unset or words or marks is not mine:
+            marks = replace(marks, env={**marks.env, **unset}, args=words or marks.args)
+            marked, _ = self._run(marks, how)
+        self.written = [{**known, **one.written} for known, one in
+                        zip(self.written, (main, other, marked), strict=True)]  # fmt: skip
+        launches = self._compare(found, main, other, there, marked)
+        for launch, records in launches:
+            inner = self._go_down(launch, records, found, depth, job)
+            is_read = inner is not None and not inner.problems and not inner.unset
+            if inner is not None and is_read and inner.setup and not any(inner.walk()):
+                found.setup += inner.setup  # a shell that only prepares
+            else:
+                found.launches.append(replace(launch, inner=inner))
         return found
 
     def _run(
-        self,
-        options: Sequence[Option],
-        text: str,
-        name: str,
-        args: Sequence[str],
-        given: Mapping[str, str],
-        is_job: bool,
-        is_step: bool,
-        *,
-        rank: int = 0,
-        files: bool = False,
+        self, given: _Given, how: _How, *, rank: int = 0, files: bool = False
     ) -> tuple[Pass, str]:
         """A batch script runs on the first node; a step's on its own."""
-        env = build_environment(options, rank, is_job=is_job)
+        env = build_environment(how.options, rank, is_job=how.is_job)
         env |= {key: self.environ[key] for key in ("HOME", "USER", "LOGNAME")
                 if key in self.environ}  # fmt: skip
-        env |= self._inherit(text) | dict(given)
+        env |= self._inherit(given.text) | dict(given.env)
         env |= {key: value[rank] for key, value in JOB_VALUES.items() if key in env}
         env |= {
-            "__VJ_RANK": str(rank * is_step),
+            "__VJ_RANK": str(rank * how.is_step),
             "__VJ_FILES": str(int(files)),
             "__VJ_SEED": "11",
             "__VJ_TIME": str(self.time),
         }
+        text = given.text
         for _ in range(4):
-            done = run_pass(self.jail, text, name=name, folder=str(self.folder), args=args, env=env,
-                            without=self.without)  # fmt: skip
+            done = run_pass(self.jail, text, name=how.name, folder=str(self.folder),
+                            args=given.args, env=env, without=self.without)  # fmt: skip
             repaired = repair(text, done.error)
             if repaired == text:
                 break
             text = repaired
         return done, text
 
-    @staticmethod
-    def _list_texts(text: str, main: Pass) -> list[str]:
-        """The script's text, and those of the files that it sourced."""
-        texts = [text]
-        for path in {path for kind, path, _, _ in main.notes if kind == "source"}:
-            with contextlib.suppress(OSError, InputError):
-                texts.append(read_text(Path(path)))
-        return texts
-
     def _inherit(self, text: str) -> dict[str, str]:
         """Variables of the user's that the script uses."""
         names = set(_NAME.findall(text)) - _OWN
@@ -336,17 +356,14 @@ class _Reader:
             if name in self.environ and not is_secret(name) and not name.startswith("SLURM_")
         }
 
-    def _mark(
-        self, text: str, main: Pass, args: Sequence[str], given: Mapping[str, str]
-    ) -> tuple[dict[str, str], list[str]]:
-        """A mark for each variable that nobody sets, and for each argument."""
-        texts = self._list_texts(text, main)
+    def _mark_unset(self, texts: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
+        """A mark for each variable that nobody sets."""
         whole = "\n".join(map(_drop_comments, texts))
         known = {*_ASSIGNED.findall(whole), *_DEFAULTED.findall(whole), *given, *_OWN}
         known |= self._inherit(whole).keys()
         names = {name for name in _NAME.findall(whole) if name not in known}
         names = {name for name in names if not name.startswith(("SLURM", "BASH", "__VJ"))}
-        return {one: f"@UNSET:{one}@" for one in names}, [] if args else list_arguments(*texts)
+        return {one: f"@UNSET:{one}@" for one in names}
 
     @staticmethod
     def _list_texts(text: str, main: Pass) -> list[str]:
@@ -356,36 +373,6 @@ class _Reader:
             with contextlib.suppress(OSError, InputError):
                 texts.append(read_text(Path(path)))
         return texts
-
-    def _inherit(self, text: str) -> dict[str, str]:
-        """Variables of the user's that the script uses."""
-        names = set(_NAME.findall(text)) - _OWN
-        return {
-            name: self.environ[name]
-            for name in names
-            if name in self.environ and not is_secret(name) and not name.startswith("SLURM_")
-        }
-
-    def _mark(
-        self, text: str, main: Pass, args: Sequence[str], given: Mapping[str, str]
-    ) -> tuple[dict[str, str], list[str]]:
-        """A mark for each variable that nobody sets, and for each argument."""
-        whole = "\n".join(
-            _OWN_WORDS.sub("awk", re.sub(r"(?m)^\s*#.*$", "", one))
-            for one in self._list_texts(text, main)
-        )
-        known = {*_ASSIGNED.findall(whole), *_DEFAULTED.findall(whole), *given, *_OWN}
-        known |= self._inherit(whole).keys()
-        names = {name for name in _NAME.findall(whole) if name not in known}
-        names = {name for name in names if not name.startswith(("SLURM", "BASH", "__VJ"))}
-        marks = {one: f"@UNSET:{one}@" for one in names}
-        if args:
-            return marks, []
-        numbers = [int(one) for one in re.findall(r"\$\{?([1-9])(?!:?[-=+])", whole)]
-        numbers += [int(one) for one in _COUNTED.findall(whole)]
-        more = bool(re.search(r"\$\{?[@*]", whole))
-        count = max([*numbers, len(re.findall(r"\bshift\b", whole)) if numbers else 0, 0]) + more
-        return marks, [f"@ARG{index}@" for index in range(1, count + 1)]
 
     def _note(self, found: Recording, lines: Sequence[str], *passes: Pass) -> None:
         for done in passes:
@@ -403,7 +390,6 @@ class _Reader:
         found.layers = main.layers
         found.variables = dict(main.variables)
         found.written = dict(main.written)
-        self.written.update(main.written)
         if main.status in ENDED:
             found.problems.append(
                 "it does not end: bash was stopped after some seconds"
@@ -420,72 +406,81 @@ class _Reader:
 
     def _compare(
         self, found: Recording, main: Pass, other: Pass, there: Pass, marked: Pass
-    ) -> None:
-        tables = [_index(one.records) for one in (main, other, there, marked)]
-        needs: list[str] = []
-        rows = [(key, "") for key in tables[0]]
-        if not any(is_launch(record.words) for record in main.records):
-            for table, only in (
-                (tables[3], ""),
-                (tables[2], "the files that it asks for are there"),
-            ):
+    ) -> list[tuple[Launch, _Records]]:
+        """The launches, with their records as rank 0, as another rank and with marks."""
+        mine, its, files, marks = (_index(one.records) for one in (main, other, there, marked))
+        launches: list[tuple[Launch, _Records]] = []
+        rows = [(key, "", mine) for key in mine]
+        if not any(_starts(record, _find_same(key, marks)) for key, record in mine.items()):
+            for table, only in ((marks, ""), (files, "the files that it asks for are there")):
                 if any(is_launch(record.words) for record in table.values()):
-                    rows = [(key, only) for key in table]
-                    tables[0] = table
+                    rows = [(key, only, table) for key in table]
                     break
         else:
             rows += [
-                (key, "it is not rank 0")
-                for key, record in tables[1].items()
-                if key not in tables[0] and is_launch(record.words)
+                (key, "it is not rank 0", its)
+                for key, record in its.items()
+                if key not in mine and is_launch(record.words)
             ]
-        for key, only in rows:
-            table = tables[0] if key in tables[0] else tables[1]
-            record = table[key]
-            words, missing = _settle(record, tables[1].get(key), tables[3].get(key))
+        for key, only, table in rows:
+            record, same = table[key], _find_same(key, marks)
+            words, missing = _settle(record, its.get(key), same)
             launch = Launch(
                 words=words,
                 file=posixpath.basename(record.frames[0][0]) if record.frames else found.file,
                 line=record.frames[0][1] if record.frames else 0,
                 cwd=_tidy(record.cwd, str(self.folder)),
-                env=_find_env(record, tables[1].get(key), tables[3].get(key), self.environ),
+                env=_find_env(record, its.get(key), same, self.environ),
                 only=only,
             )
-            if is_launch(record.words):
-                found.launches.append(_with_stdin(launch, record))
-                needs += [name for name in missing if name not in needs]
+            if _starts(record, same):
+                launches.append((launch, (record, its.get(key, record), same or record)))
+                found.unset += [name for name in missing if name not in found.unset]
             else:
                 found.setup.append(launch)
-        found.unset = needs
+        return launches
 
     def _go_down(
-        self, launch: Launch, outer: Recording, depth: int, job: Sequence[Option]
-    ) -> Launch:
-        """The launch with what a text or script that it runs would start."""
+        self,
+        launch: Launch,
+        records: _Records,
+        outer: Recording,
+        depth: int,
+        job: Sequence[Option],
+    ) -> Recording | None:
+        """What a text or script that a launch runs would start."""
         if depth >= MOST_DEPTH:
-            return launch
+            return None
         asked: list[Option] = []
-        texts = launch.texts
-        at = find_program(texts)
-        run: tuple[str, str, list[str]] | None = None
-        if posixpath.basename(texts[0]) == "sbatch":
-            at, wrap = find_batch_file(texts)
-            asked = parse_options(texts[1:at], launch.file, launch.line)
-            run = (wrap, outer.file, []) if wrap is not None else None
-        run = run or self._find_text(launch, texts[at:], outer.file)
-        if run is None:
-            return launch
-        env = {key: word.text for key, word in launch.env.items() if not word.is_open}
-        text, name, args = run
-        inner = self.read(text, name, args, env, depth + 1, asked, () if asked else job)
-        return replace(launch, inner=inner)
+        if posixpath.basename(launch.texts[0]) == "sbatch":
+            at, _ = find_batch_file(launch.texts)
+            asked = parse_options(launch.texts[1:at], launch.file, launch.line)
+        given: list[_Given] = []
+        name = ""
+        for record, written in zip(records, self.written, strict=True):
+            run = self._find_text(record, written, outer.file)
+            if run is None and not given:
+                return None
+            if run is None or (given and run[1] != name):
+                given.append(given[0])
+                continue
+            text, name, args = run
+            env = {key: record.env[key] for key in launch.env if key in record.env}
+            given.append(_Given(text=text, args=args, env=env))
+        return self.read(given, name, depth + 1, asked, () if asked else job)
 
     def _find_text(
-        self, launch: Launch, words: list[str], file: str
+        self, record: Record, written: Mapping[str, str], file: str
     ) -> tuple[str, str, list[str]] | None:
         """Text, name and arguments of what a shell, or a script of the folder, runs."""
-        stdin = getattr(launch, "stdin", "")
-        fed = (stdin, file, list[str]()) if stdin else None
+        words = list(record.words)
+        at = find_program(words)
+        if posixpath.basename(words[0]) == "sbatch":
+            at, wrap = find_batch_file(words)
+            if wrap is not None:
+                return wrap, file, []
+        words = words[at:]
+        fed = (record.stdin, file, list[str]()) if record.stdin else None
         if not words:
             return fed
         if posixpath.basename(words[0]) in SHELLS:
@@ -499,25 +494,14 @@ class _Reader:
             if not words or fed:
                 return fed
         name = posixpath.basename(words[0])
-        if name in self.written:
-            return self.written[name], name, words[1:]
+        if name in written:
+            return written[name], name, words[1:]
         if not name.endswith(SUFFIXES):
             return None
-        for path in (Path(launch.cwd, words[0]), self.folder / words[0], self.folder / name):
+        for path in (Path(record.cwd, words[0]), self.folder / words[0], self.folder / name):
             if path.is_file() and path.resolve().is_relative_to(self.folder.resolve()):
                 return read_text(path), name, words[1:]
         return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Fed(Launch):
-    stdin: str = ""
-
-
-def _with_stdin(launch: Launch, record: Record) -> Launch:
-    if not record.stdin:
-        return launch
-    return _Fed(**{**vars(launch), "stdin": record.stdin})
 
 
 _Key = tuple[tuple[tuple[str, int], ...], str, int]
@@ -535,22 +519,30 @@ def _index(records: Sequence[Record]) -> dict[_Key, Record]:
     return table
 
 
+def _find_same(key: _Key, marks: Mapping[_Key, Record]) -> Record | None:
+    """The record of the pass with marks; of a command whose name is not set, by its place."""
+    if key in marks or not key[1].startswith("-"):
+        return marks.get(key)
+    nameless = [one for (frames, head, _), one in marks.items()
+                if frames == key[0] and _TOKEN.match(head)]  # fmt: skip
+    return next(iter(nameless), None)
+
+
+def _starts(record: Record, marked: Record | None) -> bool:
+    """True for a launch, also one whose program is a variable that nobody sets."""
+    is_nameless = record.words[0].startswith("-")
+    return is_launch(record.words) or (is_nameless and marked is not None)
+
+
 def _settle(
     record: Record, other: Record | None, marked: Record | None
 ) -> tuple[tuple[Word, ...], list[str]]:
     """The words, open where another job or a mark shows it; names that are needed and not set."""
     texts = list(record.words)
-    needs: list[str] = []
-    if marked is not None and any(_TOKEN.search(word) for word in marked.words):
-        kept = [
-            word for at, word in enumerate(marked.words)
-            if not (re.fullmatch(r"@(ARG\d+|UNSET:\w+)@", word)
-                    and not re.match(r"--?[A-Za-z]", marked.words[at - 1]))
-        ]  # fmt: skip
-        if kept != texts:
-            texts = list(marked.words)
-            needs = [_spell(found) for word in kept for found in _TOKEN.finditer(word)
-                     if found["kind"] in ("ARG", "UNSET")]  # fmt: skip
+    if marked is not None and marked is not record:
+        texts = _merge(texts, _drop_rest(marked.words))
+    needs = [_spell(found) for word in texts for found in _TOKEN.finditer(word)
+             if found["kind"] in ("ARG", "UNSET")]  # fmt: skip
     others = list(other.words) if other is not None and not needs else texts
     if len(others) != len(texts):
         others = texts
@@ -561,6 +553,40 @@ def _settle(
         is_named = bool(word.shell) or not word.unknown
         words.append(word if is_named else _name_port(word, its, option))
     return tuple(words), list(dict.fromkeys(needs))
+
+
+def _drop_rest(words: Sequence[str]) -> list[str]:
+    """Words without the mark of "$@", which may well be nothing."""
+    return [word.replace(REST, "") for word in words if word != REST]
+
+
+def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
+    """The words of a script that got nothing, with marks where it needs something.
+
+    It does not where a default stands in the place of the mark, or where words with the mark come
+    only if there is something.
+    """
+    found: list[str] = []
+    matcher = SequenceMatcher(None, mine, marked, autojunk=False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        ours, theirs = mine[a:b], marked[c:d]
+        if kind == "equal" or not any(map(_MARK.search, theirs)):
+            found += ours
+        elif len(ours) == len(theirs):
+            found += [one if has_default(one, mark) else mark
+                      for one, mark in zip(ours, theirs, strict=True)]  # fmt: skip
+        elif ours:
+            found += theirs
+        elif all(map(_MARK.fullmatch, theirs)):
+            found += [word for at, word in enumerate(theirs, c)
+                      if at == 0 or re.match(r"--?[A-Za-z]", marked[at - 1])]  # fmt: skip
+    return found
+
+
+def has_default(word: str, marked: str) -> bool:
+    """True where a text stands in the place of each mark, or there is no mark."""
+    pieces = [re.escape(piece) for piece in _MARK.split(marked)]
+    return bool(re.fullmatch("(.+?)".join(pieces), word, re.DOTALL))
 
 
 def _name_port(word: Word, its: str, option: str) -> Word:
@@ -634,7 +660,7 @@ def _spell(found: re.Match[str]) -> str:
     """A token as a script has it."""
     kind, more = found["kind"], found["more"].lstrip(":")
     if kind == "ARG":
-        return f"${more}"
+        return f"${more or '@'}"
     if kind == "OUT":
         return f"$({more})"
     if kind == "UNSET":
@@ -658,7 +684,7 @@ def _find_env(
             continue
         theirs = other.env.get(name, value) if other is not None else value
         marks = marked.env.get(name, value) if marked is not None else value
-        if _TOKEN.search(marks) and value != marks:
+        if _MARK.search(marks) and not has_default(value, marks):
             found[name] = make_word(marks, marks)
         else:
             found[name] = make_word(value, theirs)

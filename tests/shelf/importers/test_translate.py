@@ -153,7 +153,7 @@ def test_scripts_with_arguments_are_not_what_a_folder_starts(
     for name, text in {**others, "results.sh": "cat log/$1/out\npython show.py --job $1"}.items():
         (tmp_path / name).write_text(text)
     if read:
-        with pytest.raises(InputError, match="set LR|--line"):
+        with pytest.raises(InputError, match=r"set LR|--line"):
             translate_source(Source(path=tmp_path), ENVIRON)
         return
     made, notes = translate_source(Source(path=tmp_path), ENVIRON)

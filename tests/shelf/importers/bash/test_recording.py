@@ -118,3 +118,37 @@ def test_a_script_is_read_no_oftener_than_it_has_to_be(
     monkeypatch.setattr(recording, "run_pass", count)
     read(tmp_path, text, conf_sh="J=$SLURM_JOB_ID")
     assert len(seen) == passes
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "unset"),
+    [
+        ("OUT=$1\n[ -z \"$OUT\" ] && OUT=out\npython t.py --out $OUT", "--out out", []),
+        ("OUT=$1\n[ \"$OUT\" ] || OUT=out\npython t.py --out=$OUT/a", "--out=out/a", []),
+        ("[ -n \"$1\" ] && MORE=\"--lr $1\"\npython t.py --a $MORE", "--a", []),
+        ("python t.py --yes $*", "--yes", []),
+        ("python t.py --yes \"$@\"", "--yes", []),
+        ("srun bash -c \"python t.py --yes $*\"", "--yes", []),
+        ("python t.py --yes $1", "--yes $1", ["$1"]),
+        ("cd $W\npython $PWD/t.py", "", ["${W}"]),
+        ("python t.py --lr=$LR", "--lr=${LR}", ["${LR}"]),
+        ("export RUN=\"python t.py --d $D/x\"\nsrun bash -c '$RUN'", "--d ${D}/x", ["${D}"]),
+        ("export RUN=\"python t.py\"\nsrun bash -c '$RUN --h $SLURM_PROCID'",
+         "--h ${SLURM_PROCID}", []),
+        ("cat > j.sh <<E\npython t.py --lr $LR\nE\nsbatch j.sh", "--lr ${LR}", ["${LR}"]),
+        ("srun bash -c '$RUN --a'", "--a", ["${RUN}"]),
+    ],
+)  # fmt: skip
+def test_what_nobody_gave_is_needed_only_where_nothing_stands_for_it(
+    text: str, words: str, unset: list[str], tmp_path: Path
+) -> None:
+    found = read(tmp_path, text)
+    [launch] = found.walk()
+    assert " ".join(word.text for word in launch.program[2:]) == words or launch.program[0].unknown
+    assert [name for one in found.walk_recordings() for name in one.unset] == unset
+
+
+def test_a_shell_that_only_prepares_is_no_launch(tmp_path: Path) -> None:
+    found = read(tmp_path, "srun bash -c 'cp /data/a /tmp'\nsrun ./run 1")
+    assert list_launches(found) == ["x.sh:2 srun ./run 1"]
+    assert [one.texts for one in found.setup] == [["cp", "/data/a", "/tmp"]]
