@@ -296,21 +296,21 @@ def _work_out(options: Mapping[str, tuple[str, int]]) -> dict[str, int | str | N
         each = tasks // nodes
     if each is None and tasks is None and "ntasks-per-gpu" not in options:
         each = 1
-    if nodes is None and tasks is not None and (each or tasks) == tasks:
-        nodes, each = (1, 1) if tasks == 1 else (nodes, each)
+    if nodes is None and tasks is not None and each is not None and tasks % each == 0:
+        nodes = tasks // each
+    elif nodes is None and tasks == 1:
+        nodes, each = 1, 1
     found: dict[str, int | str | None] = {"count": nodes, "ranks": each}
     per = number("cpus-per-task")
     cpus = per * each if per is not None and each is not None else None
     found["cpus"] = cpus
-    total, task = options.get("gpus", ("", 0))[0], number("gpus-per-task")
-    kind, _, count = total.rpartition(":")
-    gpus: int | None = to_number(count)
-    if gpus is not None and (nodes is None or gpus % nodes):
-        gpus = None
-    elif gpus is not None and nodes is not None:
-        gpus //= nodes
-    elif task is not None and each is not None:
-        gpus = task * each
+    name = "gpus" if "gpus" in options else "gpus-per-task"
+    kind, _, count = options.get(name, ("", 0))[0].rpartition(":")
+    gpus = to_number(count)
+    if gpus is not None and name == "gpus":
+        gpus = gpus // nodes if nodes is not None and gpus % nodes == 0 else None
+    elif gpus is not None:
+        gpus = gpus * each if each is not None else None
     found["gpus"] = f"{kind}:{gpus}" if kind and gpus is not None else gpus
     for name, many in (("mem-per-cpu", cpus), ("mem-per-gpu", _count_gpus(options, gpus))):
         gigabytes = to_gigabytes(options[name][0]) if name in options else None
@@ -327,8 +327,8 @@ def _count_gpus(options: Mapping[str, tuple[str, int]], gpus: int | None) -> int
 
 
 def _get_count(block: JobBlock | None) -> int | None:
-    value = block.options.get("nodes") if block is not None else None
-    return to_number(value[0]) if value is not None else None
+    count = _work_out(block.options)["count"] if block is not None else None
+    return count if isinstance(count, int) else None
 
 
 def _choose_same(blocks: list[JobBlock], total: int | None) -> JobBlock | None:

@@ -16,6 +16,7 @@ from typing import Any
 from vjob.jobs.conf.redact import is_secret_name
 from vjob.jobs.conf.references import spell_value
 from vjob.jobs.conf.slurm_words import to_number
+from vjob.jobs.programs.deepspeed import CONFIG_WORD
 from vjob.jobs.programs.launchers import find_launcher
 from vjob.shelf.importers.bash.recording import Word
 from vjob.shelf.importers.draft import Draft
@@ -178,6 +179,7 @@ def _build_deepspeed(draft: Draft, launch: Launch, script: str) -> None:
         if name == "--deepspeed_config" and text and not is_open:
             program["config"] = draft.shorten(text.removeprefix("./"))
             draft.record(said, "program.config")
+            kept += [Word(name), Word(CONFIG_WORD)]
             continue
         kept += [word for word in (Word(name),) if name]
         kept += values

@@ -40,6 +40,7 @@ from vjob.shelf.importers.fit import find_absent, leave_out_misfits
 from vjob.shelf.importers.launchers import Launch, Lines, sort_commands
 from vjob.shelf.importers.nodes import AMOUNTS, COUNTED, NO_KEY, build_nodes
 from vjob.shelf.importers.program import build_program
+from vjob.shelf.importers.refusal import Refusal, ScriptRefusedError
 from vjob.shelf.importers.script import ShellConf, collect, index_env
 from vjob.shelf.importers.tree import find_entries
 
@@ -50,6 +51,7 @@ ACCEPTED = (
 )
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH")
 MOST_SHOWN = 8
+_SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
 _SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
            "squeue", "sinfo", "scontrol", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
@@ -94,12 +96,19 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
     draft = Draft(found, lines, files, environ)
     if unread:
         draft.note(f"not read, as they take arguments: {', '.join(unread)}")
-    for other in others:
+    for other in others[:MOST_SHOWN]:
         draft.note(
             f"{other.command.where}: left out, as a conf starts one program: "
-            f"{redact_string(other.command.raw)}"
+            f"{redact_string(_shorten(other.command.raw))}"
         )
+    if len(others) > MOST_SHOWN:
+        draft.note(f"left out too: {len(others) - MOST_SHOWN} other commands")
     for recording in found.recordings:
+        for text, where in recording.loops.items():
+            draft.note(
+                f"{where}: the script starts it again and again; a conf starts it once, or has "
+                f"cluster.restarts: {redact_string(_shorten(text))}"
+            )
         for text, where in recording.once.items():
             draft.note(f"{where}: {text} is answered once: the conf has what it was when read")
     _build(draft, launch)
@@ -162,19 +171,22 @@ def choose_launch(
     """The launch that becomes the program, and those beside it. InputError where it is not known.
 
     Several that start the same words are one. Of unlike ones that is taken which alone has a
-    launcher, or is a step of srun's: the others prepare.
+    launcher; else the one that alone is a step of srun's: the others prepare.
     """
     launches = [one for one in lines.launches if one.command.line == line or line is None]
     if not launches:
-        raise InputError(_explain_none(found, title, line))
+        raise _explain_none(found, title, line)
     kinds: dict[tuple[str, ...], list[Launch]] = {}
     for one in launches:
         words = (one.script.text, *(word.text for word in one.args))
         kinds.setdefault(words, []).append(one)
     if len(kinds) > 1:
-        strong = [words for words, ones in kinds.items() if any(map(is_spread, ones))]
-        if len(strong) != 1:
-            raise InputError(_explain_several(kinds, title))
+        for is_main in (has_launcher, is_spread):
+            strong = [words for words, ones in kinds.items() if any(map(is_main, ones))]
+            if len(strong) == 1:
+                break
+        else:
+            raise ScriptRefusedError(_explain_several(kinds, title), Refusal.SEVERAL)
         first = kinds[strong[0]][0]
         others = [ones[0] for words, ones in kinds.items() if words != strong[0]]
     else:
@@ -183,62 +195,90 @@ def choose_launch(
     return first, others
 
 
+def has_launcher(launch: Launch) -> bool:
+    texts = [word.text for word in (launch.script, *launch.args)]
+    return launch.kind in ("torch", "deepspeed", "varuna") or bool(find_launcher(texts))
+
+
 def is_spread(launch: Launch) -> bool:
     """True for what starts several processes: a step of srun's, or with a launcher."""
-    texts = [word.text for word in (launch.script, *launch.args)]
-    is_launcher = launch.kind in ("torch", "deepspeed", "varuna")
-    return is_launcher or launch.command.is_step or bool(find_launcher(texts))
+    return launch.command.is_step or has_launcher(launch)
 
 
 def refuse_open(launch: Launch, found: ShellConf) -> None:
-    """InputError where a word of the program is not known, and has no name in the job."""
+    """ScriptRefusedError where a word is not known, and has no name in the job."""
     words = (launch.script, *launch.args)
-    for word in words:
-        if PLACEHOLDER.search(word.text) and not word.unknown:
-            raise InputError(f"{launch.command.where}: {word.text} is to be replaced first")
+    line = " ".join("" if word.unknown else word.text for word in words)
+    if placeholder := PLACEHOLDER.search(line):  # it may be of several words
+        raise ScriptRefusedError(
+            f"{launch.command.where}: {placeholder[0]} is to be replaced first",
+            Refusal.PLACEHOLDERS,
+        )
     for block in found.blocks:
         for name, (text, number) in block.options.items():
             if name in AMOUNTS and not re.search(r"\d", text):
-                raise InputError(f"{block.file}:{number}: --{name}={text} is to be replaced first")
+                raise ScriptRefusedError(
+                    f"{block.file}:{number}: --{name}={text} is to be replaced first",
+                    Refusal.PLACEHOLDERS,
+                )
     asked = [word for word in words if word.is_open and not word.shell]
     counts = [launch.options[name] for name in COUNTED if name in launch.options]
     asked += [
         word for word in counts
-        if not word.shell and any(re.match(r"\$[{\d]", name) for name in word.unknown)
+        if any(re.match(r"\$(?!\{SLURM_)[{\d]", name) for name in word.unknown)
     ]  # fmt: skip
     if not asked:
         return
     names = sorted({name for word in asked for name in word.unknown})
     shown = ", ".join(redact_string(word.text) for word in asked[:MOST_SHOWN])
-    remedies = []
-    if any(re.fullmatch(r"\$\d", name) for name in names):
-        remedies.append("give the script's arguments after it: vjob init --from FILE -- ARGUMENTS")
+    remedies: dict[Refusal, str] = {}
+    if any(re.fullmatch(r"\$[\d@]", name) for name in names):
+        remedies[Refusal.ARGUMENTS] = (
+            "give the script's arguments after it: vjob init --from FILE -- ARGUMENTS"
+        )
     if unset := [name[2:-1] for name in names if re.fullmatch(r"\$\{\w+\}", name)]:
-        remedies.append(f"set {', '.join(unset)} in your shell before vjob init")
+        remedies[Refusal.VARIABLES] = f"set {', '.join(unset)} in your shell before vjob init"
     if A_COUNT in names:
-        remedies.append("name the counts in #SBATCH lines (--nodes, --ntasks-per-node, --gres)")
+        remedies[Refusal.COUNTS] = (
+            "name the counts in #SBATCH lines (--nodes, --ntasks-per-node, --gres)"
+        )
     if any(name.startswith("$(") for name in names):
-        remedies.append("write in the script what these commands print")
-    raise InputError(
+        remedies[Refusal.OUTPUTS] = "write in the script what these commands print"
+    if errors := _list_errors(found):  # a file that bash does not accept sets nothing
+        remedies[Refusal.SYNTAX] = f"bash says {'; '.join(errors[:3])}"
+    raise ScriptRefusedError(
         f"{launch.command.where}: what the program gets is not known before it runs: {shown}; "
-        + "; ".join(remedies)
+        + "; ".join(remedies.values()),
+        *remedies,
     )
 
 
-def _explain_none(found: ShellConf, title: str, line: int | None) -> str:
-    if line is not None:
-        return f"{title}: line {line} starts no program"
+def _list_errors(found: ShellConf) -> list[str]:
+    """The lines that bash does not accept, in its words."""
     said = [problem for one in found.recordings for problem in one.problems]
+    return [problem for problem in said if _SYNTAX.search(problem)]
+
+
+def _explain_none(found: ShellConf, title: str, line: int | None) -> ScriptRefusedError:
+    if line is not None:
+        return ScriptRefusedError(f"{title}: line {line} starts no program", Refusal.NOTHING)
+    reasons = [Refusal.NOTHING]
+    said = [problem for one in found.recordings for problem in one.problems]
+    reasons += [Refusal.SYNTAX] if _list_errors(found) else []
+    reasons += [Refusal.ENDLESS] if any(one.is_endless for one in found.recordings) else []
     needs = [name for one in found.recordings for name in one.unset]
     why = f": bash says {'; '.join(said[:3])}" if said else ""
     if needs:
         why += f"; it needs {', '.join(needs[:MOST_SHOWN])}"
+        reasons += {Refusal.VARIABLES if name.startswith("${") else Refusal.ARGUMENTS
+                    for name in needs}  # fmt: skip
     tested = [f"{text} ({place})" for one in found.recordings for text, place in one.tested.items()]
     if not why and tested:
         why = f"; it asks for {', '.join(tested[:3])}"
-    return (
+    return ScriptRefusedError(
         f"{title} is not what --from takes: it starts no program{why}. --from takes {ACCEPTED}; "
-        "arguments of the script follow after --"
+        "arguments of the script follow after --",
+        *reasons,
     )
 
 

@@ -84,7 +84,7 @@ class Pass:
 
     records: Sequence[Record] = ()
     notes: Sequence[tuple[str, str, str, int]] = ()
-    """Kind (source, file, condition, cd), text, file, line."""
+    """Kind (source, file, condition, cd, once, loop), text, file, line."""
 
     variables: Mapping[str, Variable] = field(default_factory=dict)
     written: Mapping[str, str] = field(default_factory=dict)
@@ -253,6 +253,7 @@ def _parse_record(
     if "__VJ_PATH" in env:
         env["PATH"] = env["__VJ_PATH"]
     env = {name: value for name, value in env.items() if not name.startswith("__VJ")}
+    words = [word.replace(f"{scratch}/bin", "$PATH") for word in words]
     fields = {"words": tuple(words), "cwd": cwd, "is_asked": depth != "0", "stdin": stdin}
     return {**fields, "env": env}, frames
 

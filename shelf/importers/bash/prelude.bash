@@ -15,8 +15,17 @@ __vj_call() {  # a command that would be started, with its words
         builtin printf '\0'
     } >"$__vj_out" 2>/dev/null
     builtin printf '@OUT:%s@\n' "${1##*/}" 2>/dev/null  # for the $(...) around it
+    __vj_loop "$@"
     return 0
 }
+__vj_loop() {  # the same words from the same place again and again: a loop waits for them
+    local __vj_file="$__VJ/loop.${BASH_LINENO[*]:1}" __vj_count=0 __vj_last=  # a file: this may be a subshell
+    __vj_file=${__vj_file// /-}
+    if builtin test -f "$__vj_file"; then { builtin read -r __vj_count; IFS= builtin read -r -d '' __vj_last; } <"$__vj_file"; fi
+    if [[ $__vj_last != "$*" ]]; then __vj_count=0; fi
+    builtin printf '%s\n%s' "$((__vj_count + 1))" "$*" >"$__vj_file"
+    if ((__vj_count == 50)); then __vj_tell loop "$*" && : >"$__VJ/stop"; fi
+} 2>/dev/null
 __vj_tell() {  # a note: its kind, its text, and the line
     local __vj_at=1
     while [[ ${BASH_SOURCE[__vj_at]-} == "$__VJ/prelude" ]]; do ((__vj_at++)); done
@@ -145,6 +154,7 @@ srun() {  # a question about a node is answered, all else is a launch
 }
 __vj_debug() {  # before each command: where variables are set; a path gets a function of its name
     local __vj_line=$BASH_COMMAND __vj_word __vj_more __vj_length  # no =~ here: BASH_REMATCH is the script's
+    if [[ -e $__VJ/stop ]]; then builtin exit 0; fi
     if [[ $PATH != "$__VJ/bin" ]]; then export __VJ_PATH=$PATH PATH=$__VJ/bin; fi
     case $__vj_line in '[[ '*-[defrswx]' '*) __vj_tell condition "$__vj_line" ;; esac
     if [[ $__vj_line == *=* ]]; then

@@ -59,7 +59,7 @@ _ASSIGNED = re.compile(
 )
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]", re.ASCII)
 _OF_A_JOB = re.compile(
-    r"SLURM|hostname|nvidia-smi|nproc|scontrol|\b(?:srun|env|printenv|declare|export\s+-p|set|compgen)\b"
+    r"SLURM|hostname|-smi\b|nproc|scontrol|\b(?:srun|env|printenv|declare|export\s+-p|set|compgen)\b"
     r"|\$\{!"
 )
 """Words by which another rank of another job may get other answers."""
@@ -178,11 +178,17 @@ class Recording:
     once: dict[str, str] = field(default_factory=dict)
     """Sources of other words in each run, such as `date`, with their places; one answer is used."""
 
+    loops: dict[str, str] = field(default_factory=dict)
+    """Programs that are started again and again without an end, and where."""
+
     unset: list[str] = field(default_factory=list)
     """Variables that words need and nobody sets; `$1` for an argument."""
 
     problems: list[str] = field(default_factory=list)
     """Messages of bash, and the reason why it was ended."""
+
+    is_endless: bool = False
+    """True where bash was ended."""
 
     written: dict[str, str] = field(default_factory=dict)
     layers: tuple[str, ...] = ()
@@ -304,7 +310,8 @@ class _Reader:
             there, _ = self._run(mine, how, files=True)
         self._note(found, mine.text.splitlines(), main, there)
         marks = mine if marks == given[0] else marks
-        unset = self._mark_unset(texts, marks.env)
+        unset = self._mark_unset(texts, {**build_environment(job, 0, is_job=how.is_job),
+                                         **marks.env})  # fmt: skip
         words = [] if depth or marks.args else list_arguments(*texts)
         marked = main
         if unset or words or marks is not mine:
@@ -362,14 +369,16 @@ class _Reader:
         known = {*_ASSIGNED.findall(whole), *_DEFAULTED.findall(whole), *given, *_OWN}
         known |= self._inherit(whole).keys()
         names = {name for name in _NAME.findall(whole) if name not in known}
-        names = {name for name in names if not name.startswith(("SLURM", "BASH", "__VJ"))}
+        names = {name for name in names if not name.startswith(("BASH", "__VJ"))}
         return {one: f"@UNSET:{one}@" for one in names}
 
     @staticmethod
     def _list_texts(text: str, main: Pass) -> list[str]:
-        """The script's text, and those of the files that it sourced."""
+        """The script's text, and those of the files that it sourced and bash accepted."""
         texts = [text]
         for path in {path for kind, path, _, _ in main.notes if kind == "source"}:
+            if re.search(rf"{re.escape(path)}: line \d+: syntax error", main.error):
+                continue
             with contextlib.suppress(OSError, InputError):
                 texts.append(read_text(Path(path)))
         return texts
@@ -380,6 +389,8 @@ class _Reader:
                 where = f"{posixpath.basename(file)}:{line}"
                 if kind == "source" and text not in found.sourced:
                     found.sourced.append(text)
+                elif kind == "loop":
+                    found.loops.setdefault(text, where)
                 elif kind == "once":
                     found.once.setdefault(text.strip(), where)
                 elif kind in ("file", "condition"):
@@ -390,7 +401,8 @@ class _Reader:
         found.layers = main.layers
         found.variables = dict(main.variables)
         found.written = dict(main.written)
-        if main.status in ENDED:
+        found.is_endless = main.status in ENDED
+        if found.is_endless:
             found.problems.append(
                 "it does not end: bash was stopped after some seconds"
                 if main.status != "full"
@@ -413,7 +425,7 @@ class _Reader:
         rows = [(key, "", mine) for key in mine]
         if not any(_starts(record, _find_same(key, marks)) for key, record in mine.items()):
             for table, only in ((marks, ""), (files, "the files that it asks for are there")):
-                if any(is_launch(record.words) for record in table.values()):
+                if any(_starts(record, record) for record in table.values()):
                     rows = [(key, only, table) for key in table]
                     break
         else:
@@ -530,7 +542,7 @@ def _find_same(key: _Key, marks: Mapping[_Key, Record]) -> Record | None:
 
 def _starts(record: Record, marked: Record | None) -> bool:
     """True for a launch, also one whose program is a variable that nobody sets."""
-    is_nameless = record.words[0].startswith("-")
+    is_nameless = record.words[0].startswith("-") or bool(_MARK.match(record.words[0]))
     return is_launch(record.words) or (is_nameless and marked is not None)
 
 

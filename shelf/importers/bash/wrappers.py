@@ -136,7 +136,7 @@ def is_launch(words: Sequence[str]) -> bool:
         return bool(at > 0 and names - {"env", "exec", "eval", "time", "timeout"})
     name = posixpath.basename(words[at])
     rest = list(words[at + 1 :])
-    if name.startswith("@") or not name:
+    if name.startswith(("@", "-")) or not name:
         return False
     if name in ("conda", "mamba", "micromamba", "ray"):
         return rest[:1] == ["run"] or (name == "ray" and rest[:2] == ["job", "submit"])

@@ -294,7 +294,8 @@ def test_a_deepspeed_line_keeps_its_options_and_sets_what_ds_config_repeats(
     args = program["args"]
     assert args[args.index("--model-parallel-size") + 1] == "2"
     assert "--partition-activations" in args and "--profile-backward" not in args
-    assert "--deepspeed" in args and "--deepspeed_config" not in args
+    assert "--deepspeed" in args
+    assert args[args.index("--deepspeed_config") + 1] == "{ds_config}"  # in its place
     train = {"micro_batch_size": 6, "clip_grad_norm": 0.5, "log_every": 5, "precision": "fp16"}
     assert conf["train"] == {**train, "optimizer": {"lr": 0.0003}}
     assert conf["parallel"] == {"tensor": 2, "recompute": "full", "zero": 1}

@@ -11,6 +11,7 @@ import yaml
 
 from vjob.jobs.conf.slurm_words import to_gigabytes, to_minutes, to_node_list
 from vjob.jobs.errors import InputError
+from vjob.shelf.importers.refusal import ScriptRefusedError
 from vjob.shelf.importers.translate import Source, translate_source
 
 ENVIRON = {"HOME": "/home/kim", "USER": "kim"}
@@ -70,27 +71,63 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "reason", "said"),
     [
-        ("python t.py --lr $1", r"x.sh:1: .*\$1; give the script's arguments"),
-        ("python t.py --lr $LR", r"\$\{LR\}; set LR in your shell"),
-        ("python t.py --x $(ls | head -1)", r"\$\(ls\); write in the script"),
-        ("#SBATCH -p q\npython t.py --n $((SLURM_NNODES * 8))", "name the counts in #SBATCH lines"),
-        ("python t.py --data '<your data>'", "<your data> is to be replaced first"),
-        ("#SBATCH --nodes=my_count\npython t.py", "x.sh:1: --nodes=my_count is to be replaced"),
-        ("if true; then\npython t.py", "bash says line 3: syntax error: unexpected end of file"),
-        ("python t.py --n <how_many>", "bash says line 1: syntax error"),
-        ("echo hello\nmodule load x", "starts no program"),
-        ("NNODES=2\nMODEL=xl\n", "starts no program"),
-        ("[ -f /none/x ] && echo", r"it asks for /none/x \(x.sh:1\)"),
-        (": ${LR:?is needed}\npython t.py $LR", "set LR in your shell"),
-        ("while :; do :; done", "it does not end"),
-        ("python a.py\npython b.py", r"2 unlike programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
-        ("for i in 1 2; do torchrun t.py $i; done", "2 unlike programs"),
+        ("python t.py --lr $1", "ARGUMENTS", r"x.sh:1: .*\$1; give the script's arguments"),
+        ("torchrun t.py --lr $1 --wd $WD", "ARGUMENTS VARIABLES", r"\$\{WD\}; give .*; set WD in"),
+        ("exec \"$@\"", "ARGUMENTS", r"\$@; give the script's arguments"),
+        ("python t.py --lr $LR", "VARIABLES", r"\$\{LR\}; set LR in your shell"),
+        ("$RUN --lr 1", "VARIABLES", r"\$\{RUN\}; set RUN in your shell"),
+        ("python t.py --x $(ls | head -1)", "OUTPUTS", r"\$\(ls\); write in the script"),
+        ("#SBATCH -p q\npython t.py --n $((SLURM_NNODES * 8))", "COUNTS",
+         "name the counts in #SBATCH lines"),
+        ("python t.py --data '<your data>'", "PLACEHOLDERS", "<your data> is to be replaced first"),
+        ("D='<your dir>/x'\npython t.py --d $D", "PLACEHOLDERS", "<your dir> is to be replaced"),
+        ("#SBATCH --nodes=my_count\npython t.py", "PLACEHOLDERS",
+         "x.sh:1: --nodes=my_count is to be replaced"),
+        ("if true; then\npython t.py", "NOTHING SYNTAX",
+         "bash says line 3: syntax error: unexpected end of file"),
+        ("python t.py --n <how_many>", "NOTHING SYNTAX", "bash says line 1: syntax error"),
+        (". bad.sh\npython t.py --d $D", "SYNTAX VARIABLES", "bash says line 1: syntax error"),
+        ("echo hello\nmodule load x", "NOTHING", "starts no program"),
+        ("NNODES=2\nMODEL=xl\n", "NOTHING", "starts no program"),
+        ("[ -f /none/x ] && echo", "NOTHING", r"it asks for /none/x \(x.sh:1\)"),
+        (": ${LR:?is needed}\npython t.py $LR", "VARIABLES", "set LR in your shell"),
+        ("while :; do :; done", "ENDLESS NOTHING", "it does not end"),
+        ("python a.py\npython b.py", "SEVERAL",
+         r"2 unlike programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
+        ("for i in 1 2; do torchrun t.py $i; done", "SEVERAL", "2 unlike programs"),
     ],
-)
-def test_a_script_is_refused_with_the_reason(text: str, reason: str, tmp_path: Path) -> None:
-    assert re.search(reason, said := refuse(tmp_path, text), re.DOTALL), said
+)  # fmt: skip
+def test_a_script_is_refused_with_the_reason(
+    text: str, reason: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.sh").write_text("D=<your folder>\n")
+    with pytest.raises(ScriptRefusedError) as error:
+        translate(tmp_path, text)
+    assert " ".join(sorted(one.name for one in error.value.reasons)) == reason
+    assert re.search(said, str(error.value), re.DOTALL), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "program", "note"),
+    [
+        ("while :; do\n[ -f done ] && break\n./train 1\nsleep 1\ndone", "./train 1",
+         "x.sh:3: the script starts it again and again"),
+        ("srun ./check\nsrun torchrun t.py", "t.py", "x.sh:1: left out"),
+        ("srun --export=ALL ./run $SLURM_TMPDIR/data", "bash", "fills in ${SLURM_TMPDIR}"),
+    ],
+)  # fmt: skip
+def test_one_program_is_found_among_what_surrounds_it(
+    text: str, program: str, note: str, tmp_path: Path
+) -> None:
+    conf, notes = translate(tmp_path, text)
+    [found] = (
+        conf["program"].get(kind) for kind in ("script", "command") if kind in conf["program"]
+    )
+    assert (found[0] if isinstance(found, list) and program == "bash" else found) in (
+        program, program.split())  # fmt: skip
+    assert note in notes
 
 
 def test_what_was_asked_for_may_be_given(tmp_path: Path) -> None:
@@ -114,6 +151,8 @@ def test_preparations_beside_a_step_are_told(tmp_path: Path) -> None:
         ("-N 2 -n 8 -c 2", {"count": 2, "cpus": 8, "ranks": 4}),
         ("-N 2 --ntasks-per-node=1 --gpus=16", {"count": 2, "gpus": 8, "ranks": 1}),
         ("-N 1 -n 4 --gpus-per-task=1", {"count": 1, "gpus": 4, "ranks": 4}),
+        ("-n 4 --ntasks-per-node=2 --gpus-per-task=l40s:1",
+         {"count": 2, "gpus": "l40s:2", "ranks": 2}),
         ("-N 1 -n 4 -c 2 --mem-per-cpu=4G", {"count": 1, "cpus": 8, "memory_gb": 32, "ranks": 4}),
         ("-N 1 --gres=gpu:a100:4 --mem-per-gpu=10G", {"count": 1, "gpus": "a100:4",
                                                       "memory_gb": 40, "ranks": 1}),

@@ -98,11 +98,12 @@ def test_options_of_sbatch_are_read_with_their_lines(tmp_path: Path) -> None:
     [
         ("python t.py", 1),
         ("echo a | awk '{print $1}'\npython t.py", 1),  # awk's own
-        ("python t.py $SLURM_JOB_ID", 2),
+        ("#SBATCH -N 2\npython t.py $SLURM_JOB_ID", 2),
+        ("python t.py $SLURM_JOB_ID", 3),  # no job's script: another may set it
         ("python t.py $(hostname)", 2),
-        (". conf.sh\npython t.py $J", 2),
+        ("#SBATCH -N 2\n. conf.sh\npython t.py $J", 2),
         ("python t.py $1", 2),
-        ("python t.py $1 $SLURM_PROCID", 3),
+        ("python t.py $1 $(hostname)", 3),
     ],
 )
 def test_a_script_is_read_no_oftener_than_it_has_to_be(

@@ -1,0 +1,29 @@
+"""The reasons for which scripts do not become a conf."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from vjob.jobs.errors import InputError
+
+
+class Refusal(Enum):
+    """A kind of reason, with what a script lacks or has too much of."""
+
+    ARGUMENTS = "it needs arguments"
+    COUNTS = "it needs counts that only the job has"
+    ENDLESS = "bash does not come to its end"
+    NOTHING = "it starts no program"
+    OUTPUTS = "it needs what a command prints"
+    PLACEHOLDERS = "its words in angle brackets or braces are to be replaced first"
+    SEVERAL = "it starts several unlike programs"
+    SYNTAX = "bash does not accept it"
+    VARIABLES = "it needs variables that it does not set"
+
+
+class ScriptRefusedError(InputError):
+    """Scripts that do not say which program they start, or with which words."""
+
+    def __init__(self, text: str, *reasons: Refusal) -> None:
+        super().__init__(text)
+        self.reasons = frozenset(reasons)
