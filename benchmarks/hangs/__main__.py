@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 CONF = """
 name: {name}
 program: {{script: {script}, snapshot: none, python: {python}}}
-env: {{FAULT: "{fault}", KIND: {kind}, STEPS: "{steps}", OMP_NUM_THREADS: "1"}}
+env: {{FAULT: "{fault}", KIND: {kind}, STEPS: "{steps}", OMP_NUM_THREADS: "1"{env}}}
 cluster: {{scheduler: local, restarts: 2, nodes: [{{group: a, ranks: {ranks}}}]}}
 {more}
 log_folder: {folder}
@@ -174,11 +175,14 @@ def read_last_loss(attempt: AttemptFolder) -> str:
     return (re.findall(rf"step {STEPS}/{STEPS} (loss \S+)", text) or [""])[-1]
 
 
-def stage(case: Case, folder: Path) -> Result:
+def stage(
+    case: Case, folder: Path, steps: int = STEPS, env: Mapping[str, str] | None = None
+) -> Result:
     name = re.sub(r"\W+", "-", case.name)
     script = Path(__file__).with_name(SCRIPTS.get(case.kind, "train.py"))
     conf = folder / f"{name}.yaml"
-    values = {"fault": case.fault, "kind": case.kind, "steps": STEPS, "ranks": case.ranks}
+    values = {"fault": case.fault, "kind": case.kind, "steps": steps, "ranks": case.ranks}
+    values["env"] = "".join(f", {name}: '{value}'" for name, value in (env or {}).items())
     values |= {"more": case.more, "python": PYTHON if case.kind in SCRIPTS else sys.executable}
     conf.write_text(CONF.format(name=name, script=script, folder=folder / name, **values))
     subprocess.run(

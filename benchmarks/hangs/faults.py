@@ -4,6 +4,7 @@ FAULT is `name:rank:step`; it strikes in the first attempt only.
 """
 
 import ctypes
+import json
 import os
 import pdb
 import signal
@@ -88,8 +89,47 @@ def strike_early(when: str) -> None:
         os.read(os.pipe()[0], 1)
 
 
+def compute_for(seconds: float, compute: Any) -> None:
+    """Use a fifth of a core, which is no less busy to the guard than all of it."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        begun = time.monotonic()
+        compute()
+        time.sleep(4 * (time.monotonic() - begun))
+
+
+def disturb(name: str, seconds: float, compute: Any) -> None:
+    """Do something that healthy ranks do, too: a word of benchmarks/hangs/healthy.py."""
+    if name in ("compile", "evaluate"):
+        compute_for(seconds, compute)
+    if name == "save":
+        with open(SAVED.with_suffix(f".{RANK}.part"), "wb") as sink:
+            for _ in range(int(seconds * 2)):
+                sink.write(b"x" * (1 << 18))
+                sink.flush()
+                time.sleep(0.5)
+        os.unlink(sink.name)
+    if name in ("data", "sleep"):
+        time.sleep(seconds)
+    if name == "storage":  # a read that ends once the server is back
+        ear, mouth = os.pipe()
+        threading.Timer(seconds, os.write, (mouth, b"x")).start()
+        os.read(ear, 1)
+    if name == "stopped":
+        subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if name == "debugger":
+        script = TRACE.replace("sleep(100)", f"sleep({seconds})")
+        subprocess.run([sys.executable, "-c", script, str(os.getpid())], check=True)
+    if name == "child":
+        subprocess.run(["sleep", str(seconds)], check=True)
+
+
 def strike(step: int, compute: Any) -> None:
     """Do what is to happen before this step of the first attempt."""
+    for at, name, rank, seconds in json.loads(os.environ.get("DISTURB", "[]")):
+        if step == at and rank in (RANK, -1):
+            disturb(name, seconds, compute)
     if not (IS_FIRST and AT and step == int(AT)):
         return
     is_odd = int(ODD) == RANK

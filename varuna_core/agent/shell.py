@@ -13,11 +13,11 @@ from typing import Mapping, NoReturn, Sequence
 
 from varuna_core.agent.meeting.meeting import find_go, find_master
 from varuna_core.agent.node import meeting_of
+from varuna_core.agent.processes.proc import read_environment
 from varuna_core.agent.processes.process import become, own_environment
 from varuna_core.agent.setup.container import choose_container, fill_in
 from varuna_core.agent.setup.ranks import build_rank
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site, find_index, host_name
-from varuna_core.agent.stacks import read_environment
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder

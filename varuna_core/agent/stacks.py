@@ -18,7 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
-from varuna_core.agent.processes.proc import list_below, list_stats, read_stat
+from varuna_core.agent.processes.proc import (
+    list_below,
+    list_stats,
+    read_environment,
+    read_stat,
+)
 from varuna_core.agent.processes.process import run
 from varuna_core.agent.setup.site import find_index, host_name
 from varuna_core.records.files import read_json
@@ -67,6 +72,8 @@ class Unpacker:
 SPY = "py-spy"
 SPY_S = 15.0
 """One rank's; py-spy waits for ever for a process that hangs in the kernel."""
+LAST_S = 3.0
+"""One rank's, before it is ended: up to three ways are tried."""
 AT_ONCE = 4
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 MISSING = "py-spy is not on this node: `pip install py-spy` into {python}, or put it on the PATH"
@@ -157,16 +164,6 @@ def find_job_processes(jobs: Sequence[str], own_step: str) -> List[Tuple[int, in
     return sorted(found)
 
 
-def read_environment(pid: int) -> Dict[str, str]:
-    """Of a process that we may look into; empty for all others."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as handle:
-            words = handle.read().decode(errors="replace").split("\0")
-    except OSError:
-        return {}
-    return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
 def _send(key: str, value: Dict[str, Any]) -> None:
     for line in pack(key, value):
         print(line, flush=True)
@@ -191,7 +188,9 @@ def find_spy(candidates: Sequence[str]) -> Optional[str]:
     return shutil.which(SPY)
 
 
-def dump_rank(spy: str, held: Mapping[str, Any], native: bool) -> Dict[str, Any]:
+def dump_rank(
+    spy: str, held: Mapping[str, Any], native: bool, timeout_s: float = SPY_S
+) -> Dict[str, Any]:
     """Ask py-spy for the stacks of a rank: `threads`, or `problem` in words."""
     stat = read_stat(int(held["pid"]))
     if stat is None:
@@ -207,17 +206,28 @@ def dump_rank(spy: str, held: Mapping[str, Any], native: bool) -> Dict[str, Any]
     tries = [calm] if now.state in "TtD" else [*deep, base, calm]
     said = ""
     for argv in tries:
-        result = run(argv, timeout_s=SPY_S)
+        result = run(argv, timeout_s=timeout_s)
         if result.code == 0:
             try:
                 return {**found, "threads": json.loads(result.out)}
             except ValueError:
                 said = said or "py-spy's answer is not JSON"
         elif result.code is None:
-            said = said or f"py-spy had no answer within {SPY_S:g} s"
+            said = said or f"py-spy had no answer within {timeout_s:g} s"
         else:
             said = said or shorten_error(result.err or result.out)
     return {**found, "problem": said + explain_refusal(said)}
+
+
+def dump_ranks(plan: Plan, ranks: Mapping[int, int]) -> Dict[int, Dict[str, Any]]:
+    """Stacks with native frames of ranks that are about to be ended, by rank."""
+    spy = find_spy([str(Path(plan.python).parent / SPY)])
+    if spy is None:
+        raise FileNotFoundError(MISSING.format(python=plan.python))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        jobs = {rank: pool.submit(dump_rank, spy, {"pid": pid}, True, LAST_S)
+                for rank, pid in ranks.items()}  # fmt: skip
+        return {rank: job.result() for rank, job in jobs.items()}
 
 
 def _find_python(pid: int) -> int:

@@ -19,11 +19,13 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from typing import Any
+from typing import Any, Mapping
 
+from varuna_core.agent.gpu.accelerator import read_gpus
 from varuna_core.agent.gpu.sampler import Sampler
 from varuna_core.agent.meeting.meeting import explain_ending
 from varuna_core.agent.meeting.watch import AttemptWatch
+from varuna_core.agent.processes.evidence import Part, gather_evidence
 from varuna_core.agent.processes.guard import Guard
 from varuna_core.agent.processes.output import Pump
 from varuna_core.agent.processes.proc import (
@@ -45,6 +47,7 @@ from varuna_core.agent.setup.forked_ranks import can_fork, fork_ranks
 from varuna_core.agent.setup.ranks import Meeting, RankStart, build_rank, find_indices
 from varuna_core.agent.setup.site import STOPPED, Site
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
+from varuna_core.agent.stacks import dump_ranks
 from varuna_core.agent.track.process import END_S, TrackerProcess
 from varuna_core.facts.cause import EndCause
 from varuna_core.records.exits import (
@@ -55,6 +58,7 @@ from varuna_core.records.exits import (
     read_exception,
     read_uncaught,
 )
+from varuna_core.records.files import write_json
 from varuna_core.records.requests import read_stop, write_stop
 
 TICK_S = 1.0
@@ -129,7 +133,21 @@ class Supervisor:
             self._find_mains,
             self._complain,
             self._watch.look_now,
+            self._gather_evidence,
         )
+
+    def _gather_evidence(self, ranks: Mapping[int, int], deep: bool) -> Mapping[str, Any]:
+        """Save evidence of a hang on this node; stacks by py-spy only where `deep`."""
+        site = self._site
+        more: dict[str, Part] = {}
+        if site.node.group.gpus > 0:
+            more["gpus"] = lambda: read_gpus(site.accelerator)
+        if deep:
+            more["stacks"] = lambda: dump_ranks(site.plan, ranks)
+        evidence = gather_evidence(ranks, more)
+        with contextlib.suppress(OSError):
+            write_json(site.attempt.hang_evidence(site.node.index), evidence, lasts=False)
+        return evidence
 
     def run(self) -> int:
         """Start the ranks, see them end, and return the node's exit code."""

@@ -69,7 +69,7 @@ _SHARED = (
     rf"|{_ATTEMPT}/(?:preflight\.txt|(?:training|plan\.shared)\.json"
     r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err|error\.json|steps)"
     r"|trace/(?:node-)?\d+\.jsonl"
-    r"|(?:nodes|beat|exit|hang)/(?:node-)?\d+\.json"
+    r"|(?:nodes|beat|exit|hang)/(?:node-|evidence-)?\d+\.json"
     r"|state/(?:outcome|end|hang|stop|signal|next|skipped|\w+\.shared)\.json)"
 )
 _SHARED_FOLDER = (
@@ -190,6 +190,10 @@ class AttemptFolder:
     def hang_signs(self, index: int) -> Path:
         """The file that says how the ranks of a node stand, as long as they do."""
         return self.path / "hang" / f"{index}.json"
+
+    def hang_evidence(self, index: int) -> Path:
+        """Processes, sockets, GPUs and the kernel's log of a node whose ranks stand."""
+        return self.path / "hang" / f"evidence-{index}.json"
 
     def where(self, rank: int) -> Path:
         """Stacks and collectives of a rank, as its own thread told the agent."""

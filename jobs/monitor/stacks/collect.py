@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.agent.processes.evidence import describe_queues
 from varuna_core.agent.stacks import Unpacker
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.hang.judge import judge_hang
@@ -57,6 +58,9 @@ class StackQuery:
     """Which it asks over ssh."""
 
 
+MOST_QUEUES = 4
+
+
 def collect_stacks(
     view: RunView,
     *,
@@ -87,6 +91,7 @@ def collect_stacks(
         failed=tuple(sorted(answers.failed, key=lambda stack: stack.rank)),
         silent=answers.silent,
         hang=explain_hang(plan, attempt),
+        queues=list_queues(plan, attempt),
     )
 
 
@@ -98,6 +103,15 @@ def explain_hang(plan: Plan, attempt: AttemptFolder) -> str:
         found = judge_hang(plan.world, plan.num_nodes, signs, time.time(), plan.hang_after_s)
         hang = None if found is None else found.hang
     return "" if hang is None else describe_hang(hang)
+
+
+def list_queues(plan: Plan, attempt: AttemptFolder) -> tuple[str, ...]:
+    """Bytes that ranks had not read when the agents saved their evidence; the most first."""
+    lines: list[str] = []
+    for index in range(plan.num_nodes):
+        found = read_json(attempt.hang_evidence(index))
+        lines += describe_queues(found.get("sockets")) if isinstance(found, dict) else []
+    return tuple(lines[:MOST_QUEUES])
 
 
 def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:

@@ -87,6 +87,8 @@ class Stacks:
     hang: str = ""
     """A sentence about a hang, as the agents see it: the collective, and the ranks that
     missed it."""
+    queues: tuple[str, ...] = ()
+    """Bytes that ranks had not read when they were seen to hang, a line for each pair."""
 
     def as_json(self) -> dict[str, Any]:
         groups = [
@@ -109,6 +111,7 @@ class Stacks:
             "failed": failed,
             "silent_nodes": dict(self.silent),
             "hang": self.hang,
+            "queues": list(self.queues),
         }
 
 
@@ -164,12 +167,12 @@ def render_stacks(found: Stacks, *, whole: bool = False) -> str:
     """Stacks as text, the suspects first."""
     num_seen = sum(len(group.stacks) for group in found.groups)
     many = len(found.groups) != 1
-    lines = [
+    lines = [found.hang] if found.hang else []
+    lines += [*found.queues] if found.hang else []
+    lines += [
         f"{num_seen} of {found.world} ranks, {len(found.groups)} different "
         f"stack{'s' if many else ''}{', the fewest ranks first' if many else ''}"
     ]
-    if found.hang:
-        lines.append(found.hang)
     for group in found.groups:
         lines += ["", *_render_group(group, whole=whole)]
     if found.failed or found.silent:

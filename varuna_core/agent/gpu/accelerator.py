@@ -151,6 +151,14 @@ def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
     return tuple(sorted(set(range(expected)) - {one.index for one in reading.value}))
 
 
+def read_gpus(accelerator: Accelerator) -> Any:
+    """One reading as JSON, or the `problem` of it."""
+    found = accelerator.sample()
+    if isinstance(found, NotKnown):
+        return {"problem": found.reason}
+    return [one.as_json(None) for one in found.value]
+
+
 def list_accelerators() -> List[Accelerator]:
     """One object for each vendor that vjob knows, built-in ones first."""
     classes = (ACCELERATORS.load(name) for name in ACCELERATORS.list_names())

@@ -120,11 +120,18 @@ class Guard(threading.Thread):
         find_mains: Callable[[], Mapping[int, Optional[int]]],
         say: Callable[[str], None],
         look_now: Callable[[], None],
+        gather: Callable[[Mapping[int, int], bool], Mapping[str, Any]],
     ) -> None:
         super().__init__(name="guard", daemon=True)
         self._run, self._plan, self._node = run, plan, node
         self._attempt, self._host = attempt, host
         self._find_mains, self._say, self._look_now = find_mains, say, look_now
+        self._gather = gather
+        """Saves evidence about the ranks with these pids; True reads native stacks too, which stops
+        the ranks for a moment."""
+        self._mains: Mapping[int, int] = {}
+        self._num_looks = 0
+        """In this silence."""
         self._ended = threading.Event()
         self._tracks: Dict[int, RankTrack] = {}
         self._ticked: Optional[float] = None
@@ -154,6 +161,7 @@ class Guard(threading.Thread):
         gap_s = 0.0 if self._ticked is None else now - self._ticked - TICK_S
         self._ticked = now
         mains = {rank: pid for rank, pid in self._find_mains().items() if pid is not None}
+        self._mains = mains
         stepped = self._read_tokens(mains, now)
         if gap_s > OWN_GAP_S - TICK_S:
             for track in self._tracks.values():
@@ -171,6 +179,9 @@ class Guard(threading.Thread):
         found = NodeSigns(self._node.index, self._host, self._count, longest_s, tuple(signs))
         write_signs(self._attempt, found)
         self._has_written = True
+        self._num_looks += 1
+        if self._num_looks == 2:
+            threading.Thread(target=self._gather, args=(mains, False), daemon=True).start()
         finding = find_halted(signs, self._host, wall, self._plan.num_nodes)
         if finding is None and self._node.index == 0 and len(silent) == len(self._node.ranks):
             nodes = read_signs(self._attempt, self._plan.num_nodes)
@@ -216,11 +227,9 @@ class Guard(threading.Thread):
 
     def _look(self, mains: Mapping[int, int], now: float) -> List[RankSigns]:
         for rank in mains:
-            # An answer that came after the last look counts as one; it is not read again.
-            is_late = self._attempt.where(rank).exists()
-            with contextlib.suppress(OSError):
-                self._attempt.where(rank).unlink()
-            if is_late or not self._ask(rank):
+            # One that came after the last look is old by now, but shows that Python runs.
+            is_late, listens = self._drop_answer(rank), self._ask(rank)
+            if is_late or not listens:
                 self._tracks[rank].heard_at = now
         self._ended.wait(ANSWER_S)
         stats = list_stats()
@@ -295,12 +304,20 @@ class Guard(threading.Thread):
             return True
         return False
 
+    def _drop_answer(self, rank: int) -> bool:
+        """False where there is none."""
+        with contextlib.suppress(OSError):
+            self._attempt.where(rank).unlink()
+            return True
+        return False
+
     def _read_answer(self, rank: int) -> Tuple[Mapping[str, Any], int]:
         """The rank's last answer and its size."""
         path, size = self._attempt.where(rank), 0
         with contextlib.suppress(OSError):
             size = path.stat().st_size
         answer = read_json(path) if size else None
+        self._drop_answer(rank)
         return (answer, size) if isinstance(answer, dict) else ({}, size)
 
     def _measure_output(self) -> int:
@@ -328,6 +345,7 @@ class Guard(threading.Thread):
                 self._say(describe_hang(hang))
             return
         self._is_done = True
+        hang = self._save_evidence(hang)
         write_hang(self._attempt, replace(hang, until=hang.seen_at))
         reason = describe_hang(hang)
         # A manager starts again after whatever else stops an attempt.
@@ -337,6 +355,18 @@ class Guard(threading.Thread):
             self._say(f"stopping the attempt: {reason}")
         self._look_now()
 
+    def _save_evidence(self, hang: Hang) -> Hang:
+        """Save what is lost with the processes; a rank whose Python did not run gets its place."""
+        evidence = self._gather(self._mains, True)
+        stacks = evidence.get("stacks")
+        held = stacks.get(hang.rank) if isinstance(stacks, dict) else None
+        if not hang.is_mute or not isinstance(held, dict):
+            return hang
+        frames = _find_main_frames(held)
+        place = _name_place([x for x in frames if str(x.get("filename")).endswith(".py")])
+        native = str(frames[0].get("name")) if frames else ""
+        return replace(hang, place=f"{native} in {place}" if place not in ("", native) else native)
+
     def _end_found(self, wall: float) -> None:
         assert self._found is not None
         end_hang(self._attempt, replace(self._found, until=wall))
@@ -344,6 +374,7 @@ class Guard(threading.Thread):
         self._found = None
 
     def _forget(self) -> None:
+        self._num_looks = 0
         if self._has_written:
             self._has_written = False
             remove_signs(self._attempt, self._node.index)

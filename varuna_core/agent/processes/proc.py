@@ -81,6 +81,16 @@ def list_below(tops: Iterable[int], stats: Mapping[int, Stat]) -> Set[int]:
     return found
 
 
+def read_environment(pid: int) -> Dict[str, str]:
+    """Of a process that we may look into; empty for all others."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as handle:
+            words = handle.read().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
 def is_halted(pid: Optional[int]) -> bool:
     """True if somebody stopped it (SIGSTOP, a debugger), or it ended and was not reaped."""
     stat = None if pid is None else read_stat(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,12 @@ no answer: n2: gone"""
     assert (shown["groups"][0]["ranks"], shown["groups"][0]["nodes"]) == ([3], ["n0"])
     assert shown["silent_nodes"] == {"n2": "gone"}
     assert json.dumps(shown)
+    hung = replace(found, hang="rank 3 did not come", queues=("rank 3 has not read 9 bytes",))
+    assert render_stacks(hung).splitlines()[:3] == [
+        "rank 3 did not come",
+        "rank 3 has not read 9 bytes",
+        "7 of 9 ranks, 2 different stacks, the fewest ranks first",
+    ]
 
 
 def test_native_functions_without_a_name_are_equal_wherever_they_were_loaded() -> None:

@@ -1,0 +1,97 @@
+"""The guard's looks at a rank that says where it is, and at one whose Python does not run."""
+
+import os
+import queue
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from varuna_core.agent.processes import guard
+from varuna_core.agent.processes.guard import MUTE_S, TICK_S, Guard
+from varuna_core.hang.signs import read_signs
+from varuna_core.records.files import write_json
+from varuna_core.records.runfolder import RunFolder
+
+PLAN = SimpleNamespace(num_nodes=1, world=1, count_steps=True, hang_after_s=None, morph=None,
+                       restarts=0, hang_do="report")  # fmt: skip
+FRAME = {"filename": "/torch/distributed/c10d.py", "name": "all_reduce", "line": 3}
+
+
+class Watched:
+    """The guard of one rank, this very process, that made ten steps and then none."""
+
+    def __init__(self, folder, monkeypatch):
+        run = RunFolder(folder)
+        self.attempt = run.attempt(0)
+        self.attempt.make()
+        self.gathered = queue.Queue()
+        self.says = True
+        node = SimpleNamespace(index=0, ranks=[0])
+        self.guard = Guard(run, PLAN, node, self.attempt, "n0", lambda: {0: os.getpid()}, print,
+                           lambda: None, self.gather)  # fmt: skip
+        self.token = 0
+        monkeypatch.setattr(self.guard, "_read_token", lambda rank: self.token)
+        monkeypatch.setattr(self.guard, "_ask", self.ask)
+        monkeypatch.setattr(guard, "ANSWER_S", 0.0)
+        self.now = 0.0
+        for self.token in range(1, 11):
+            self.tick()
+
+    def ask(self, rank):
+        if self.says:
+            threads = [{"thread_name": "MainThread", "frames": [FRAME]}]
+            write_json(self.attempt.where(rank), {"threads": threads, "flight": None})
+        return True
+
+    def gather(self, ranks, deep):
+        self.gathered.put((dict(ranks), deep))
+        return {}
+
+    def tick(self):
+        self.now += TICK_S
+        self.guard.tick(self.now, 1000 + self.now)
+
+    def look(self):
+        """The signs of the rank at the next tick at which it is looked at."""
+        self.tick()
+        nodes = read_signs(self.attempt, 1)
+        return nodes[0].ranks[0] if nodes else self.look()
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+
+
+def test_each_look_asks_anew_and_a_rank_that_answers_is_not_mute(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    for _ in range(6):
+        seen = watched.look()
+        assert (seen.in_collective, seen.is_mute) == (True, False)
+        assert seen.place == "all_reduce (c10d.py:3)"
+    assert watched.gathered.get(timeout=60) == ({0: os.getpid()}, False)
+    assert watched.gathered.empty()  # once in a silence
+    watched.token += 1
+    watched.tick()
+    assert read_signs(watched.attempt, 1) == {}
+    watched.look(), watched.look()
+    assert watched.gathered.get(timeout=60)
+
+
+def test_a_rank_that_stops_answering_is_mute_and_its_last_place_is_not_told(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    assert watched.look().place
+    watched.says = False
+    seen = [watched.look() for _ in range(int(MUTE_S / TICK_S))]
+    assert not any(one.place for one in seen)
+    assert [one.is_mute for one in seen] == [False, False, True]
+    watched.says = True
+    assert not watched.look().is_mute
+
+
+def test_an_answer_that_comes_late_is_not_read_but_shows_that_python_runs(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    watched.look()
+    watched.says = False
+    for _ in range(5):
+        write_json(watched.attempt.where(0), {"threads": []})
+        assert not watched.look().is_mute
