@@ -4,7 +4,7 @@ seen to be                      acted on after          a healthy rank that look
 stopped, dead                   HALTED_S                one in a debugger: never acted on
 waiting, in different calls     MISMATCHED_S            none; one that is only behind may still come
 doing nothing at all            SILENT_S, or 2 x the    a sleep, or a wait for another system
-                                longest step            that is longer than any before
+                                longest such time       that is longer than any before
 one computes, the others wait   SPINNING_S, or 10 x     an evaluation or a save by one rank
 """
 
@@ -74,6 +74,7 @@ def judge_hang(
         return None
     where = {one.rank: signs.node for signs in nodes.values() for one in signs.ranks}
     longest_s = max(signs.longest_s for signs in nodes.values())
+    quiet_s = max(signs.quiet_s for signs in nodes.values())
     silence_s, still_s = min(one.silence_s for one in seen), min(one.still_s for one in seen)
     gap = find_gap({one.rank: one.calls for one in seen if one.calls}, world)
     busy = [one for one in seen if not one.waits]
@@ -82,7 +83,7 @@ def judge_hang(
     odd = _find_odd(gap, busy, ranks)
     is_mute = odd is None and gap is None and (odd := _find_mute(seen)) is not None
     witness = HangWitness.SILENT
-    limit_s = max(SILENT_S, TIMES * longest_s) if after_s is None else max(after_s, FLOOR_S)
+    limit_s = max(SILENT_S, TIMES * quiet_s) if after_s is None else max(after_s, FLOOR_S)
     if busy:
         witness = HangWitness.SPINNING
         still_s = min(one.still_s for one in seen if one is not busy[0])

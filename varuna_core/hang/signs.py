@@ -66,6 +66,8 @@ class NodeSigns:
     longest_s: float
     """Longest time between two steps so far."""
     ranks: tuple[RankSigns, ...]
+    quiet_s: float = 0.0
+    """Longest time so far that one of them did nothing, outside of collectives, and went on."""
 
 
 def write_signs(attempt: AttemptFolder, signs: NodeSigns) -> None:
@@ -101,6 +103,7 @@ def parse_signs(value: Any) -> NodeSigns | None:
             count=int(value["count"]),
             longest_s=float(value["longest_s"]),
             ranks=ranks,
+            quiet_s=float(value.get("quiet_s", 0.0)),
         )
     except (TypeError, KeyError, ValueError, AttributeError):
         return None

@@ -28,9 +28,11 @@ def stands(rank, silence_s=60.0, **values):
     return RankSigns(rank=rank, **{**held, **values})
 
 
-def judge(*ranks, longest_s=5.0, after_s=None):
+def judge(*ranks, quiet_s=5.0, after_s=None):
     """One rank on each node."""
-    nodes = {one.rank: NodeSigns(one.rank, f"n{one.rank}", 1, longest_s, (one,)) for one in ranks}
+    nodes = {
+        one.rank: NodeSigns(one.rank, f"n{one.rank}", 1, 5.0, (one,), quiet_s) for one in ranks
+    }
     return judge_hang(len(ranks), len(ranks), nodes, NOW, after_s)
 
 
@@ -89,12 +91,12 @@ def test_ranks_that_stand(ranks, witness, rank, is_due):
 
 
 @pytest.mark.parametrize(
-    ("longest_s", "after_s", "is_due"),
+    ("quiet_s", "after_s", "is_due"),
     [(5, None, True), (120, None, False), (5, 600, False), (120, 150, True)],
 )
-def test_a_longer_step_before_or_the_conf_lengthens_the_limit(longest_s, after_s, is_due):
+def test_a_longer_pause_before_or_the_conf_lengthens_the_limit(quiet_s, after_s, is_due):
     ranks = [stands(0, 170), stands(1, 170, **SLEEPS)]
-    assert judge(*ranks, longest_s=longest_s, after_s=after_s).is_due == is_due
+    assert judge(*ranks, quiet_s=quiet_s, after_s=after_s).is_due == is_due
 
 
 def test_a_node_that_says_nothing_leaves_it_open():

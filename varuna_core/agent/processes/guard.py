@@ -1,7 +1,7 @@
 """Thread of an agent that looks whether its ranks still make steps, and acts where they hang.
 
     every 5 s     each rank's count of steps, and its process's state
-    no step for   max(15 s, twice the longest time between two steps): processor time, bytes moved,
+    no step for   max(15 s, twice the usual time between two steps): processor time, bytes moved,
       long        stacks, the last collectives, into hang/<node>.json
     node 0        reads these of all nodes; `judge_hang` compares
     a hang        state/hang.json, and with `on_hang.do` stop.json: ranks are ended as after a
@@ -18,9 +18,10 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
 
 from varuna_core.agent.processes.proc import Stat, list_below, list_stats, read_stat
 from varuna_core.facts.cause import EndCause
@@ -54,6 +55,7 @@ ANSWER_S = 0.5
 MUTE_S = 15.0
 """Without an answer: three looks."""
 LOOK_TIMES = 2.0
+NUM_GAPS = 9
 LEAST_STEPS = 4
 """Changes of the count before silence means anything: they teach the longest step."""
 IDLE = 0.03
@@ -73,6 +75,13 @@ class RankTrack:
         self.changed_at = now
         self.num_changes = 0
         self.longest_s = 0.0
+        self.gaps: Deque[float] = deque(maxlen=NUM_GAPS)
+        """The last times between two changes of the count."""
+        self.quiet_s = self.longest_quiet_s = 0.0
+        """Of this silence, and of those that ended with a step: for how long it was idle outside of
+        collectives, with nothing that changed."""
+        self.was_held = False
+        """In this silence somebody or something stopped it: that teaches nothing."""
         self.halted_at: Optional[float] = None
         self.still_at = now
         self.cpu: Optional[Tuple[float, float]] = None
@@ -86,8 +95,11 @@ class RankTrack:
         """Take the count of steps, or whatever changes with each."""
         if token == self.token:
             return
-        if self.num_changes:
+        if self.num_changes and not self.was_held:
+            self.gaps.append(now - self.changed_at)
             self.longest_s = max(self.longest_s, now - self.changed_at)
+            self.longest_quiet_s = max(self.longest_quiet_s, self.quiet_s)
+        self.quiet_s, self.was_held = 0.0, False
         self.num_changes += token is not None
         self.token, self.changed_at, self.still_at = token, now, now
         self.cpu = self.sight = None
@@ -104,7 +116,8 @@ class RankTrack:
         return self.num_changes >= LEAST_STEPS
 
     def look_s(self) -> float:
-        return max(LOOK_S, LOOK_TIMES * self.longest_s)
+        usual_s = sorted(self.gaps)[len(self.gaps) // 2] if self.gaps else 0.0
+        return max(LOOK_S, LOOK_TIMES * usual_s)
 
 
 class Guard(threading.Thread):
@@ -176,7 +189,10 @@ class Guard(threading.Thread):
         signs = self._look(mains, now)
         self._count += 1
         longest_s = max((track.longest_s for track in self._tracks.values()), default=0.0)
-        found = NodeSigns(self._node.index, self._host, self._count, longest_s, tuple(signs))
+        quiet_s = max((track.longest_quiet_s for track in self._tracks.values()), default=0.0)
+        found = NodeSigns(
+            self._node.index, self._host, self._count, longest_s, tuple(signs), quiet_s
+        )
         write_signs(self._attempt, found)
         self._has_written = True
         self._num_looks += 1
@@ -219,6 +235,7 @@ class Guard(threading.Thread):
             track.halted_at = None
             return False
         track.halted_at = now if track.halted_at is None else track.halted_at
+        track.was_held = True
         return True
 
     def _is_silent(self, rank: int, now: float) -> bool:
@@ -268,6 +285,10 @@ class Guard(threading.Thread):
         sight = (stack, last, num_bytes, track.moved_at, waits)
         if sight != track.sight:
             track.sight, track.still_at = sight, now
+        is_watched = any(map(_is_held_by_a_person, held)) or _is_debugged(answer)
+        track.was_held |= is_watched
+        if is_idle and not in_collective:
+            track.quiet_s = max(track.quiet_s, now - track.still_at)
         state = stats[pid].state if pid in stats else "X"
         stopped = [one for one in held if stats[one].state == "T"]
         below = min(stopped) if stopped and state != "T" else 0
@@ -284,7 +305,7 @@ class Guard(threading.Thread):
             has_stepped=track.has_stepped,
             halted_s=0.0 if track.halted_at is None else max(now - track.halted_at, 0.1),
             still_s=round(now - track.still_at, 1),
-            is_watched=any(map(_is_held_by_a_person, held)) or _is_debugged(answer),
+            is_watched=is_watched,
             waits=waits,
             in_collective=in_collective,
             is_mute=now - track.heard_at >= MUTE_S,
