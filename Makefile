@@ -25,7 +25,7 @@ $(VENV)/.installed: setup.cfg constraints.txt
 # MLflow lies beside the venv's own packages: DeepSpeed imports it wherever it finds it, which makes each
 # of its ranks start half as fast.
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(PIP) -e '$(SOURCE)[dev,docs,train,report]'
+	$(PIP) -e '$(SOURCE)[dev,docs,train]'
 	$(PIP) --upgrade --target $(VENV)/track mlflow-skinny
 	touch $@
 
@@ -48,7 +48,7 @@ $(VENV)/.installed-recipes: $(VENV)/.installed-dev
 
 $(VENV)/.installed-train: $(VENV)/.installed
 	@echo 'Installing torch and what else training and report need: some minutes.'
-	$(PIP) -e '$(SOURCE)[train,data,report]'
+	$(PIP) -e '$(SOURCE)[train,data]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
@@ -119,12 +119,13 @@ check: $(VENV)/.installed-dev
 # Wheel and sdist of the last commit in dist/, and the tests of packaging on these very files.
 release: $(VENV)/.installed-dev
 	@git diff --quiet HEAD || { echo 'There are changes that are not committed: commit them first.'; exit 1; }
+	$(PIP) -e '$(SOURCE)[release]'
 	rm -rf dist build/release && mkdir -p dist build/release
 	git archive HEAD | tar -x -C build/release
-	cd build/release && $(abspath $(BIN))/python -c 'from setuptools.build_meta import build_sdist as b; b("$(CURDIR)/dist")'
-	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist dist/vjob-*.tar.gz
+	$(BIN)/python release/build.py build/release dist --url '$(URL)' --epoch $$(git log -1 --format=%ct)
 	VJOB_DIST=$(CURDIR)/dist $(BIN)/python -m pytest tests/test_packaging.py
-	@cd dist && sha256sum *
+	$(BIN)/python release/try_installed.py dist/*.whl
+	@cat dist/SHA256SUMS
 	@! grep -m1 'not yet released' CHANGELOG.md || echo 'Before the tag: give it its date.'
 
 # Every figure that is stated, beside its peers; QUICK=1 takes small inputs and some minutes. With

@@ -63,7 +63,7 @@ if not TYPE_CHECKING:  # a type checker that saw it would take any name for one 
                 raise
             raise ModuleNotFoundError(
                 f"vjob.reports needs {error.name}, which is not installed: "
-                "pip install '.[report]' in vjob's checkout",
+                f"pip install {error.name}",
                 name=error.name,
             ) from None
         globals()[name] = value

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -23,10 +22,8 @@ FOLDERS = {name: f"vjob/{name}" for name in ("shelf", "jobs", "templates", "repo
 FOLDERS["examples/recipes"] = "vjob/recipes"
 """Where a folder of the checkout lies when installed; the others keep their names."""
 PACKAGES = ("vjob", "varuna_core", *FOLDERS)
-BUILD = """
-import sys, setuptools.build_meta as backend
-getattr(backend, sys.argv[1])(sys.argv[2])
-"""
+EPOCH = "1795000000"
+ADDRESS = "https://example.net/vjob"
 LOCAL = """
 name: small
 program: {script: train.py}
@@ -59,38 +56,47 @@ def list_files(root: Path) -> set[str]:
     }
 
 
-@pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Unpacked; made of a copy, as a build writes beside what it builds. `make release` has one."""
-    folder = tmp_path_factory.mktemp("sdist")
-    if DIST:
-        (given,) = Path(DIST).glob("vjob-*.tar.gz")
-        return unpack(given, folder)
+def build(folder: Path) -> Path:
+    """A folder with sdist, wheel and sums, made of a copy of the tree: a build writes beside it."""
     source = folder / "source"
     for package in PACKAGES:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, source / package, ignore=ignored, symlinks=True)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "CITATION.cff"):
         shutil.copy(ROOT / name, source)
-    call(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=source)
-    (archive,) = folder.glob("vjob-*.tar.gz")
-    return unpack(archive, folder)
-
-
-def unpack(archive: Path, folder: Path) -> Path:
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder, filter="data")
-    return folder / archive.name.removesuffix(".tar.gz")
+    dist = folder / "dist"
+    dist.mkdir()
+    program = ROOT / "release/build.py"
+    call(sys.executable, program, source, dist, "--epoch", EPOCH, "--no-bill", "--url", ADDRESS)
+    return dist
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist: Path) -> Path:
-    """Made of the sdist, so that this one has to be whole."""
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that `make release` has made, or one made here."""
+    return Path(DIST) if DIST else build(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    """It is made of the sdist, which therefore is whole."""
+    return next(dist.glob("*.whl"))
+
+
+def test_the_same_tree_gives_the_same_bytes(dist: Path, tmp_path: Path) -> None:
     if DIST:
-        return next(Path(DIST).glob("*.whl"))
-    call(sys.executable, "-c", BUILD, "build_wheel", sdist.parent, cwd=sdist)
-    (found,) = sdist.parent.glob("*.whl")
-    return found
+        pytest.skip("a release has the time of its commit")
+    assert (build(tmp_path) / "SHA256SUMS").read_text() == (dist / "SHA256SUMS").read_text()
+
+
+def test_the_release_names_its_address(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        (name,) = (name for name in packed.namelist() if name.endswith(".dist-info/METADATA"))
+        text = packed.read(name).decode()
+    if not DIST:
+        assert f"Project-URL: Issues, {ADDRESS}/issues" in text and "example.org" not in text
+    for version in ("3.10", "3.11", "3.12", "3.13", "3.14"):
+        assert f"Classifier: Programming Language :: Python :: {version}\n" in text
 
 
 def test_a_checkout_that_cannot_be_written_is_installed_from_a_copy() -> None:

@@ -87,11 +87,11 @@ TRIALS: Sequence[Trial] = (
         commands=("make demo VENV=~/venv DEMO=~/demo",), venv="~/venv",
     ),
     Trial(
-        name="Debian 12, `pip install '.[train,report]'` and the commands after it",
+        name="Debian 12, `pip install '.[train]'` and the commands after it",
         suite="bookworm", user=USER,
         commands=(
             "python3 -m venv .venv",
-            ".venv/bin/pip install --quiet '.[train,report]'",
+            ".venv/bin/pip install --quiet '.[train]'",
             "cd ~ && vjob/.venv/bin/vjob doctor",
             "cd ~ && vjob/.venv/bin/vjob init > conf.yaml",
         ),

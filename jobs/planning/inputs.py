@@ -31,9 +31,7 @@ def explain_errors() -> Iterator[None]:
     Whatever needs numpy is imported inside.
     """
     if importlib.util.find_spec("numpy") is None:
-        raise VjobError(
-            "planning needs numpy, which is not installed: pip install '.[plan]' in vjob's checkout"
-        )
+        raise VjobError("planning needs numpy, which is not installed: pip install numpy")
     try:
         yield
     except PlanningError as error:

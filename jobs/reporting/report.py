@@ -208,10 +208,7 @@ def check_libraries(*more: str) -> None:
     """VjobError where a library is missing that all reports need, or one of `more`."""
     for name in ("numpy", "pandas", "pyarrow", *more):
         if importlib.util.find_spec(name) is None:
-            raise VjobError(
-                f"reports need {name}, which is not installed: "
-                "pip install '.[report]' in vjob's checkout"
-            )
+            raise VjobError(f"reports need {name}, which is not installed: pip install {name}")
 
 
 def load_tables(folder: Path) -> JobTables:

@@ -129,18 +129,30 @@ def schema(site: bool) -> None:
 
 @click.command()
 @json_option
-def doctor(as_json: bool) -> None:
+@click.option(
+    "--report",
+    "archive",
+    is_flag=True,
+    help="Also write vjob-report.zip here, to attach to a bug report.",
+)
+def doctor(as_json: bool, archive: bool) -> None:
     """Check this machine and its Slurm setup, and say what to fix.
 
     \b
     vjob doctor                      where you submit
     srun -N2 vjob doctor             on two nodes, where the containers are
+    vjob doctor --report             for a bug report: this, and the versions
 
-    A program with its GPUs and its container is tried by `vjob try`.
+    A program with its GPUs and its container is tried by `vjob try`. The archive of --report has
+    no secret, and neither your name nor the machine's; read it before you send it.
     """
     from vjob.shelf.doctor import doctor as doctors
+    from vjob.shelf.doctor.archive import ARCHIVE, write_archive
 
     findings = doctors.examine()
+    if archive:
+        names = write_archive(Path(ARCHIVE), findings)
+        click.echo(f"{ARCHIVE} has {' and '.join(names)}; read them before you send it.", err=True)
     if as_json:
         print_list(finding.as_json() for finding in findings)
     else:

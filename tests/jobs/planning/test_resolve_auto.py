@@ -264,7 +264,7 @@ def test_unlike_gpus_without_numpy_are_left_to_the_runtime(
     )
     chosen = choose(conf, GIVEN)
     assert chosen.conf.parallel.partition == "auto"
-    assert "pip install '.[plan]' in vjob's checkout" in chosen.why and ".[plan]" in caplog.text
+    assert "pip install numpy" in chosen.why and "pip install numpy" in caplog.text
 
 
 def test_replicas_may_straddle_nodes(conf: Path) -> None:
