@@ -270,6 +270,22 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--count", "100"),
     ),
     Benchmark(
+        name="planner_certificates",
+        module="planner.certificates",
+        title="Certificates beside every plan",
+        peer="every plan of small questions, by an enumeration of its own",
+        needs=("numpy",),
+        quick=("--questions", "60"),
+    ),
+    Benchmark(
+        name="planner_limits",
+        module="planner.limits",
+        title="The time of a search",
+        peer="the limit that it was given",
+        needs=("numpy",),
+        quick=("--limits", "2"),
+    ),
+    Benchmark(
         name="simulator",
         module="simulator",
         title="The simulator",

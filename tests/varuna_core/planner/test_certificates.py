@@ -1,4 +1,7 @@
-"""Certificates of small questions, compared with every plan."""
+"""Certificates of small questions, compared with every plan.
+
+`python -m benchmarks.planner.certificates` asks thousands.
+"""
 
 from __future__ import annotations
 
