@@ -116,7 +116,12 @@ class World:
              "collective_seq_id": number, "profiling_name": f"gloo:{name}"}
             for number, name in enumerate(called, max(count - 60, 0) + 1)
         ]  # fmt: skip
-        threads = [{"thread_name": "MainThread", "frames": [place]}]
+        frames = [place]
+        if activity == "sleep":  # a data loader asks for its worker again and again
+            name = "/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
+            line = self.source.randrange(5)
+            frames = [{"filename": name, "name": "_try_get_data", "line": line}, place]
+        threads = [{"thread_name": "MainThread", "frames": frames}]
         return {"threads": threads, "flight": {"entries": entries}}, 4000
 
 

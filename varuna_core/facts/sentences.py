@@ -110,8 +110,8 @@ def describe_hang(hang: Hang) -> str:
         if hang.is_mute:
             waits = f", the last of which they called is {hang.last_call}" if hang.last_call else ""
             return (
-                f"{who} does not answer, as native code holds its Python; the other ranks wait in "
-                f"collectives{waits}"
+                f"{who} does not answer, as native code holds its Python{at}; the other ranks wait "
+                f"in collectives{waits}"
             )
         return f"no rank does anything{at}{last}"
     called = f"{_name_ranks(hang.called_by)} called {hang.collective}"

@@ -26,7 +26,7 @@ class Watched:
         self.attempt = run.attempt(0)
         self.attempt.make()
         self.gathered = queue.Queue()
-        self.says = True
+        self.says, self.frames = True, [FRAME]
         node = SimpleNamespace(index=0, ranks=[0])
         self.guard = Guard(run, PLAN, node, self.attempt, "n0", lambda: {0: os.getpid()}, print,
                            lambda: None, self.gather)  # fmt: skip
@@ -40,7 +40,7 @@ class Watched:
 
     def ask(self, rank):
         if self.says:
-            threads = [{"thread_name": "MainThread", "frames": [FRAME]}]
+            threads = [{"thread_name": "MainThread", "frames": self.frames}]
             write_json(self.attempt.where(rank), {"threads": threads, "flight": None})
         return True
 
@@ -95,3 +95,17 @@ def test_an_answer_that_comes_late_is_not_read_but_shows_that_python_runs(tmp_pa
     for _ in range(5):
         write_json(watched.attempt.where(0), {"threads": []})
         assert not watched.look().is_mute
+
+
+def test_a_library_that_asks_again_and_again_is_no_movement(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    own = {"filename": "/home/me/train.py", "name": "main", "line": 7}
+    seen = []
+    for line in range(6):
+        library = {"filename": "/v/lib/python3.11/queue.py", "name": "get", "line": line}
+        watched.frames = [library, own]
+        seen.append(watched.look())
+    assert {one.place for one in seen} == {"main (train.py:7)"}
+    assert seen[-1].still_s == 5 * TICK_S
+    watched.frames = [{**own, "line": 8}]
+    assert watched.look().still_s == 0

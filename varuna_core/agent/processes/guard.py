@@ -280,7 +280,8 @@ class Guard(threading.Thread):
         if num_moved - track.moved > 2 * size + MOVED_BYTES:
             track.moved_at = now
         track.moved = num_moved
-        stack = tuple((one.get("filename"), one.get("line")) for one in frames)
+        # A library's loop that asks again and again, as a data loader's, is no movement.
+        stack = tuple((one.get("filename"), one.get("line")) for one in _list_own(frames) or frames)
         last = tuple(sorted((key, each.last) for key, each in calls.items()))
         sight = (stack, last, num_bytes, track.moved_at, waits)
         if sight != track.sight:
@@ -427,11 +428,15 @@ def _is_debugged(answer: Mapping[str, Any]) -> bool:
     return False
 
 
+def _list_own(frames: List[Mapping[str, Any]]) -> List[Mapping[str, Any]]:
+    """Frames of the program itself: neither Python's own files nor installed ones."""
+    marks = ("/lib/python3", "-packages/", "<frozen ")
+    return [one for one in frames if not any(x in str(one.get("filename")) for x in marks)]
+
+
 def _name_place(frames: List[Mapping[str, Any]]) -> str:
     """The innermost frame of the program's own, else the innermost."""
-    own = [one for one in frames if "site-packages" not in str(one.get("filename"))
-           and not str(one.get("filename")).startswith(os.path.dirname(os.__file__))]  # fmt: skip
-    for one in own[:1] or frames[:1]:
+    for one in _list_own(frames)[:1] or frames[:1]:
         name = os.path.basename(str(one.get("filename")))
         return f"{one.get('name')} ({name}:{one.get('line')})"
     return ""
