@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from varuna_core.facts.partition import Partition
-from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.trace import ActionTrace, TraceWriter, find_trace_file
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
 from varuna_core.runtime.batch.named_inputs import Inputs

@@ -89,7 +89,7 @@ cluster:
   join_s: 20
   lost_s: 15
   requeue: true
-morph: {{enabled: true, layout: world, min_nodes: 2, max_nodes: 8}}
+morph: {{enabled: true, mode: world, min_nodes: 2, max_nodes: 8}}
 setup: {setup}
 """
 SCRIPT = """

@@ -175,7 +175,7 @@ CASES = (
         title="a DDP script that loses one of four nodes, no trace",
         conf=build_conf(
             "ddp", FOUR, program=build_script(PROGRAMS / "ddp_script.py", "1500"),
-            more="morph: {enabled: true, layout: world, max_nodes: 4}",
+            more="morph: {enabled: true, mode: world, max_nodes: 4}",
         ),
         disturb=crash,
     ),

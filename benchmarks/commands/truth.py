@@ -106,7 +106,7 @@ GROUPS = {
 }
 GROUPS["split"] = ("split", GROUPS["het"][1])
 GROUPS["morph"] = GROUPS["plain"]
-MORPH = "morph: {enabled: true, layout: world, min_nodes: 1, warm: false}"
+MORPH = "morph: {enabled: true, mode: world, min_nodes: 1, warm: false}"
 API = """
 import json, sys, vjob
 

@@ -38,7 +38,7 @@ from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
-from varuna_core.planner.result.plan import LayoutPlan
+from varuna_core.planner.result.plan import ShapePlan
 from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Search, Searched
 from varuna_core.planner.search.space import Placements
@@ -161,7 +161,7 @@ def list_terms() -> list[str]:
         *(predict_seed(A10_8, overlap_sends=flag) for flag in (True, False)),
     ]
 
-    def add(name: str, find: Callable[[LayoutPlan], float]) -> None:
+    def add(name: str, find: Callable[[ShapePlan], float]) -> None:
         rows.append(f"| {name} | " + " | ".join(f"{find(plan):.3f}" for plan in plans) + " |")
 
     add("work of the slowest stage (stage 1, 11 blocks)", lambda p: p.step.stages[1].work_s)

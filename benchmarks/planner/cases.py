@@ -26,7 +26,7 @@ from varuna_core.planner.profile.transformer import (
     estimate_optimizer,
     estimate_profile,
 )
-from varuna_core.planner.result.plan import LayoutPlan, build_plan
+from varuna_core.planner.result.plan import ShapePlan, build_plan
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 
@@ -123,7 +123,7 @@ def build_large_profile(model: Transformer) -> Profile:
 
 def predict_seed(
     cluster: Cluster, *, overlap_sends: bool = True, free_messages: bool = False
-) -> LayoutPlan:
+) -> ShapePlan:
     """GPT-2 XL on 8 nodes of 4 A10, as it was measured at 1.402 s a step with Megatron-LM.
 
     `free_messages`: what is sent between stages takes no time, which no program can do better.

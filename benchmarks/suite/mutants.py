@@ -75,7 +75,7 @@ ALSO: dict[str, tuple[str, ...]] = {
         "tests/jobs/monitor/model/test_text.py",
         "tests/reports/export/test_tables.py",
     ),
-    "varuna_core/records/layout.py": (
+    "varuna_core/records/rank_map.py": (
         "tests/varuna_core/morph/test_layout.py",
         "tests/jobs/planning/test_script_layouts.py",
         "tests/jobs/submit/test_build_plan.py",

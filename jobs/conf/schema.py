@@ -455,7 +455,7 @@ class Morph:
 
     enabled: bool = False
     """Go on without a lost node, from the newest checkpoint."""
-    layout: Literal["pipeline", "world"] = "pipeline"
+    mode: Literal["pipeline", "world"] = "pipeline"
     """What follows the nodes. pipeline: depth, replicas and partition; world: how many ranks there
     are, for scripts that need no more (DDP, FSDP)."""
     min_nodes: PositiveInt | None = None

@@ -18,7 +18,7 @@ from varuna_core.planner.result.front import (
     find_front,
 )
 from varuna_core.planner.result.plan import (
-    LayoutPlan,
+    ShapePlan,
     build_plan,
     explain_simpler,
     find_left_over,
@@ -43,7 +43,7 @@ class Answer:
 
     question: Question
     searched: Searched
-    plans: tuple[LayoutPlan, ...]
+    plans: tuple[ShapePlan, ...]
     """The chosen one, then others that were found, fastest first."""
     chosen_for: str
     """Reason why the first is not the fastest; empty if it is."""
@@ -51,7 +51,7 @@ class Answer:
     """None where prices are missing."""
 
     @property
-    def best(self) -> LayoutPlan:
+    def best(self) -> ShapePlan:
         return self.plans[0]
 
     @property
@@ -167,7 +167,7 @@ def _show_class(one: PlanClass) -> dict[str, Any]:
     }
 
 
-def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
+def _show_plan(plan: ShapePlan, question: Question) -> dict[str, Any]:
     option, step = plan.candidate.option, plan.step
     nodes = list_used_nodes(plan.candidate)
     return {
@@ -210,7 +210,7 @@ def _show_plan(plan: LayoutPlan, question: Question) -> dict[str, Any]:
     }
 
 
-def list_parts(plan: LayoutPlan) -> Mapping[str, float]:
+def list_parts(plan: ShapePlan) -> Mapping[str, float]:
     """Parts of a step, in seconds."""
     step = plan.step
     return {

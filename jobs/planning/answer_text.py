@@ -10,7 +10,7 @@ from varuna_core.facts.not_covered import describe_lack
 from varuna_core.planner.result.certificate import render_certificate, render_claim
 from varuna_core.planner.result.covered import ESTIMATED
 from varuna_core.planner.result.plan import (
-    LayoutPlan,
+    ShapePlan,
     align,
     find_left_over,
     join_alike,
@@ -91,7 +91,7 @@ def _format_best(answer: Answer) -> Iterator[str]:
     yield render_certificate(answer.searched)
 
 
-def _format_expected(plan: LayoutPlan, question: Question) -> Iterator[str]:
+def _format_expected(plan: ShapePlan, question: Question) -> Iterator[str]:
     """Lines that say how sure the time of a step is, and what of the plan was not measured."""
     expected, band = plan.expected_s, plan.band
     if plan.band_s:
@@ -116,7 +116,7 @@ def _format_expected(plan: LayoutPlan, question: Question) -> Iterator[str]:
         yield expected.reason
 
 
-def _format_run(plan: LayoutPlan, question: Question) -> str:
+def _format_run(plan: ShapePlan, question: Question) -> str:
     took, expected = _format_time(plan.step_s * question.steps), plan.expected_s
     if not isinstance(expected, Within):
         return took
@@ -146,7 +146,7 @@ def _format_time(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds >= 120 else f"{seconds:.3g} s"
 
 
-def _format_price(plan: LayoutPlan, question: Question) -> str:
+def _format_price(plan: ShapePlan, question: Question) -> str:
     price = plan.price_per_step
     if price is None:
         return "; no prices given (conf key prices, or --prices TYPE=PRICE of a node and hour)"

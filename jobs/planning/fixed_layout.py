@@ -18,7 +18,7 @@ from varuna_core.planner.model.cluster import NodeKind, place_in_turn
 from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.result.plan import LayoutPlan, build_plan
+from varuna_core.planner.result.plan import ShapePlan, build_plan
 from varuna_core.planner.search.deadline import Deadline, within
 from varuna_core.planner.search.partition import CLOSE, find_partition
 from varuna_core.planner.search.search import Candidate
@@ -34,7 +34,7 @@ MOST_NODES = 2_000
 """Nodes of branch and bound, for each of the other layouts."""
 
 
-def plan_fixed_layout(question: Question, conf: JobConf) -> LayoutPlan:
+def plan_fixed_layout(question: Question, conf: JobConf) -> ShapePlan:
     """Find the best cuts of the conf's own layout; PlanningError if none fits in memory."""
     cluster, wishes = question.cluster, question.wishes
     stages = require_number(conf.parallel.pipeline)
@@ -122,7 +122,7 @@ class OtherLayouts:
     """Seconds of a step on those nodes, and on all."""
 
 
-def plan_other_nodes(question: Question, conf: JobConf, given: LayoutPlan) -> OtherLayouts:
+def plan_other_nodes(question: Question, conf: JobConf, given: ShapePlan) -> OtherLayouts:
     """Find the best depth, replicas and cuts for other nodes; the rest is as in `given`, for all.
 
     Nearest numbers of nodes first; those that time does not suffice for are missing.

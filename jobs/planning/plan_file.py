@@ -23,7 +23,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.programs import megatron
 
 if TYPE_CHECKING:
-    from varuna_core.planner.result.plan import LayoutPlan, UsedNode
+    from varuna_core.planner.result.plan import ShapePlan, UsedNode
 
 FORMAT = 1
 """Of the file."""
@@ -111,7 +111,7 @@ def describe_partition(conf: JobConf) -> str:
     return f"partition {partition} counts embedding and head: {blocks} of the {layers} layers"
 
 
-def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
+def apply_plan(conf: JobConf, plan: ShapePlan) -> JobConf:
     """The conf with the plan's layout, on the nodes that it uses."""
     from varuna_core.planner.result.plan import join_alike, list_used_nodes  # needs numpy
 
@@ -134,7 +134,7 @@ def apply_plan(conf: JobConf, plan: LayoutPlan) -> JobConf:
     )
 
 
-def apply_cuts(conf: JobConf, plan: LayoutPlan) -> JobConf:
+def apply_cuts(conf: JobConf, plan: ShapePlan) -> JobConf:
     """The conf with the plan's partition, and what it decides for a stage's work."""
     option = plan.candidate.option
     parallel = replace(
@@ -167,7 +167,7 @@ def regroup(groups: Sequence[NodeGroup], nodes: Sequence[UsedNode]) -> list[Node
     return made
 
 
-def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: LayoutPlan, why: str) -> None:
+def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: ShapePlan, why: str) -> None:
     fields = {
         "vjob_plan": FORMAT,
         "of": str(conf_path),

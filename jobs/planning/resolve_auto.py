@@ -34,7 +34,7 @@ from vjob.jobs.schedulers import choose as schedulers
 
 if TYPE_CHECKING:
     from varuna_core.planner.profile.profile import Profile
-    from varuna_core.planner.result.plan import LayoutPlan
+    from varuna_core.planner.result.plan import ShapePlan
     from vjob.jobs.planning.question import Question
 
 log = logging.getLogger(__name__)
@@ -176,7 +176,7 @@ def _add_script_layouts(chosen: Chosen, base: Path, written: Collection[str]) ->
     its speed there."""
     conf = chosen.conf
     parallel = conf.parallel
-    if not may_change_layout(conf) or conf.morph.layout == "world" or parallel.order == "pipeline":
+    if not may_change_layout(conf) or conf.morph.mode == "world" or parallel.order == "pipeline":
         return chosen
     from varuna_core.schedule.registry import has_one_stage_a_rank  # slow: as below
     from vjob.jobs.planning.script_layouts import plan_by_data_sheets
@@ -305,7 +305,7 @@ def _keeps_auto(conf: JobConf, question: Question) -> bool:
     return conf.parallel.recompute == "auto" and question.is_estimate
 
 
-def _predict(conf: JobConf, plan: LayoutPlan, profile: Profile) -> Prediction:
+def _predict(conf: JobConf, plan: ShapePlan, profile: Profile) -> Prediction:
     """With the kind of GPU it is of, where the conf names none and a node may have another."""
     prediction = plan.build_prediction()
     if any(group.num_gpus and group.gpu_type is None for group in conf.cluster.nodes):

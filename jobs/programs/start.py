@@ -186,8 +186,8 @@ class Script(Own):
         if batch is None:
             message = "needs train.global_batch_size: --batch-size is a replica's share of it"
             yield key, value, message
-        if conf.morph.layout == "world":
-            yield key, value, "cannot be with morph.layout: world, which has no stages"
+        if conf.morph.mode == "world":
+            yield key, value, "cannot be with morph.mode: world, which has no stages"
         elif conf.morph.enabled and batch is not None:
             unit = (get_replicas(conf) or 1) * require_number(conf.train.micro_batch_size)
             if batch % unit:

@@ -1,7 +1,7 @@
 """Conf to plan: a pure function; user, interpreter and environment come in as arguments.
 
 Rank numbers follow the groups in order, node by node, as Slurm numbers a step over components.
-The stage of a rank follows from the stage map (`varuna_core.records.layout.build_stages`).
+The stage of a rank follows from the stage map (`varuna_core.records.rank_map.build_stages`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
 from varuna_core.facts.remedy import context_of, render_all
-from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import (
     ContainerPlan,
     GroupPlan,
@@ -23,6 +22,7 @@ from varuna_core.records.plan import (
     Timing,
     TrackPlan,
 )
+from varuna_core.records.rank_map import build_stages, encode_stage_map
 from varuna_core.records.training import TrainingFacts
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.fates import (
@@ -277,7 +277,7 @@ def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
         schedule=conf.parallel.schedule,
         steps=train.steps if reaches(conf, written, "train.steps") else None,
         checkpoint_folder=train.checkpoint.folder,
-        layout=conf.morph.layout,
+        layout=conf.morph.mode,
         is_even=conf.program.arguments == "varuna",
     )
 

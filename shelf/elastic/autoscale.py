@@ -25,7 +25,6 @@ from typing import Any
 from varuna_core.facts.known import Value
 from varuna_core.records import record as records
 from varuna_core.records.files import lock_file, read_lines
-from varuna_core.records.layout import locate_ranks
 from varuna_core.records.logs.slow_ranks import WARM_UP_STEPS
 from varuna_core.records.morphing import (
     ENDED,
@@ -38,6 +37,7 @@ from varuna_core.records.morphing import (
     read_state,
 )
 from varuna_core.records.plan import Plan, read_attempt_plan, read_facts, read_plan
+from varuna_core.records.rank_map import locate_ranks
 from varuna_core.records.record import append_event, read_pause_s
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.elastic import membership

@@ -28,7 +28,7 @@ from tests.ranks.train_rank import (
     write_cases,
 )
 from varuna_core import Varuna
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.split.cut import announce_segments
 from varuna_core.runtime.split.random_streams import build_seeder
 

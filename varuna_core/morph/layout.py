@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 from varuna_core.facts.partition import Partition
-from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.plan import GroupPlan, Plan, fill_layout, name_nodes
+from varuna_core.records.rank_map import build_stages, encode_stage_map
 from varuna_core.records.training import TrainingFacts
 
 

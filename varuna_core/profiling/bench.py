@@ -39,7 +39,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from varuna_core.records.layout import StageMap
+from varuna_core.records.rank_map import StageMap
 from varuna_core.runtime.comm.failure import FailureBoard
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.comm.values import Crossing, Structure, TensorSpec, sign

@@ -34,7 +34,7 @@ from varuna_core.profiling.bench import (
 )
 from varuna_core.profiling.profile_file import Detail
 from varuna_core.profiling.ranks import Crew, deal
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.comm.failure import close_group, is_connection_error
 from varuna_core.runtime.comm.links import connect_sharing
 from varuna_core.runtime.comm.values import sign

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.agent.gpu.names import CUDA_VISIBLE, NVIDIA_SMI
-from varuna_core.records.layout import build_stages, encode_stage_map
+from varuna_core.records.rank_map import build_stages, encode_stage_map
 from varuna_core.runtime.comm.devices import take_device
 from varuna_core.runtime.comm.links import join_ranks
 

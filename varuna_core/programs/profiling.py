@@ -17,7 +17,7 @@ from varuna_core.programs.building import build_model, choose_apex, make_optimiz
 from varuna_core.programs.float8 import FP8, choose_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.place import Place, ProgramError
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.records.training import Training, name_shapes
 from varuna_core.runtime.optim.optimizers import use_apex_norms
 

@@ -38,8 +38,8 @@ from varuna_core.programs.float8 import FP8, choose_base_precision, use_float8
 from varuna_core.programs.layers import compile_blocks
 from varuna_core.programs.lines import RankLines
 from varuna_core.programs.place import Place, ProgramError
-from varuna_core.records.layout import parse_stage_map
 from varuna_core.records.logs.trace import TraceWriter
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.records.training import Training
 from varuna_core.runtime.optim.optimizers import use_apex_norms
 from varuna_core.runtime.step_trace import exchange_clocks, open_rank_trace

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from varuna_core.records.layout import StageMap, parse_stage_map
+from varuna_core.records.rank_map import StageMap, parse_stage_map
 from varuna_core.runtime.batch.named_inputs import InputNames, Inputs
 from varuna_core.runtime.comm.links import Links, connect, connect_sharing
 from varuna_core.runtime.comm.meeting import open_meeting

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from varuna_core.checkpoint.format.entries import view_bytes
-from varuna_core.records.layout import StageMap
+from varuna_core.records.rank_map import StageMap
 from varuna_core.runtime.comm.meeting import Given
 from varuna_core.runtime.comm.values import describe, sign, tensors_of
 from varuna_core.runtime.settings import VarunaSettings

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 
 from varuna_core.facts.partition import Partition
-from varuna_core.records.layout import StageMap
 from varuna_core.records.logs.times import Exchange
 from varuna_core.records.logs.trace import TraceWriter
+from varuna_core.records.rank_map import StageMap
 from varuna_core.schedule.registry import place_stages
 from varuna_core.trace.device import find_clock
 

@@ -435,7 +435,7 @@ def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
         yield key, True, "needs train.checkpoint.folder: a run that loses a node goes on from there"
     if conf.container.runtime == "pyxis":
         yield key, True, "is not in this version of vjob with pyxis, which srun starts only once"
-    if conf.morph.layout == "world":
+    if conf.morph.mode == "world":
         yield from _check_morph_world(conf)
 
 
@@ -443,10 +443,10 @@ def _check_morph_world(conf: JobConf) -> Iterator[KeyProblem]:
     """Where only the number of ranks follows the nodes, there are no stages."""
     parallel = conf.parallel
     if conf.program.kind in BUILT_IN:
-        yield "morph.layout", "world", f"is for {', '.join(OWN)}; leave it out for {BUILT_IN[0]}"
+        yield "morph.mode", "world", f"is for {', '.join(OWN)}; leave it out for {BUILT_IN[0]}"
         return
     asked = {"pipeline": parallel.pipeline, "partition": parallel.partition}
     for name, value in asked.items():
         if value not in (1, "auto"):
-            message = "cannot be with morph.layout: world, which has no stages; use pipeline"
+            message = "cannot be with morph.mode: world, which has no stages; use pipeline"
             yield f"parallel.{name}", value, message

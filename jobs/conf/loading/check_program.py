@@ -30,9 +30,9 @@ def find_launch_problems(
             yield key, launch, message
         if conf.morph.enabled:
             yield key, launch, "cannot be with morph.enabled, whose ranks meet: use torchrun"
-    if launch == "node" and conf.morph.enabled and conf.morph.layout != "world":
+    if launch == "node" and conf.morph.enabled and conf.morph.mode != "world":
         message = "must be world with program.launch: node, whose program lays out its own ranks"
-        yield "morph.layout", conf.morph.layout, message
+        yield "morph.mode", conf.morph.mode, message
     if launch == "node" and conf.profile.ranks != "all":
         message = "is of single ranks, which the launcher of program.launch: node starts: remove it"
         yield "profile.ranks", conf.profile.ranks, message

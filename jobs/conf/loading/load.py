@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from varuna_core.plugins.installed import warn_once
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset
 from vjob.jobs.conf.loading.check_bounds import locate
 from vjob.jobs.conf.loading.compose import (
@@ -52,6 +53,8 @@ from vjob.jobs.conf.yaml_tree import (
 from vjob.jobs.errors import ConfError, KeyProblem, Problem
 
 WHERE = "--set"
+RENAMED: Mapping[tuple[str, str], str] = {("morph", "layout"): "mode"}
+"""Old names of keys, by section: still read until 1.0, and in conf files of old runs."""
 _STEP = re.compile(r"[^.\[\]\s=]+|\[[0-9]{1,6}\]")
 _KEY = re.compile(r"[^.\[\]\s=]+(\[[0-9]{1,6}\]|\.[^.\[\]\s=]+)*")
 log = logging.getLogger(__name__)
@@ -245,8 +248,25 @@ def build_tree(
         tree = merge(under, tree)
     tree, more = apply_overrides(tree, overrides)
     problems += more
+    tree = rename_keys(tree, is_told=is_file)
     tree, more = fill_tree(merge(tree, over) if over.entries else tree)
     return tree, [*problems, *more]
+
+
+def rename_keys(tree: Node, *, is_told: bool) -> Node:
+    """The tree with the keys of `RENAMED` under their new names; `is_told` warns of each."""
+    for (section, old), new in RENAMED.items():
+        entry = tree.entries.get(section) if isinstance(tree, Table) else None
+        if entry is None or not isinstance(entry.node, Table) or old not in entry.node.entries:
+            continue
+        assert isinstance(tree, Table)
+        if is_told:
+            place = entry.node.entries[old].where
+            warn_once(f"{place}: {section}.{old} is now {section}.{new}; write that")
+        keys = {new if name == old else name: one for name, one in entry.node.entries.items()}
+        inside = replace(entry, node=Table(entries=keys, where=entry.node.where))
+        tree = Table(entries={**tree.entries, section: inside}, where=tree.where)
+    return tree
 
 
 def complete_groups(conf: JobConf) -> JobConf:

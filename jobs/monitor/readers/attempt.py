@@ -13,13 +13,13 @@ from varuna_core.facts.partition import Partition
 from varuna_core.records.checkpoints import parse_skipped
 from varuna_core.records.exits import RankExit, parse_exits, parse_judged
 from varuna_core.records.files import as_number
-from varuna_core.records.layout import RankPlace, locate_ranks
 from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.slow_ranks import find_slow_ranks
 from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
 from varuna_core.records.plan import Plan
+from varuna_core.records.rank_map import RankPlace, locate_ranks
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import read_training
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages

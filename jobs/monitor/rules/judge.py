@@ -89,7 +89,7 @@ def judge(
     also = [replace(item.main, remedies=()) for item in others if _adds(item, first)]
     whole = replace(
         first,
-        others=(*also, *(one for one in list_remarks(snapshot) if not _is_told(one, first))),
+        others=(*also, *(one for one in list_remarks(snapshot) if not _repeats_limit(one, first))),
         context=context_of_job(snapshot),
         job=name_job(snapshot),
     )
@@ -117,8 +117,8 @@ def _adds(other: Verdict, first: Verdict) -> bool:
     return not first.health is other.health is Health.STALLED
 
 
-def _is_told(remark: Finding, first: Verdict) -> bool:
-    """True of the time limit, where the verdict itself says that the run will not finish."""
+def _repeats_limit(remark: Finding, first: Verdict) -> bool:
+    """True for the remark on the time limit, if the verdict says that the run will not finish."""
     known = isinstance(first.main.values.get("limit_left_s"), Value)
     return known and remark.rule == "time limit near"
 

@@ -152,16 +152,16 @@ def test_a_script_of_unknown_layers_cannot_be_shallower_than_asked() -> None:
 
 
 def test_where_only_the_number_of_ranks_morphs_there_are_no_stages() -> None:
-    on = "morph: {enabled: true, layout: world}\n"
+    on = "morph: {enabled: true, mode: world}\n"
     assert find_problems(on) == []
     (problem,) = find_problems(on + "parallel: {pipeline: 2}\n")
-    assert "parallel.pipeline = 2: cannot be with morph.layout: world" in problem
+    assert "parallel.pipeline = 2: cannot be with morph.mode: world" in problem
     problems = find_problems(on + "parallel: {partition: '4'}\n")
-    assert any("parallel.partition = 4: cannot be with morph.layout" in said for said in problems)
+    assert any("parallel.partition = 4: cannot be with morph.mode" in said for said in problems)
     head = "name: run\nprogram: pretrain_gpt\nmodel: gpt2-small\ndata: {synthetic: true}\n"
     saves = head + "train: {checkpoint: {folder: ckpt}}\n"
     (problem,) = find_problems(on, head=saves)
-    assert "morph.layout = world: is for script, module, command; leave" in problem
+    assert "morph.mode = world: is for script, module, command; leave" in problem
 
 
 def test_a_run_that_may_morph_needs_checkpoints_and_may_have_several_kinds_of_node() -> None:
@@ -346,7 +346,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ("container: {image: x, mounts: ['a:b']}", "mounts[0] = /conf/a:b: the target b must be"),
         ("container: {image: x, mounts: ['a:/b:rw']}", "must be source:target"),
         (
-            "cluster: {address: a}\nmorph: {enabled: true, layout: world}",
+            "cluster: {address: a}\nmorph: {enabled: true, mode: world}",
             "cluster.address = a: cannot be with morph, where any node may come first",
         ),
         ("cluster: {scheduler: machines}", "machines: needs cluster.machine_list, a file with"),
@@ -357,7 +357,7 @@ def test_options_that_we_set_ourselves_name_the_key_to_use() -> None:
         ),
         (
             "cluster: {machine_list: a, nodes: [{group: a}, {group: b}]}\n"
-            "morph: {enabled: true, layout: world}",
+            "morph: {enabled: true, mode: world}",
             "cluster.machine_list = /conf/a: with morph wants one group in cluster.nodes, not 2",
         ),
         ("container: {workdir: x}", "container.workdir = x: is a folder inside the container"),

@@ -13,7 +13,13 @@ import pytest
 from varuna_core.facts.partition import Partition
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.loading.load import parse_conf, parse_conf_lines, read_conf, read_text
+from vjob.jobs.conf.loading.load import (
+    load_conf,
+    parse_conf,
+    parse_conf_lines,
+    read_conf,
+    read_text,
+)
 from vjob.jobs.conf.parse import get_hints, is_scalar
 from vjob.jobs.conf.schema import MODELS, JobConf, Model, Program
 from vjob.jobs.errors import ConfError
@@ -387,3 +393,17 @@ def test_nodes_may_be_a_number_a_group_or_left_out(
     conf = parse_conf(f"name: a\nprogram: {{script: t.py}}\n{cluster}\n", "c", BASE, overrides)
     found = [(one.group, one.count, one.num_ranks) for one in conf.cluster.nodes]
     assert found == groups
+
+
+@pytest.mark.parametrize(
+    ("text", "override"), [("{layout: world}", ()), ("{}", ("morph.layout=world",))]
+)
+def test_a_renamed_key_is_read_by_its_old_name_and_told_once(
+    text: str, override: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "conf.yaml"
+    path.write_text(f"name: a\nprogram: {{script: a.py}}\nmorph: {text}\n")
+    assert load_conf(path, override).conf.morph.mode == "world"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{'--set' if override else f'{path}:3'}: morph.layout is now morph.mode; write that"
+    ]

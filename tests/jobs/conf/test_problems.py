@@ -58,7 +58,7 @@ def test_the_first_round_says_that_it_is_not_the_last(tmp_path: Path) -> None:
 
 def test_an_unknown_key_like_no_other_lists_the_valid_ones() -> None:
     assert find_more("morph: {zzz: 1}\n") == [
-        "conf.yaml:3: morph.zzz = 1: unknown key; valid keys: enabled, layout, "
+        "conf.yaml:3: morph.zzz = 1: unknown key; valid keys: enabled, mode, "
         "min_nodes, max_nodes, warm, grow, leave_slow, look_s, "
         "stop_s, return_s, manager_failures"
     ]

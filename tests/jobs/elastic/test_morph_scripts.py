@@ -30,7 +30,7 @@ cluster:
   grace_s: 5
   join_s: 60
   nodes: [{{group: all, count: 4, ranks: 1}}]
-morph: {{enabled: true, layout: world, max_nodes: 4}}
+morph: {{enabled: true, mode: world, max_nodes: 4}}
 track: {{tensorboard: true}}
 env: {{OMP_NUM_THREADS: "1", PYTHONPATH: {ROOT}}}
 """

@@ -18,8 +18,8 @@ from varuna_core.planner.model.schedule_model import find_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.search.partition import is_allowed
-from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import read_plan
+from varuna_core.records.rank_map import decode_stage_map
 from varuna_core.records.runfolder import make_run_folder
 from varuna_core.records.training import find_facts, read_training
 from vjob.jobs.planning.inputs import read_open_conf

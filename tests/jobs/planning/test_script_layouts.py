@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.jobs.planning.test_plan_command import put_profile
 from varuna_core.facts.partition import Partition
 from varuna_core.morph.layout import build_attempt
-from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import Plan
+from varuna_core.records.rank_map import decode_stage_map
 from vjob.jobs.planning.inputs import read_open_conf
 from vjob.jobs.planning.resolve_auto import Chosen, choose_layout, resolve_conf
 from vjob.jobs.planning.script_layouts import choose_by_speed, deal_layers

@@ -146,7 +146,7 @@ def test_a_launcher_in_a_shell_script_has_its_line(text: str, found: tuple[str, 
         ("{command: torchrun t.py}", ONE, "node", "torchrun starts"),
         ("{script: t.py}", ONE + "parallel: {pipeline: 1}\n", "torchrun", ""),
         ("{script: t.py}", ONE + "parallel: {profile: p.json}\n", "python", "one rank"),
-        ("{script: t.py}", ONE + "morph: {enabled: true, layout: world}\n", "torchrun", ""),
+        ("{script: t.py}", ONE + "morph: {enabled: true, mode: world}\n", "torchrun", ""),
         ("{script: t.py, launch: srun}", ONE, "srun", ""),
         ("{deepspeed: t.py}", ONE, "torchrun", ""),
     ],
@@ -171,7 +171,7 @@ def test_auto_becomes_what_the_program_needs(
         ),
         (
             "{script: t.py, launch: python}",
-            ONE + "morph: {enabled: true, layout: world}\n",
+            ONE + "morph: {enabled: true, mode: world}\n",
             "program.launch = python: cannot be with morph.enabled",
         ),
         (
@@ -182,7 +182,7 @@ def test_auto_becomes_what_the_program_needs(
         (
             "{command: torchrun t.py}",
             TWO + "morph: {enabled: true}\n",
-            "morph.layout = pipeline: must be world with program.launch: node",
+            "morph.mode = pipeline: must be world with program.launch: node",
         ),
         (
             "{command: torchrun t.py}",

@@ -29,7 +29,7 @@ KINDS = {
     "restarts": {"restarts": "restarts: 1", "more": ""},
     "morph": {
         "restarts": "",
-        "more": "morph: {enabled: true, layout: world, min_nodes: 1, warm: false}",
+        "more": "morph: {enabled: true, mode: world, min_nodes: 1, warm: false}",
     },
 }
 

@@ -40,7 +40,7 @@ cluster:
   join_s: 60
   lost_s: 15
   nodes: [{{group: all, count: 2, ranks: 1}}]
-morph: {{enabled: true, layout: world, min_nodes: 1, warm: false}}
+morph: {{enabled: true, mode: world, min_nodes: 1, warm: false}}
 env: {env}
 pass_env: {passed}
 setup: {setup}

@@ -20,8 +20,8 @@ from tests.jobs.confs import (
     make_plan,
 )
 from varuna_core.morph.layout import count_asked
-from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import parse_plan, render_plan
+from varuna_core.records.rank_map import decode_stage_map
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.schema import Container
 from vjob.jobs.conf.world_size import build_groups

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.jobs.confs import BASE, make_conf, make_plan
 from varuna_core.facts.partition import Partition
 from varuna_core.morph.layout import AttemptPlan, build_attempt
-from varuna_core.records.layout import decode_stage_map
 from varuna_core.records.plan import Plan, read_plan, render_plan, write_plan
+from varuna_core.records.rank_map import decode_stage_map
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import TrainingFacts
 from vjob.jobs.conf.loading.check import check_conf
@@ -144,7 +144,7 @@ def test_a_partition_fits_each_attempt(
 
 @given(st.integers(1, 5), st.integers(1, 4), st.data())
 def test_a_world_has_all_ranks_that_are_there(count: int, ranks: int, data: st.DataObject) -> None:
-    text = CONF.replace("pipeline: 4", "pipeline: 1").replace("true}", "true, layout: world}")
+    text = CONF.replace("pipeline: 4", "pipeline: 1").replace("true}", "true, mode: world}")
     text = text.replace("count: 4, ranks: 2", f"count: {count}, ranks: {ranks}")
     seats = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     found = attempt(make_plan(make_conf(text)), seats)

@@ -44,7 +44,7 @@ program: {{script: {SCRIPT}, args: [""]}}
 name: morphed
 program: {{script: {SCRIPT}, args: ["0"]}}
 {CLUSTER}, join_s: 20, nodes: [{{group: m, count: 2, ranks: 1}}]}}
-morph: {{enabled: true, layout: world, min_nodes: 1, warm: false}}
+morph: {{enabled: true, mode: world, min_nodes: 1, warm: false}}
 """,
 }
 ROUNDS = 12

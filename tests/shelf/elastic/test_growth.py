@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.jobs.confs import MORPH, MORPH_SPLIT, make_conf, make_plan
 from tests.varuna_core.programs.trainings import GPT
-from varuna_core.records.layout import build_stages, encode_stage_map
 from varuna_core.records.logs.slow_ranks import PERSISTENT
 from varuna_core.records.plan import GroupPlan
+from varuna_core.records.rank_map import build_stages, encode_stage_map
 from varuna_core.records.training import find_facts
 from vjob.jobs.monitor.model.snapshot import Point, Progress
 from vjob.jobs.schedulers.job import list_fitting

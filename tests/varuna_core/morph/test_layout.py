@@ -16,13 +16,13 @@ from varuna_core.morph.layout import (
     build_attempt,
     choose_layout,
 )
-from varuna_core.records.layout import (
+from varuna_core.records.plan import Plan
+from varuna_core.records.rank_map import (
     build_stages,
     decode_stage_map,
     encode_stage_map,
     parse_stage_map,
 )
-from varuna_core.records.plan import Plan
 from varuna_core.records.training import find_facts
 
 

@@ -19,7 +19,7 @@ from varuna_core.planner.model.cluster import Cluster, NodeKind
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import Profile
 from varuna_core.planner.result.covered import BELOW, BETWEEN, BEYOND, weigh_size
-from varuna_core.planner.result.plan import LayoutPlan, build_plan
+from varuna_core.planner.result.plan import ShapePlan, build_plan
 from varuna_core.planner.search.search import Search
 from varuna_core.planner.search.space import Wishes
 
@@ -71,7 +71,7 @@ def test_the_widths_are_the_result_pages() -> None:
             assert width == (min(low for low, _ in own), max(high for _, high in own)), name
 
 
-def plan(profile: Profile, cluster: Cluster = CLUSTER, **wishes: Any) -> LayoutPlan:
+def plan(profile: Profile, cluster: Cluster = CLUSTER, **wishes: Any) -> ShapePlan:
     training = TrainingModel(batch=8)
     wanted = Wishes(**{"stages": 2, "replicas": 2, "tensor": 1, "schedule": "1f1b", **wishes})
     search = Search(profile, training, cluster, wanted)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.layout import balance
+from varuna_core.records.rank_map import balance
 
 
 @given(

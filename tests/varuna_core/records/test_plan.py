@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.varuna_core.agent.local_run import make_container, make_group, make_plan
-from varuna_core.records.layout import decode_stage_map, encode_stage_map
 from varuna_core.records.plan import (
     MorphPlan,
     parse_plan,
@@ -18,6 +17,7 @@ from varuna_core.records.plan import (
     render_plan,
     write_plan,
 )
+from varuna_core.records.rank_map import decode_stage_map, encode_stage_map
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.training import TrainingFacts
 

@@ -1,6 +1,6 @@
 """A field of the stage map is a place in the pipeline, which may hold several stages."""
 
-from varuna_core.records.layout import RankPlace, locate_ranks
+from varuna_core.records.rank_map import RankPlace, locate_ranks
 from varuna_core.schedule.registry import place_stages
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 
 
 @pytest.mark.parametrize("tensor", [1, 2])

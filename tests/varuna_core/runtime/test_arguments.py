@@ -15,7 +15,7 @@ import torch
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
 from varuna_core.facts.partition import Partition
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.records.training import VARIABLES
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments
 from varuna_core.schedule.costs import Costs

@@ -27,8 +27,8 @@ from varuna_core.agent.setup.world import (
     leave_agent,
     place_rank,
 )
-from varuna_core.records.layout import locate_ranks
 from varuna_core.records.plan import ContainerPlan, GroupPlan, NodePlan, Plan
+from varuna_core.records.rank_map import locate_ranks
 from varuna_core.records.runfolder import RunFolder
 
 STARTUP = "agent.pyz/varuna_core/trace/startup"

@@ -21,7 +21,7 @@ from varuna_core.schedule.costs import Costs
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutPlan:
+class ShapePlan:
     """One layout, with all that is predicted of it."""
 
     candidate: Candidate
@@ -102,9 +102,7 @@ class LayoutPlan:
         )
 
 
-def build_plan(
-    tables: Tables, cluster: Cluster, candidate: Candidate, least: int = 1
-) -> LayoutPlan:
+def build_plan(tables: Tables, cluster: Cluster, candidate: Candidate, least: int = 1) -> ShapePlan:
     """Simulate a candidate once more, for its parts."""
     chain = build_chain(tables, candidate, least)
     kinds = {kind.name: kind for kind in cluster.kinds}
@@ -117,7 +115,7 @@ def build_plan(
     peaks, away = find_peaks(compiled, memory), find_away(compiled, memory)
     sources = {source for stage in chain.stages for source in stage.times.sources}
     lacks = tuple(find_lacks(tables.profile, candidate))
-    return LayoutPlan(
+    return ShapePlan(
         candidate=candidate,
         step=simulate_step(compiled, step_costs),
         costs=candidate.costs or unlist_costs(column.costs, column.hops),
@@ -157,7 +155,7 @@ def explain_simpler(searched: Searched) -> str:
     )
 
 
-def render_table(plan: LayoutPlan) -> str:
+def render_table(plan: ShapePlan) -> str:
     """A line a stage: where it lies, its segments, time and memory."""
     rows = [("stage", "GPUs", "segments", "work s", "idle s", "memory GB", "of")]
     for number, (kinds, count) in enumerate(zip(list_stage_kinds(plan), plan.counts, strict=True)):
@@ -176,7 +174,7 @@ def render_table(plan: LayoutPlan) -> str:
     return align(rows)
 
 
-def list_stage_kinds(plan: LayoutPlan) -> list[str]:
+def list_stage_kinds(plan: ShapePlan) -> list[str]:
     """The GPUs of each stage."""
     kinds = plan.candidate.placed.kinds
     return [kinds[place] for place in plan.candidate.places]

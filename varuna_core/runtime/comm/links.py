@@ -39,7 +39,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from varuna_core.records.layout import StageMap
+from varuna_core.records.rank_map import StageMap
 from varuna_core.runtime.comm.channel import (
     BYE,
     POISON,

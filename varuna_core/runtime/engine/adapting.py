@@ -23,7 +23,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from varuna_core.records.layout import StageMap
+from varuna_core.records.rank_map import StageMap
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.engine.plans import Plans
 from varuna_core.schedule.actions import Kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from varuna_core.records.layout import StageMap
+from varuna_core.records.rank_map import StageMap
 from varuna_core.schedule.actions import Schedule, ScheduleError
 from varuna_core.schedule.compiled import simulate
 from varuna_core.schedule.costs import Costs

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
-from varuna_core.records.layout import StageMap
+from varuna_core.records.rank_map import StageMap
 from varuna_core.runtime.comm.devices import GLOO
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.engine.weight_grads import PutOffProduct, WideSum

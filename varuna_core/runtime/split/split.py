@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from varuna_core.facts.partition import Partition
-from varuna_core.records.layout import balance
+from varuna_core.records.rank_map import balance
 from varuna_core.runtime.comm.values import leaves_of, map_leaves
 from varuna_core.runtime.split.check import PoisonCheck
 from varuna_core.runtime.split.cut import SplitError

@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore  # registers "
 
 from tests.varuna_core.runtime.comm.counting import Counting
 from tests.varuna_core.runtime.comm.fake_nccl import Comm, FakeGroup, FakeNccl, Gpu, Stream
-from varuna_core.records.layout import StageMap, build_stages, encode_stage_map, parse_stage_map
+from varuna_core.records.rank_map import StageMap, build_stages, encode_stage_map, parse_stage_map
 from varuna_core.runtime.comm import links as links_module
 from varuna_core.runtime.comm.devices import BOTH, GLOO
 from varuna_core.runtime.comm.failure import ChannelClosed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.varuna_core.runtime.comm.fake_nccl import Comm, FakeGroup, FakeNccl, Gpu
 from tests.varuna_core.runtime.comm.test_channel import make_gloo_pairs
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.comm import failure
 from varuna_core.runtime.comm.channel import BYE, POISON, Arrivals, Heads, Receiver, Sender
 from varuna_core.runtime.comm.failure import ChannelClosed, FailureBoard, abort_work, find_nccl

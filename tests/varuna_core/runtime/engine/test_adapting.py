@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.engine import adapting
 from varuna_core.runtime.engine.adapting import WINDOW, ActionTimes, Adapting, find_hops
 from varuna_core.runtime.engine.plans import Plans

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.models.small import Gpt, make_inputs
 from varuna_core import Varuna
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.comm.channel import describe_message
 from varuna_core.runtime.comm.failure import describe_error
 from varuna_core.runtime.comm.values import take_apart

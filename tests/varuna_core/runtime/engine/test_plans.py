@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from varuna_core.records.layout import StageMap, parse_stage_map
+from varuna_core.records.rank_map import StageMap, parse_stage_map
 from varuna_core.runtime.engine.plans import CAPACITY, Plans, settle_stages
 from varuna_core.schedule.actions import ScheduleError
 from varuna_core.schedule.costs import build_even_costs

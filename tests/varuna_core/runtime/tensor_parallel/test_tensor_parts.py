@@ -26,7 +26,7 @@ from varuna_core import CutPoint
 from varuna_core.checkpoint.format.entries import make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.programs.gpt import Gpt
-from varuna_core.records.layout import parse_stage_map
+from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
