@@ -123,6 +123,9 @@ CASES = [
     Case(
         "a rank that spins, limit of 2 min", fault("spin"), "spinning", more="on_hang: {after: 2m}"
     ),
+    Case("a file server that is gone, one reads", fault("nfs"), "silent"),
+    Case("a file server that is gone, all read", fault("nfs-all"), "silent", None),
+    Case("a link that is cut, of sockets of their own", fault("cut"), "silent", None),
     Case("a worker is killed", fault("worker-dies"), ends_itself=True),
     *list_framework_cases(),
     Case("stopped in the first step", fault("sigstop", step=1), "stopped"),
@@ -131,6 +134,7 @@ CASES = [
     Case("a rank at pdb's prompt for 170 s", fault("prompt")),
     Case("a rank evaluates for 180 s", fault("evaluate-one")),
     Case("all ranks evaluate for 180 s", fault("evaluate")),
+    Case("a file server is gone for 60 s", fault("nfs-pause")),
     Case("a rank pauses for 80 s", fault("pause-one")),
     Case("all ranks pause for 80 s", fault("pause")),
     Case("a rank waits 170 s for a program that it started", fault("child")),
@@ -175,14 +179,28 @@ def read_last_loss(attempt: AttemptFolder) -> str:
     return (re.findall(rf"step {STEPS}/{STEPS} (loss \S+)", text) or [""])[-1]
 
 
+def mount_held(folder: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    """Serve the samples by a file system that can be held."""
+    hold = folder.with_suffix(".hold")
+    folder.mkdir()
+    words = [sys.executable, str(Path(__file__).with_name("held_mount.py")), str(folder),
+             os.__file__, str(hold)]  # fmt: skip
+    mount = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    if mount.stdout is None or mount.stdout.readline() != "mounted\n":
+        raise RuntimeError("a FUSE mount needs root and /dev/fuse")
+    env |= {"DATA": str(folder / "data"), "HOLD": str(hold)}
+    return mount
+
+
 def stage(
     case: Case, folder: Path, steps: int = STEPS, env: Mapping[str, str] | None = None
 ) -> Result:
     name = re.sub(r"\W+", "-", case.name)
     script = Path(__file__).with_name(SCRIPTS.get(case.kind, "train.py"))
-    conf = folder / f"{name}.yaml"
+    conf, env = folder / f"{name}.yaml", dict(env or {})
+    mount = mount_held(folder / f"{name}.data", env) if case.fault.startswith("nfs") else None
     values = {"fault": case.fault, "kind": case.kind, "steps": steps, "ranks": case.ranks}
-    values["env"] = "".join(f", {name}: '{value}'" for name, value in (env or {}).items())
+    values["env"] = "".join(f", {name}: '{value}'" for name, value in env.items())
     values |= {"more": case.more, "python": PYTHON if case.kind in SCRIPTS else sys.executable}
     conf.write_text(CONF.format(name=name, script=script, folder=folder / name, **values))
     subprocess.run(
@@ -194,6 +212,9 @@ def stage(
         (read_json(run.path / "local.json") or {}).get("state")
     ) not in ("COMPLETED", "FAILED", "CANCELLED"):
         time.sleep(1)
+    if mount is not None:
+        subprocess.run(["umount", env["DATA"].removesuffix("/data")], check=False)
+        mount.wait(20)
     attempts = run.attempts()
     hang = read_hang(attempts[0])
     seconds = None

@@ -8,6 +8,7 @@ import json
 import os
 import pdb
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -35,12 +36,26 @@ time.sleep(100)
 assert libc.ptrace(17, pid, None, None) == 0
 """
 IS_FIRST = os.environ["VJOB_ATTEMPT"] == "0" or "AGAIN" in os.environ
+DATA, HOLD = os.environ.get("DATA", os.__file__), Path(os.environ.get("HOLD", "/nowhere"))
+"""The file of all samples; while HOLD exists, it cannot be read (held_mount.py)."""
+RELAY = """
+import socket, time
+with socket.create_server(("127.0.0.1", 0)) as ear:
+    print(ear.getsockname()[1], flush=True)
+    ends = [ear.accept()[0] for _ in range(2)]
+ends[1].sendall(ends[0].recv(64))  # the first message passes, the answer to it does not
+time.sleep(10_000)
+"""
+if not IS_FIRST:
+    HOLD.unlink(missing_ok=True)
 
 
 class Samples(torch.utils.data.Dataset[torch.Tensor]):
     """Bytes of this very interpreter's library, so that a loss depends on what was read."""
 
-    text = Path(os.__file__).read_bytes()
+    def __init__(self) -> None:
+        self.fd = os.open(DATA, os.O_RDONLY)
+        self.size = os.fstat(self.fd).st_size
 
     def __len__(self) -> int:
         return 1 << 20
@@ -53,8 +68,8 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
                 os.kill(os.getpid(), signal.SIGKILL)
             if FAULT == "worker-stopped":
                 os.kill(os.getpid(), signal.SIGSTOP)
-        at = index * 7 % (len(self.text) - 64)
-        return torch.tensor(list(self.text[at : at + 64]), dtype=torch.float32) / 256
+        text = os.pread(self.fd, 64, index * 7 % (self.size - 64))
+        return torch.tensor(list(text), dtype=torch.float32) / 256
 
 
 def build_loader(begun: int) -> "torch.utils.data.DataLoader[torch.Tensor]":
@@ -125,6 +140,26 @@ def disturb(name: str, seconds: float, compute: Any) -> None:
         subprocess.run(["sleep", str(seconds)], check=True)
 
 
+def cut_link(is_odd: bool) -> None:
+    """Exchange a message with another rank through a relay that passes the first one alone."""
+    port = torch.zeros(1, dtype=torch.int64)
+    if RANK == 0:
+        relay = subprocess.Popen([sys.executable, "-c", RELAY], text=True, stdout=subprocess.PIPE)
+        assert relay.stdout is not None
+        port[0] = int(relay.stdout.readline())
+    dist.broadcast(port, src=0)
+    if is_odd:
+        dist.barrier()
+    with socket.create_connection(("127.0.0.1", int(port))) as link:
+        if not is_odd:
+            dist.barrier()  # so that the other one is the second end
+            link.sendall(b"a question")
+        link.recv(64)
+        if is_odd:
+            link.sendall(b"an answer")
+            link.recv(64)
+
+
 def strike(step: int, compute: Any) -> None:
     """Do what is to happen before this step of the first attempt."""
     for at, name, rank, seconds in json.loads(os.environ.get("DISTURB", "[]")):
@@ -148,6 +183,14 @@ def strike(step: int, compute: Any) -> None:
     if FAULT == "group":
         group = dist.new_group(list(range(WORLD)))
         dist.all_reduce(torch.ones(1), group=group if is_odd else None)
+    if FAULT == "cut":
+        cut_link(is_odd)
+    if FAULT in ("nfs", "nfs-all", "nfs-pause") and is_odd:
+        HOLD.touch()
+        if FAULT == "nfs":  # the others have this step's samples
+            os.pread(os.open(DATA, os.O_RDONLY), 64, 0)
+        if FAULT == "nfs-pause":
+            threading.Timer(60, HOLD.unlink).start()
     # A call into a driver that never returns, as of a GPU that fell off.
     if FAULT == "native" and is_odd:
         ctypes.CDLL(None).sleep(10_000)

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from varuna_core.facts.sentences import describe_hang
+from varuna_core.hang.signs import read_hang
 from varuna_core.records.formatting import align_columns, wrap_columns
 from varuna_core.records.logs.tail import clean, clean_name, fold
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
-from vjob.jobs.runs.find import find_removed, view_runs
+from vjob.jobs.runs.find import RunView, find_removed, view_runs
 from vjob.jobs.schedulers import run_index as index
 
 MOST_NAMED = 5
@@ -30,11 +32,20 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
                 "jobs": [job.id for job in record.jobs],
                 "state": view.state,
                 "submitted": record.submitted,
-                "message": record.message,
+                "message": find_message(view),
                 "folder": str(view.run.path),
             }
         )
     return [*rows, *_list_removed()]
+
+
+def find_message(view: RunView) -> str:
+    """The record's words; for a run that goes on, the hang that its agents see."""
+    attempts = view.run.attempts() if view.is_under_way and not view.record.message else []
+    hang = read_hang(attempts[-1]) if attempts else None
+    if hang is None or hang.until is not None:
+        return view.record.message
+    return f"hangs: {describe_hang(hang)}"
 
 
 def _list_removed() -> list[dict[str, Any]]:
@@ -72,7 +83,7 @@ def list_sweep(name: str) -> list[dict[str, Any]]:
             "state": view.state,
             "swept": dict(view.record.swept),
             "submitted": view.record.submitted,
-            "message": view.record.message,
+            "message": find_message(view),
             "folder": str(view.run.path),
         }
         for view in view_runs(find_sweep(name))

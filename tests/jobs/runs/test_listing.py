@@ -9,15 +9,20 @@ import struct
 import subprocess
 import sys
 import termios
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.command import Vjob
+from varuna_core.facts.hang import Hang, HangWitness
+from varuna_core.hang.signs import end_hang, write_hang
 from varuna_core.records.files import append_line
 from varuna_core.records.record import REFUSED, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.runs.listing import render
+from vjob.jobs.runs.listing import find_message, render
 
 MESSAGE = "rank 5 on b3 exited 9: ValueError: " + " ".join(["xxx"] * 60)
 ROW = {
@@ -42,6 +47,19 @@ def test_on_a_terminal_a_message_wraps_and_is_whole(width: int) -> None:
     _, *lines = render([{**ROW, "message": message}], width).splitlines()
     assert " ".join(" ".join(lines).split()).endswith(" ".join(message.split()))
     assert max(map(len, lines)) <= max(width, 50)
+
+
+def test_a_run_that_stands_says_so_until_it_goes_on(tmp_path: Path) -> None:
+    attempt = RunFolder(tmp_path).attempt(0)
+    attempt.make()
+    record = SimpleNamespace(message="")
+    view: Any = SimpleNamespace(run=RunFolder(tmp_path), record=record, is_under_way=True)
+    assert find_message(view) == ""
+    hang = Hang(HangWitness.STOPPED, since=1.0, seen_at=30.0, rank=1, node="n1")
+    write_hang(attempt, hang)
+    assert find_message(view) == "hangs: rank 1 on n1 is stopped (SIGSTOP)"
+    end_hang(attempt, replace(hang, until=40.0))
+    assert find_message(view) == ""
 
 
 def test_the_command_looks_whether_it_writes_to_a_terminal(tmp_path: Path) -> None:
