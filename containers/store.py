@@ -22,7 +22,7 @@ class Store:
 
     @property
     def name(self) -> str:
-        """Keyed so that a new image is unpacked again, and one that may not be shared is not."""
+        """Folder name of an unpacked image, different for a newer image and for a private one."""
         request = self._request
         if request.reuse is False:
             # By node too: a local run has several on one machine, and each cleans up its own.

@@ -303,7 +303,7 @@ def _read_pieces(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _apply(run: RunFolder, sharing: Sharing, group: int, secrets: Secrets) -> None:
-    """Close what stays closed, then open the rest from within."""
+    """Set the modes: private files first, then the shared ones, each folder after its content."""
     for name in (*sharing.private, *sharing.copies, *(held.file for held in sharing.held)):
         _close(run.path / name)
     for name in sharing.copies:

@@ -28,7 +28,7 @@ def to_number(text: str) -> int | None:
 
 
 def to_gpus(text: str) -> str | int | None:
-    """Slurm's `gpu:a100:4` and `gpu:4`."""
+    """Convert Slurm's `gpu:a100:4` or `gpu:4` to a value of `gpus`; None for another text."""
     match = _GRES.fullmatch(f"{text}:1" if text == "gpu" else text)
     if match is None:
         return None
@@ -36,7 +36,7 @@ def to_gpus(text: str) -> str | int | None:
 
 
 def to_minutes(text: str) -> int | None:
-    """Slurm's minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s; seconds round up."""
+    """Convert one of Slurm's times (minutes, m:s, h:m:s, d-h, d-h:m, d-h:m:s); seconds round up."""
     match = _TIME.fullmatch(text)
     if match is None:
         return None

@@ -320,7 +320,8 @@ def name_gpu(group: NodeGroup) -> str:
 
 
 def choose_product(name: str) -> tuple[GpuProduct, list[str]]:
-    """The product of a GRES such as `a100`, which has no size: the smaller; and the other names."""
+    """Choose the GPU for a GRES without a memory size, such as `a100`: the smallest; and list the
+    other products of that name."""
     found = list_gpus(name)
     if not found:
         return find_gpu(name), []  # which raises, with all names

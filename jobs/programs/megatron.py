@@ -159,7 +159,7 @@ def split_layers(conf: JobConf) -> tuple[int, ...] | None:
 def spell_partition(
     parts: Sequence[int], checkout: Checkout, pipeline: int
 ) -> list[tuple[str, ...]] | None:
-    """The options that give each stage its layers: none for as many everywhere; None: it cannot."""
+    """Options that give each stage its layers: empty for equal stages, None if there are none."""
     if checkout.partition == "balance":
         return [("--balance", "-".join(map(str, parts)))]
     if checkout.partition == "layout" and pipeline > 1:

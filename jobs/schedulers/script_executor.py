@@ -25,7 +25,7 @@ from vjob.jobs.schedulers.base import Scheduler, Submission
 
 
 class ScriptPaths(JobPaths):
-    """The run folder, which has its batch script already."""
+    """Paths of submitit for a run folder, which has its batch script already."""
 
     def move_temporary_file(
         self, tmp_path: Path | str, name: str, keep_as_symlink: bool = False

@@ -103,24 +103,24 @@ class Accounting:
 
     @property
     def total_s(self) -> float:
-        """Of all ranks together."""
+        """Rank-seconds of all classes."""
         return float(self.rows["span_s"].sum())
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Of all ranks, those of each class that has any."""
+        """Rank-seconds by class, without classes that have none."""
         sums = {name: float(self.rows[f"{name}_s"].sum()) for name in CLASSES}
         return {name: seconds for name, seconds in sums.items() if seconds > 0}
 
     @property
     def shares(self) -> dict[str, float]:
-        """Parts of all time; their sum is 1, and above it by what overlaps."""
+        """Share of all rank-seconds by class; the sum exceeds 1 by what is claimed twice."""
         total = self.total_s
         return {name: seconds / total for name, seconds in self.seconds.items()} if total else {}
 
     @property
     def bounds(self) -> dict[str, tuple[float, float]]:
-        """The least and the most part of all time that each class may have."""
+        """The smallest and the largest share that each class may have."""
         total = self.total_s
         if not total:
             return {}

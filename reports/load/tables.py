@@ -438,7 +438,8 @@ def _choose_logged(events: pd.DataFrame) -> dict[str, tuple[str, int]]:
 
 
 def choose_more(traces: Traces, most_events: int) -> set[tuple[str, int]]:
-    """The last step of each attempt, and others evenly apart, about so many events in all."""
+    """Choose the last step of each attempt and further steps at even distances, with about
+    `most_events` events in all."""
     detailed = traces.detailed_steps
     count = sum(trace.num_events for trace in traces.ranks)
     most = min(most_events * len(detailed) // count, MOST_STEPS) if count else 0

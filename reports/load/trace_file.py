@@ -174,7 +174,7 @@ class File:
 
 
 def _take_header(trace: RankTrace, value: dict[str, Any]) -> str:
-    """What is wrong with the header, if anything."""
+    """Take over the header's values; the text says why it is refused, empty if it is not."""
     if value["trace"] != FORMAT:
         return f"format {str(value['trace'])[:20]}, this vjob reads {FORMAT}"
     numbers = [value.get(name) for name in ("rank", "replica", "origin")]

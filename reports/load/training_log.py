@@ -95,7 +95,7 @@ class _Timers:
 
 @dataclass(kw_only=True)
 class LogTables:
-    """What all logs of a job say."""
+    """Rows and settings that are read from all logs of a job."""
 
     iterations: Thinned = field(default_factory=Thinned)
     memory: Thinned = field(default_factory=Thinned)
@@ -103,7 +103,7 @@ class LogTables:
     """Metrics of evaluations, one a row."""
     phases: Thinned = field(default_factory=Thinned)
     job_info: dict[str, str] = field(default_factory=dict)
-    """The first that was said of each setting."""
+    """Settings by name; of several values the first."""
     partitions: dict[str, str] = field(default_factory=dict)
     """By attempt."""
     spans: list[dict[str, Any]] = field(default_factory=list)

@@ -114,7 +114,7 @@ def flatten(value: Any, prefix: str = "") -> dict[str, str]:
 
 
 def find_differences(jobs: Sequence[Compared]) -> dict[str, list[str | None]]:
-    """Of each key that is not the same everywhere its values; None where a job has none.
+    """The values of each key that differs between jobs; None for a job without the key.
 
     A conf and what a log prints have names of their own: a key of one job alone is no difference
     there.

@@ -76,7 +76,7 @@ cache_option = click.option(
     help="Folder of imported images, which all nodes must see.  [default: "
     "$XDG_CACHE_HOME/vjob/images or ~/.cache/vjob/images]",
 )
-again_option = click.option("--again", is_flag=True, help="Make it again if it is there.")
+again_option = click.option("--again", is_flag=True, help="Import again if the file exists.")
 
 
 @container.command(name="import")
@@ -171,16 +171,16 @@ def list_(scratch: str, cache: Path | None, as_json: bool) -> None:
 
 @container.command()
 @click.argument("image", required=False)
-@click.option("--all", "-a", "everything", is_flag=True, help="All that no run uses.")
+@click.option("--all", "-a", "everything", is_flag=True, help="Remove all images that no run uses.")
 @click.option(
     "--older-than",
     "days",
     type=Duration(DAYS),
     metavar="DAYS",
-    help="What no run asked for since then.",
+    help="Remove images that no run has used for so many days.",
 )
 @scratch_option
-@click.option("--dry-run", "-n", is_flag=True, help="Say what would go; remove nothing.")
+@click.option("--dry-run", "-n", is_flag=True, help="List what would be removed; remove nothing.")
 @json_option
 def clean(
     image: str | None,

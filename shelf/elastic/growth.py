@@ -120,17 +120,18 @@ class Standing:
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthOffer:
-    """More nodes that are worth their morph."""
+    """A number of further nodes of one group, with the step time that they would give."""
 
     group: GroupPlan
-    """That they are like."""
+    """The nodes to add are like those of this group."""
     count: int
     then_s: float
     is_predicted: bool
 
 
 def choose_growth(standing: Standing, room: int, idle: Mapping[str, int]) -> GrowthOffer | None:
-    """The shortest step, with the fewest nodes, of those that pay; `idle` is by group."""
+    """The offer with the shortest step, then the fewest nodes, whose gain exceeds the pause; `idle`
+    has the idle nodes by group."""
     best: GrowthOffer | None = None
     for group in standing.plan.groups:
         for count in range(1, min(idle.get(group.name, 0), room) + 1):

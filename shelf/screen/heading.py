@@ -37,7 +37,7 @@ class HeadingLine:
 def render_heading(
     snapshot: Snapshot, verdict: Verdict, marks: Marks, width: int, most: int, notice: str = ""
 ) -> list[Text]:
-    """At most so many lines; `notice` is a word on how old all of it is."""
+    """Render the lines above the nodes, `most` at most; `notice` says how old the data is."""
     parts = [HeadingLine(line=_render_run(snapshot, marks, width), place=3)]
     if notice:
         parts.append(HeadingLine(line=Text(marks.plain(notice), style=theme.WARM), place=0.5))

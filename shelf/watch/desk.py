@@ -162,7 +162,7 @@ def run_watch(job: str, here: Path, options: WatchOptions, say: Say = click.echo
 
 
 def find_end(for_min: float | None) -> float | None:
-    """By the clock that never steps back."""
+    """Time of the monotonic clock after `for_min` minutes; None without a limit."""
     return None if for_min is None else time.monotonic() + 60 * for_min
 
 
@@ -177,7 +177,7 @@ def find_own_run(snapshot: Snapshot) -> RunFolder | None:
 
 
 def read_told(run: RunFolder | None) -> str:
-    """News of the last notice that reached anybody, perhaps sent by an earlier watch."""
+    """Read the last news that some channel delivered from the run's events; FINE without one."""
     told = FINE
     for event in [] if run is None else read_events(run):
         if event.get("kind") == "notice" and (

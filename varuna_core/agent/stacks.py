@@ -35,7 +35,7 @@ _LINE = re.compile(r"vjob-parcel (\S{1,80}) (\d{1,6})/(\d{1,6}) ([A-Za-z0-9+/=]*
 
 
 def pack(key: str, value: Any) -> Iterator[str]:
-    """The lines; the key is a word that no other parcel of the channel has."""
+    """Lines that carry a parcel; `key` tells it from all others of the channel."""
     data = base64.b64encode(zlib.compress(json.dumps(value).encode())).decode()
     pieces = [data[at : at + PIECE_CHARS] for at in range(0, len(data), PIECE_CHARS)]
     for number, piece in enumerate(pieces, start=1):

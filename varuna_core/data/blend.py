@@ -75,7 +75,9 @@ class BlendedSamples:
 
     def read(self, number: int) -> Array:
         if not 0 <= number < len(self):
-            raise DataError(f"the blend was made for {len(self):,} samples; there is no {number:,}")
+            raise DataError(
+                f"sample {number:,} does not exist: the blend has {len(self):,} samples"
+            )
         return self.sets[int(self.which[number])].read(int(self.number[number]))
 
     def read_batch(self, numbers: Iterable[int]) -> Array:

@@ -83,7 +83,7 @@ def describe_lack(one: NotCovered) -> str:
         Lack.ESTIMATE: f"times of {one.subject} are from data sheets",
         Lack.LINK: f"the link between {one.subject} was not measured",
         Lack.SUM: f"no sum over {one.subject} was measured",
-        Lack.MEMORY: f"{one.subject}, whose memory may be another",
+        Lack.MEMORY: f"{one.subject}, which may have another amount of memory",
         Lack.MODEL: f"{one.subject}, whose model and sequence length are not compared",
         Lack.SOFTWARE: f"versions of {one.subject} are not compared",
     }[one.lack]

@@ -95,7 +95,7 @@ class Partition:
         return self._add_ends(-1) if sum(self.counts) == num_segments else self
 
     def blocks(self, layers: Optional[int]) -> Partition:
-        """As runs print it and reports count: blocks alone; as it is where layers are unknown."""
+        """The partition in blocks between cuts, as runs print it; unchanged if `layers` is None."""
         return self if layers is None else self.without_ends(layers + 2)
 
     def ranges(self, num_cuts: int, num_stages: int) -> List[range]:

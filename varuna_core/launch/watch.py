@@ -71,7 +71,7 @@ class Agent:
 
 
 class MachineWatch:
-    """One session of the run."""
+    """Agents on a list of machines that changes, for one session of a run that may morph."""
 
     def __init__(self, run: RunFolder, plan: Plan, session: str) -> None:
         assert plan.machine_list is not None
@@ -262,7 +262,7 @@ class MachineWatch:
             self._close(at_once=not is_over)
 
     def _close(self, *, at_once: bool) -> None:
-        """Nobody starts any more. Agents have read the orders too, unless all ends `at_once`."""
+        """Start no further agent, and wait for those that run; with `at_once` end them."""
         self._is_closing = True
         until = time.monotonic() + self._plan.timing.grace_s + MARGIN_S
         for host in self._hosts:

@@ -78,19 +78,25 @@ def build_parser() -> argparse.ArgumentParser:
     job.add_argument(
         "--session", required=True, metavar="S", help="job id and restart: one start of the script"
     )
-    add = commands.add_parser("stay", parents=[shared, job], help="play this node's part")
+    add = commands.add_parser(
+        "stay", parents=[shared, job], help="start and stop the ranks of this node"
+    )
     add.add_argument("--node", type=int, metavar="INDEX", help="index in the plan (SLURM_NODEID)")
     add.add_argument(
-        "--orphaned", metavar="SHELL", help="gives the job back where the manager is gone for good"
+        "--orphaned",
+        metavar="SHELL",
+        help="shell command that requeues the job if the manager does not come back",
     )
-    add.add_argument("--at-last", metavar="SHELL", help="ends the job where nobody takes it back")
+    add.add_argument(
+        "--at-last", metavar="SHELL", help="shell command that ends the job if it was not requeued"
+    )
     add.add_argument(
         "--tether",
         action="store_true",
         help="standard input is held by who started us: its end, or its silence, ends us",
     )
     add.set_defaults(run_command=_run_node_daemon)
-    add = commands.add_parser("manage", parents=[shared, job], help="own the run")
+    add = commands.add_parser("manage", parents=[shared, job], help="decide what the run does next")
     add.add_argument(
         "--heard", default="", metavar="NAMES", help="signals that came before, such as `TERM USR1`"
     )

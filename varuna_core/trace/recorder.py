@@ -74,7 +74,7 @@ class Recorder:
         self._last = time.perf_counter()
 
     def run_step(self, number: int | None, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """A call of an engine that is one step."""
+        """Run a function of an engine that does one step, and record the step."""
         self.begin_step(number)
         try:
             found = call(*args, **kwargs)

@@ -354,7 +354,7 @@ def _holds_secret(node: Node) -> bool:
 
 
 def _count(node: Node, most: int) -> int:
-    """Values in a node, at most so many and one more."""
+    """Number of values in a node; counting stops at one beyond the limit."""
     count, left = 0, [node]
     while left and count <= most:
         one = left.pop()

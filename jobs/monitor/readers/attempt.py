@@ -96,7 +96,7 @@ class AttemptReader:
     # Looking.
 
     def _poll(self) -> set[str]:
-        """Names of nodes with something new; `state` for the attempt's own files."""
+        """Names of nodes whose files have changed; `state` for the attempt's own files."""
         changed: set[str] = set()
         times = []
         if fresh := self._state.poll():

@@ -229,13 +229,13 @@ def _search_back(nodes: Collection[NodeFiles]) -> None:
 
 
 def find_doubt(nodes: Iterable[NodeFiles]) -> Doubt | None:
-    """The reason why no step is known, where lines are there that may be about some."""
+    """The reason why no step is known though some lines look like steps; else None."""
     doubts = {log.doubt for log in _list_logs(nodes)}
     return next((doubt for doubt in Doubt if doubt in doubts), None)
 
 
 def find_loss(nodes: Iterable[NodeFiles]) -> Point | None:
-    """The last loss whose line names no step."""
+    """The newest loss on a line without a step; None without one."""
     losses = [log.loss for log in _list_logs(nodes) if log.loss is not None]
     return max(losses, key=lambda loss: loss.at or 0.0, default=None)
 

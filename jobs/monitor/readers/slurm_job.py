@@ -248,7 +248,7 @@ class SlurmJobReader:
 
 
 def _keep_files(new: ForeignJob, old: ForeignJob) -> ForeignJob:
-    """Accounting forgets where the output of a job is; who saw it before does not."""
+    """Keep the output paths of an earlier read, as Slurm's accounting has none."""
     paths = {part.info.id: (part.out, part.err) for part in old.parts}
     parts = []
     for part in new.parts:

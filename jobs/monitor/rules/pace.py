@@ -150,13 +150,13 @@ def job_limit_s(snapshot: Snapshot, floor_s: float = FLOOR_S) -> float:
 
 
 def knows_few_gaps(snapshot: Snapshot) -> bool:
-    """True as long as the job's own steps teach no limit."""
+    """True until enough steps are known to learn a time limit for the next one."""
     points, first = _points_of(snapshot)
     return len(list_gaps(points, first)) < LEARN_GAPS
 
 
 def is_long_for_pace(snapshot: Snapshot, silence_s: float) -> bool:
-    """True of a silence of many steps, also where a line comes every hundred steps."""
+    """True for a silence as long as many steps, and longer than the job's longest gap."""
     pace_s = find_pace_s(snapshot)
     if pace_s is None:
         return False

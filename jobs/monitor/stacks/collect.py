@@ -130,8 +130,10 @@ def find_running(view: RunView, what: str) -> tuple[Plan, AttemptFolder]:
     if not attempts:
         raise InputError(f"{view.run.name} has not started its ranks yet")
     if plan is None:
-        what = f"{view.run.plan} cannot be read, or the attempt's own is not written yet"
-        raise VjobError(f"{what}: who runs where is not known")
+        raise VjobError(
+            f"it is not known which rank runs where: {view.run.plan} cannot be read, or the "
+            "attempt is starting; try again in a moment"
+        )
     return plan, attempts[-1]
 
 

@@ -86,7 +86,8 @@ class AllocationJob(LocalJob):
             super().warn()
 
     def look(self, now: float) -> None:
-        """A cancel from another host is a file; agents that do not end by themselves hear srun."""
+        """Look for a cancel from another host, which is a file; signal agents that do not end by
+        themselves through srun."""
         if self.asked is None and is_listed(cancel_marker(self.run, self.job)):
             self.asked = "CANCELLED"
             self.send(signal.SIGTERM)

@@ -339,7 +339,7 @@ def build_sacct_command(jobs: Sequence[str]) -> list[str]:
 
 
 def parse_sacct_output(text: str) -> list[SchedulerJob]:
-    """`26+0|COMPLETED|a[1-2]|None|0:0|...`."""
+    """Parse lines of sacct, such as `26+0|COMPLETED|a[1-2]|None|0:0|...`, without steps."""
     found = []
     for line in text.splitlines():
         cells = line.split("|")
@@ -362,7 +362,7 @@ def parse_sacct_output(text: str) -> list[SchedulerJob]:
 
 
 def build_earlier_command(job: str) -> list[str]:
-    """All starts of a job, the last one too, in order."""
+    """Build the sacct command that lists all starts of a job, oldest first."""
     return ["sacct", "-n", "-P", "-X", "-D", "-o", "JobID,State", "-j", job]
 
 

@@ -29,7 +29,7 @@ _GIVEN = re.compile(r" \[([^\[\]@ ]*)@([^\[\] ]*)\]")
 
 
 def build_show_node_command(nodes: Sequence[str]) -> list[str]:
-    """Two requests to the controller, whatever the number of nodes."""
+    """Build the scontrol command that shows these nodes; it costs two requests for any number."""
     return ["scontrol", "--local", "-o", "show", "node", fold_names(nodes)]
 
 

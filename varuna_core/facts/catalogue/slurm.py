@@ -368,7 +368,9 @@ REASONS = (
         name="limit of the account",
     ),
     _passes(
-        Waiting.ARRAY_LIMIT, "JobArrayTaskLimit", "as many jobs of its sweep run as may at once"
+        Waiting.ARRAY_LIMIT,
+        "JobArrayTaskLimit",
+        "as many jobs of its sweep are running as are allowed at once",
     ),
     _passes(
         Waiting.BURST_BUFFER,

@@ -249,7 +249,7 @@ class Floors:
         return np.concatenate([self._find(option, windows, part) for part in parts])
 
     def find_least(self, option: Option, columns: Sequence[tuple[str, ...]], most: Array) -> float:
-        """A bound for all rows of counts that have at most so many stages on each kind of place."""
+        """A bound for all rows of counts with at most `most` stages on each kind of place."""
         windows = self._find_windows(option, tuple(columns))
         if self.size < 3:
             return self.tables.training.data_s
@@ -281,8 +281,8 @@ class Floors:
     def may_recompute(
         self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array, limit: float
     ) -> Array:
-        """By row of counts whether a stage that takes no longer than `limit` may hold more than it
-        can keep; else ways that need less memory are no faster than none."""
+        """Tell for each row of counts if a stage within `limit` may lack memory. Only then can
+        a way of recompute be faster than none."""
         shape, m = option.shape, option.num_microbatches
         fixed, stages = self.tables.find_fixed(shape), counts.sum(axis=1)
         least = np.full(len(columns), np.inf)
@@ -506,13 +506,13 @@ def _count_ahead(option: Option, stages: Array) -> Array:
 
 
 def _add_up(figures: Mapping[str, Array]) -> Array:
-    """Forward and gradients: zero_bubble makes them one after the other, the others at once."""
+    """Forward plus gradients, these joined or apart (zero_bubble), whichever takes less."""
     apart = figures["input_grad_s"] + figures["weight_grad_s"]
     return np.maximum(0.0, figures["forward_s"] + np.minimum(figures["backward_s"], apart))
 
 
 def _find_share(figures: Mapping[str, Array]) -> float:
-    """The most that is forward of them."""
+    """The largest share of the forward in a segment's work."""
     both = np.atleast_1d(_add_up(figures))
     forward = np.minimum(np.atleast_1d(figures["forward_s"]), both)
     return float((forward[both > 0] / both[both > 0]).max(initial=0.0))
@@ -532,7 +532,7 @@ def _count_spared(option: Option) -> int:
 
 
 def _find_work(option: Option, times: TimeTables) -> Array:
-    """Of a micro-batch at least, on a stage that is not spared."""
+    """The least work of a micro-batch by segment, on a stage whose graphs are not all kept."""
     both, way = _add_up(times.by_name), _name_way(option)
     if way == "full":
         return both + times.recompute

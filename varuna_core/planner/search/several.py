@@ -524,8 +524,8 @@ def settle(
     is_given: bool,
     is_late: IsLate = never,
 ) -> Candidate | None:
-    """With the actions in the order that the runtime makes for the costs of these cuts, or, if they
-    are not given, of better ones in that order; None where that holds more than fits."""
+    """The candidate with the order of actions that the runtime makes for the costs of its cuts;
+    None if that order needs too much memory. Cuts that nobody gave may be improved."""
     best: Candidate | None = None
     for _ in range(MOST_TURNS):
         costs = chain.find_costs(bounds)

@@ -170,8 +170,10 @@ def _check_recompute(profile: Profile, wishes: Wishes, way: Recompute) -> None:
 
 
 def _saves_memory(schedule: str, wishes: Wishes) -> bool:
-    """FOR_MEMORY is planned where memory does not change the order of actions, and of these
-    schedules for 1f1b, which holds least, unless another is asked for."""
+    """True if ways of recompute that save memory (FOR_MEMORY) are planned with this schedule.
+
+    Memory must not change its order of actions; unless another schedule is asked for, only 1f1b,
+    which holds least, is planned so."""
     kind = SCHEDULES[schedule]
     if kind.recomputes or kind.count_ahead is None:
         return False
