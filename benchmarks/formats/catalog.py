@@ -1,18 +1,20 @@
-"""The whole corpus, and its split into the half for development and the half kept apart."""
+"""The whole corpus: what the reader was developed on, and what it met once."""
 
 from __future__ import annotations
 
-import random
 from functools import cache
 from types import ModuleType
+from typing import TypeVar
 
 from benchmarks.formats import (
+    apart,
     classic,
     frameworks,
     generative,
     language,
     negatives,
     reinforcement,
+    small,
     speech,
     vision,
 )
@@ -26,36 +28,30 @@ PROGRAMS: tuple[ModuleType, ...] = (
     speech,
     reinforcement,
     classic,
+    small,
 )
-NUM_FORMATS, NUM_NEGATIVES = 100, 30
-SPLIT_SEED = 20261128
 
 
 @cache
 def list_formats() -> dict[str, Format]:
-    """All formats by name."""
-    found = [item for module in PROGRAMS for item in vars(module).values()]
-    return {item.name: item for item in found if isinstance(item, Format)}
+    """Formats for development, by name."""
+    return _list(Format, *PROGRAMS)
+
+
+@cache
+def list_apart() -> dict[str, Format]:
+    """Formats that the reader met once, when it was done."""
+    return _list(Format, apart)
 
 
 @cache
 def list_negatives() -> dict[str, Negative]:
-    found = vars(negatives).values()
-    return {item.name: item for item in found if isinstance(item, Negative)}
+    return _list(Negative, negatives, small)
 
 
-Halves = tuple[tuple[str, ...], tuple[str, ...]]
-"""Names for development, and names kept apart."""
+Kind = TypeVar("Kind", Format, Negative)
 
 
-def split_formats() -> Halves:
-    return _split(sorted(list_formats()))
-
-
-def split_negatives() -> Halves:
-    return _split(sorted(list_negatives()))
-
-
-def _split(names: list[str]) -> Halves:
-    chosen = set(random.Random(SPLIT_SEED).sample(names, len(names) // 2))
-    return tuple(sorted(chosen)), tuple(name for name in names if name not in chosen)
+def _list(kind: type[Kind], *modules: ModuleType) -> dict[str, Kind]:
+    found = [item for module in modules for item in vars(module).values()]
+    return {item.name: item for item in found if isinstance(item, kind)}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.formats.log import START, Log
 from varuna_core.records.logs.progress import parse_line
-from varuna_core.records.logs.steps import StepReader
+from varuna_core.records.logs.steps import StepReader, count_epochs, find_total
 from varuna_core.records.logs.times import MARK_S, format_mark
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.readers.node_files import NodeFiles, find_loss, find_progress
@@ -33,35 +33,62 @@ class Reading:
 
 
 def read_lines(log: Log) -> Reading:
-    """Read each stream with a StepReader; take the stream with the most reliable lines."""
-    found: list[tuple[int, int, bool, StepReader, float | None, str]] = []
-    losses: list[float | None] = []
-    val_loss = None
-    for kind in KINDS:
-        reader = StepReader()
-        step_loss = loss = None
-        unit = "step"
-        for line in log.lines:
-            if line.kind != kind:
-                continue
-            text = f"{line.rank}: {line.text}"
-            val_loss = _find_val_loss(text) or val_loss
-            reading = reader.read(text, START.timestamp() + line.at_s, MARK_S)
-            if reading is None:
-                continue
-            loss = reading.line.loss if reading.line.loss is not None else loss
-            if reading.line.step >= 0:
-                step_loss, unit = reading.line.loss, reading.line.unit
-        if reader.last is not None and reader.doubt is None:
-            found.append((reader.strength, reader.last, step_loss is not None, reader, loss, unit))
-        losses.append(loss)
-    others = [other for other in losses if other is not None]
+    """Read each stream with a StepReader; take the stream with the most reliable lines. What one
+    stream says of the training helps to read the other, as in `vjob status`."""
+    readers = {kind: StepReader() for kind in KINDS}
+    trains = any(_read(log, kind, StepReader()).reader.trains for kind in KINDS)
+    for reader in readers.values():
+        reader.trains = trains
+    streams = [_read(log, kind, reader) for kind, reader in readers.items()]
+    found = [one for one in streams if one.reader.last is not None and one.reader.doubt is None]
+    others = [one.loss for one in streams if one.loss is not None]
+    val_losses = [one.val_loss for one in streams if one.val_loss is not None]
+    loss, val_loss = next(iter(others), None), next(iter(val_losses), None)
     if not found:
-        return Reading(loss=next(iter(others), None), val_loss=val_loss)
-    _, step, _, reader, loss, unit = max(found, key=lambda item: item[:3])
-    loss = loss if loss is not None else next(iter(others), None)
-    total = reader.num_steps
-    return Reading(step=step, total=total, unit=unit, loss=loss, val_loss=val_loss)
+        shares = next((one.shares for one in streams if one.shares), None)
+        if shares is None:
+            return Reading(loss=loss, val_loss=val_loss)
+        steps, total, unit = count_epochs(shares, readers.values())
+        return Reading(step=steps[-1], total=total, unit=unit, loss=loss, val_loss=val_loss)
+    best = max(found, key=lambda one: (one.reader.strength, one.reader.last, one.has_step_loss))
+    total = best.reader.num_steps
+    if total is None and best.unit == "step" and best.reader.last is not None:
+        total = find_total(best.reader.last, [one.reader for one in streams if one is not best])
+    return Reading(
+        step=best.reader.last, total=total, unit=best.unit,
+        loss=best.loss if best.loss is not None else loss, val_loss=val_loss,
+    )  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class _Stream:
+    """Standard output or error, as it was read."""
+
+    reader: StepReader
+    loss: float | None = None
+    val_loss: float | None = None
+    has_step_loss: bool = False
+    unit: str = "step"
+    shares: list[float] = field(default_factory=list)
+
+
+def _read(log: Log, kind: str, reader: StepReader) -> _Stream:
+    stream = _Stream(reader=reader)
+    for line in log.lines:
+        if line.kind != kind:
+            continue
+        text = f"{line.rank}: {line.text}"
+        stream.val_loss = _find_val_loss(text) or stream.val_loss
+        reading = reader.read(text, START.timestamp() + line.at_s, MARK_S)
+        if reading is None:
+            continue
+        if reading.line.loss is not None:
+            stream.loss = reading.line.loss
+        if reading.line.step >= 0:
+            stream.has_step_loss, stream.unit = reading.line.loss is not None, reading.line.unit
+        elif "epoch" in reading.line.others:
+            stream.shares.append(reading.line.others["epoch"])
+    return stream
 
 
 def _find_val_loss(text: str) -> float | None:

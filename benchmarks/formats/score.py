@@ -45,9 +45,10 @@ class Row:
 def judge(reading: Reading, truth: Truth) -> dict[str, str]:
     """The verdict on each figure."""
     fitting = [count for count in truth.counts if reading.step in count.steps]
-    if reading.step is None:
+    is_epoch = reading.unit == "epoch" and reading.step in truth.epochs
+    if reading.step is None or (not truth.steps and is_epoch):
         step = UNKNOWN if truth.steps else RIGHT
-    elif not fitting and reading.unit == "epoch" and reading.step in truth.epochs:
+    elif not fitting and is_epoch:
         step = UNKNOWN
     else:
         step = RIGHT if fitting else WRONG

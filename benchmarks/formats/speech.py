@@ -259,6 +259,7 @@ def wenet(log: Log) -> Truth:
     low = epochs * (batches // every * every)
     return Truth(
         steps=tuple(range(low + at, low + epochs * every + at + 2)),
+        epochs=(epochs,),
         losses=tuple(losses),
         val_losses=(val,),
     )

@@ -65,7 +65,8 @@ RARE = ("samples_per_s", "tokens_per_s")
 """Columns only of logs that have them. One more is `timed`: the number of steps that `time_ms` is
 the mean of, where it follows from times of writing."""
 _NO_COLUMNS = (
-    "losses", "others", "is_bar", "is_named", "epoch", "num_epochs", "unit", "evaluations"
+    "losses", "others", "is_bar", "is_named", "epoch", "num_epochs", "is_from_zero", "unit",
+    "evaluations",
 )  # fmt: skip
 COLUMNS = tuple(
     name for name in Iteration.__dataclass_fields__ if name not in (*RARE, *_NO_COLUMNS)

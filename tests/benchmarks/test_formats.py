@@ -7,15 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.formats import fresh
-from benchmarks.formats.catalog import (
-    NUM_FORMATS,
-    NUM_NEGATIVES,
-    list_formats,
-    list_negatives,
-    split_formats,
-    split_negatives,
-)
+from benchmarks.formats.catalog import list_apart, list_formats, list_negatives
 from benchmarks.formats.model import Format, Truth
 from benchmarks.formats.reading import Reading
 from benchmarks.formats.score import (
@@ -28,7 +20,7 @@ from benchmarks.formats.score import (
     score_format,
 )
 
-FORMATS = (*list_formats().values(), *fresh.list_formats().values())
+FORMATS = (*list_formats().values(), *list_apart().values())
 
 
 @pytest.mark.parametrize("item", FORMATS, ids=lambda item: item.name)
@@ -55,15 +47,10 @@ def test_the_truth_is_in_range_and_its_losses_are_printed(item: Format) -> None:
     assert truth.num_epochs is None or str(truth.num_epochs) in text
 
 
-def test_there_are_100_formats_and_30_negatives_in_halves_that_stay_as_drawn() -> None:
-    for halves, count, first in (
-        (split_formats(), NUM_FORMATS, "allennlp bert_tensorflow catboost"),
-        (split_negatives(), NUM_NEGATIVES, "apt_install benchmark_table cmake_make"),
-    ):
-        development, apart = halves
-        assert len(development) == len(apart) == count // 2
-        assert not set(development) & set(apart)
-        assert list(development[:3]) == first.split()
+def test_no_program_is_in_both_lists() -> None:
+    assert (len(list_formats()), len(list_apart()), len(list_negatives())) == (118, 16, 40)
+    known = {item.source.repository for item in list_formats().values()}
+    assert not known & {item.source.repository for item in list_apart().values()}
 
 
 @pytest.mark.parametrize("name", list_negatives())
@@ -81,12 +68,12 @@ def test_a_figure_is_right_not_known_or_wrong() -> None:
     assert set(judge(wrong, truth).values()) == {WRONG}
 
 
-@pytest.mark.parametrize("name", split_negatives()[0])
+@pytest.mark.parametrize("name", list_negatives())
 def test_no_step_is_read_where_nothing_is_trained(name: str) -> None:
     assert find_false_steps(list_negatives()[name]) == ""
 
 
-@pytest.mark.parametrize("name", split_formats()[0])
-def test_a_step_of_the_half_for_development_is_right_or_not_known(name: str) -> None:
+@pytest.mark.parametrize("name", list_formats())
+def test_a_step_of_a_format_for_development_is_right_or_not_known(name: str) -> None:
     row = score_format(list_formats()[name])
     assert WRONG not in (row.by_lines["step"], row.by_status["step"]), row.note

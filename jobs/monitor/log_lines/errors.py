@@ -221,6 +221,8 @@ _OTHER_MARKS = (*PHASE_MARKS, INFO_MARK)
 STEP_MARKS = (*MARKS, b"poch")
 """Words of lines about steps, and of lines that name their epoch."""
 DIGITS = b"0123456789"
+_ROW = b" \t.,:|%+-/eE"
+"""What stands between the digits of a row of a table."""
 _NUMBERS_MATTER = re.compile(
     rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
 )
@@ -270,7 +272,9 @@ class Classifier:
             self._dull.clear()
             self._telling.clear()
         for key in distinct - self._dull - self._telling:
-            held = self._telling if any(mark in key for mark in self._marks) else self._dull
+            is_row = b"." in key and not key.strip(_ROW)
+            is_telling = is_row or any(mark in key for mark in self._marks)
+            held = self._telling if is_telling else self._dull
             held.add(key)
         return distinct & self._telling
 

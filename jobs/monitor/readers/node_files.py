@@ -15,7 +15,7 @@ from varuna_core.records.formatting import format_size
 from varuna_core.records.logs.judge import Lines, Source, judge_steps
 from varuna_core.records.logs.learner import Doubt
 from varuna_core.records.logs.step_counts import NUM_RECENT, StepCounts
-from varuna_core.records.logs.steps import LINE
+from varuna_core.records.logs.steps import LINE, StepReader, count_epochs, find_total
 from varuna_core.records.logs.times import BAR_SLACK_S, TimesTail
 from vjob.jobs.monitor.log_lines.errors import Classifier, first_root
 from vjob.jobs.monitor.log_lines.tails import TAIL_BYTES, Budget, Tail
@@ -192,7 +192,7 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
             other.catch_up()
         found = _choose_farthest(nodes)
     if found is None:
-        return None
+        return _count_epochs(nodes)
     node, log = found
     log.catch_up()
     if not log.points or log.doubt is not None:  # which its older lines show
@@ -205,13 +205,35 @@ def find_progress(nodes: Collection[NodeFiles]) -> Progress | None:
         )
     return Progress(
         step=points[-1].step,
-        num_steps=log.num_steps,
+        num_steps=log.num_steps or find_total(points[-1].step, _list_others(node, log)),
         at=log.point_at,  # not the line's own time: its node may be in another zone
         points=tuple(points),
         source=log.name,
         first_step=log.first_step,
         unit=log.unit,
     )
+
+
+def _list_others(node: NodeFiles, log: LogFile) -> list[StepReader]:
+    """Readers of the other stream, for a log that counts steps and does not say how many."""
+    return [one.steps for one in node.logs.values() if one is not log and log.unit == "step"]
+
+
+def _count_epochs(nodes: Iterable[NodeFiles]) -> Progress | None:
+    """Progress by the epochs that lines have, where no line has a step."""
+    shared = [(node, log) for node in nodes for log in node.logs.values() if log.shares]
+    if not shared:
+        return None
+    node, log = max(shared, key=lambda pair: pair[1].shares[-1][0])
+    readers = [one.steps for one in node.logs.values()]
+    steps, total, unit = count_epochs([share for share, _ in log.shares], readers)
+    if not steps[-1] and total is None:
+        return None  # the first epoch, of nobody knows how many
+    points = [replace(one[1], step=step) for step, one in zip(steps, log.shares, strict=True)]
+    return Progress(
+        step=steps[-1], num_steps=total, at=points[-1].at or log.tail.mtime,
+        points=tuple(points), source=log.name, first_step=steps[0], unit=unit,
+    )  # fmt: skip
 
 
 def _search_back(nodes: Collection[NodeFiles]) -> None:

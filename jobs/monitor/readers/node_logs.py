@@ -135,6 +135,8 @@ class LogFile:
         """The node rank in each block of settings: several nodes may print into one file."""
         self.loss: Point | None = None
         """Last loss of a line without a step; its step is NO_STEP."""
+        self.shares: deque[tuple[float, Point]] = deque(maxlen=NUM_POINTS)
+        """Epochs done, by lines that tell nothing else of their step, and their values."""
         self.step_order = -1
         """Offset of the last line about a step."""
         self._fatal: Line | None = None
@@ -165,6 +167,11 @@ class LogFile:
         """Its lines about steps were looked for in what looks have skipped."""
         self._has_timers = False
         """Its lines are Megatron's timers, which may be megabytes between two steps."""
+
+    @property
+    def steps(self) -> StepReader:
+        """The reader of its lines about steps."""
+        return self._steps
 
     @property
     def strength(self) -> int:
@@ -343,6 +350,8 @@ class LogFile:
             self._steps.skip()
         at, slack_s = self._find_time(text, place)
         reading = self._steps.read(text, at, slack_s)
+        if self.points and self._steps.strength < 0:  # they turned out to be of something else
+            self.points.clear()
         if reading is not None:
             self.step_order = max(place, self.step_order)
             for one in (*reading.earlier, reading):
@@ -364,6 +373,9 @@ class LogFile:
         point = _make_point(reading.line)
         if point.step < 0:  # a bar may tell its step
             self.loss = replace(point, at=self.tail.mtime)
+            if "epoch" in reading.line.others:
+                share = reading.line.others["epoch"]
+                self.shares.append((share, replace(point, at=reading.at)))
             return
         if reading.is_anew:  # another start, in the same file, or lines that tell more than bars
             self.points.clear()

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from varuna_core.records.logs.learner import MOST_SHAPES, Doubt, Learner, mask
-from varuna_core.records.logs.steps import EPOCHS, LEARNED, StepReader, StepReading
+from varuna_core.records.logs.steps import (
+    EPOCHS,
+    LEARNED,
+    StepReader,
+    StepReading,
+    count_epochs,
+    find_total,
+)
 
 LINES: dict[str, tuple[Callable[[int], str], int, int, int | None]] = {
     # the line of each reading, its last step after twelve, the first one, and the number of all
@@ -38,6 +45,21 @@ LINES: dict[str, tuple[Callable[[int], str], int, int, int | None]] = {
     ),
     "a row of a table": (lambda i: f"|    iterations        | {i + 1:<8} |", 12, 1, None),
     "no loss": (lambda i: f"Finished {i + 1}/60 batches", 12, 1, 60),
+    "capitals": (lambda i: f"   --> STEP: {25 * i}/4000 -- LR: 0.1", 275, 0, 4000),
+    "episodes": (lambda i: f"Episode {10 * i}\tLast reward: {i / 9:.2f}", 110, 0, None),
+    "thousands": (lambda i: f"train {1 + i / 4:.2f}kit/20.0kit, loss={5 - i / 9:.2f}",
+                  3750, 1000, 20000),
+    "rounded": (lambda i: f"| step | {1e6 + 2e4 * i:.2e} |", 1220000, 1000000, None),
+    "a unit that goes on": (lambda i: f"train: E=0 B={50 * i} s/sec=90{i % 10}.4 ppl={90 - i}.3",
+                            550, 0, None),
+    "metrics with their name last": (
+        lambda i: f"It: {20 + 20 * i:04d} (0.03s) loss_train: 4.{i:02d} loss_val: 4.{i + 5:02d}",
+        240, 20, None,
+    ),
+    "in each epoch and in all": (
+        lambda i: f"epoch {1 + i // 4:03d}: {20 * (i % 4)} / 80 loss=7.{i:02d}, updates={20 * i}",
+        220, 0, None,
+    ),
 }  # fmt: skip
 
 
@@ -82,6 +104,107 @@ def test_what_is_not_known_has_its_reason(make: Callable[[int], str], doubt: Dou
     reader, readings = read(make(at) for at in range(12))
     assert [one for one in readings if one.line.step >= 0] == []
     assert (reader.last, reader.doubt) == (None, doubt)
+
+
+TABLES = {
+    "skorch": (
+        ["  epoch    train_loss    valid_loss     dur", "-------  ------------  ----------  -----"],
+        [f"      {i}        6.{i:02d}        5.{i:02d}  11.9" for i in range(1, 9)], 8, 6.08,
+    ),
+    "a table with bars": (
+        ["| Trial name | status | iter | reward |"],
+        [f"| PPO_a      | RUNNING |   {i} | 3.{i} |" for i in range(1, 9)], 8, None,
+    ),
+    "other columns": (
+        ["| Trial name | status | iter | reward |"],
+        [f"| PPO_a      | RUNNING |   {i} |" for i in range(1, 9)], None, None,
+    ),
+    "no header": (
+        ["epoch train_loss valid_loss=3"],
+        [f"      {i}        6.{i:02d}        5.{i:02d}" for i in range(1, 9)], None, None,
+    ),
+    "words between the columns": (
+        ["  Time Epoch Iteration Progress    (%Epoch)   Loss   Dev/Loss     Accuracy  Dev/Acc"],
+        [f"   {i}  0   {i}   {i}/4292   1% 5.{i:02d}   59.0" for i in range(1, 9)], None, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_row_has_the_names_of_its_header(name: str) -> None:
+    header, rows, last, loss = TABLES[name]
+    reader, readings = read([*header, *rows])
+    assert reader.last == last
+    assert (readings[-1].line.loss if readings else None) == loss
+
+
+def test_a_bar_of_something_else_takes_back_what_its_nameless_states_counted() -> None:
+    bar = "5%|#     | {i}/90 [00:{i:02d}<01:00,  1.00it/s]"
+    reader, _ = read(bar.format(i=i) for i in range(1, 9))
+    assert reader.last == 8
+    read(["Running requests: " + bar.format(i=9)], reader)
+    assert (reader.last, reader.strength) == (None, -1)
+
+
+@pytest.mark.parametrize(
+    ("bars", "last", "total"),
+    [
+        (["epoch 1: 50%|# | 40/80 [", "epoch 2: 50%|# | 40/80 ["], 120, None),
+        (["Epoch 0: 50%|# | 40/80 [", "Epoch 1: 50%|# | 40/80 ["], 120, None),
+        (["Epoch 1: 50%|# | 40/80 [", "Epoch 2: 50%|# | 40/80 ["], 200, None),
+        (["Epoch 3/9: 50%|# | 40/80 ["], 200, 720),
+    ],
+    ids=["from 1", "from 0", "Lightning goes on", "one of nine"],
+)
+def test_a_bar_counts_its_epochs_from_0_or_from_1(
+    bars: list[str], last: int, total: int | None
+) -> None:
+    more = ", v_num=3" if last == 200 and total is None else ""
+    reader, _ = read(bar + f"00:40<00:40,  1.00it/s, loss=2.1{more}]" for bar in bars)
+    assert (reader.last, reader.num_steps) == (last, total)
+
+
+def test_the_second_of_two_numbers_is_no_total_if_it_grows() -> None:
+    reader, _ = read(f"TRAIN Batch {e}/{100 * i} loss 2.{i}" for e in (0, 1) for i in range(1, 9))
+    assert (reader.last, reader.num_steps, reader.unit) == (1, None, "epoch")
+
+
+def test_a_row_of_a_loss_after_other_lines_may_be_of_an_evaluation() -> None:
+    lines = []
+    for epoch in range(1, 6):
+        lines += [
+            f"Epoch[{epoch}] Complete",
+            "\tLoss: 3.5",
+            f"Epoch[{epoch}] - Evaluation",
+            "\tLoss: 9.5",
+        ]
+    losses = [one.line.loss for one in read(lines)[1] if one.line.loss is not None]
+    assert losses and set(losses) == {3.5}
+
+
+def test_an_evaluation_that_starts_over_is_no_rival_of_the_training() -> None:
+    lines = []
+    for at in range(12):
+        lines.append(f"--> TIME -- GLOBAL_STEP: {25 * at}")
+        lines += [f"--> STEP: {i}" for i in range(3)] if at % 5 == 4 else []
+    reader = StepReader()
+    reader.trains = True
+    assert read(lines, reader)[0].last == 275
+
+
+def test_shares_of_epochs_are_steps_where_two_digits_tell_each() -> None:
+    small, large = StepReader(), StepReader()
+    read(["  Num Epochs = 4", "  Total optimization steps = 200"], small)
+    read(["  Num Epochs = 4", "  Total optimization steps = 2,000"], large)
+    assert count_epochs([0.5, 1.64], [small]) == ([25, 82], 200, "step")
+    assert count_epochs([0.5, 1.64], [large]) == ([0, 1], 4, "epoch")
+    assert count_epochs([0.5, 1.64], [StepReader()]) == ([0, 1], None, "epoch")
+
+
+def test_the_total_may_be_that_of_a_bar_beside_it() -> None:
+    bar, _ = read(["train: 5%|#  | 41/90 [00:41<01:00,  1.00it/s]"])
+    assert find_total(42, [bar]) == 90
+    assert find_total(60, [bar]) is None
 
 
 def test_an_epoch_is_an_epoch() -> None:

@@ -24,6 +24,8 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from varuna_core.records.logs.progress import names_loss
 
 LEAST_READINGS = 3
+LEAST_WHOLE = 8
+"""Readings of a counter that never fell, beside which one that restarts does not count."""
 MOST_SHAPES = 32
 MOST_NUMBERS = 24
 """A line with more numbers is a table or a dump."""
@@ -36,7 +38,7 @@ MOST_KEPT = 6
 LONGEST = 400
 HINTS = (
     "iter", "Iter", "tep", "poch", "it/s", "s/it", "loss", "Loss", "rain", "atch", "pdate",
-    "learn:",
+    "learn:", "STEP", "EPOCH", "LOSS", "pisode", "Cost",
 )  # fmt: skip
 """One of these is in each line that is learned from."""
 HEAD, MOST_HEADS = 32, 256
@@ -102,7 +104,7 @@ _TOKEN = re.compile(
     r"|(?<![\d.])(?:\d{1,4} days?, {0,2})?\d{1,3}:\d\d(?::\d\d)?(?:\.\d{1,6})?(?![\d.])|-:--:--)"
     rf"|(?P<bar>(?<=%)\|[^|]{{0,400}}\||[{_GLYPHS}]{{3,}}[{_GLYPHS} ]*)"
     r"|(?P<number>(?:(?<![\w.)\]])[-+])?(?:\d{1,3}(?:,\d{3}){1,5}(?![\d,])|\d{1,18})"
-    r"(?:\.\d{1,18})?(?:[eE][-+]?\d{1,4})?|(?<!\w)(?:nan|inf|NaN|n/a)(?!\w))"
+    r"(?:\.\d{1,18})?(?:[eE][-+]?\d{1,4}|[kM](?=it\b|/|of\b))?|(?<!\w)(?:nan|inf|NaN|n/a)(?!\w))"
 )
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _TO_BARE = b"0123456789 .,+-"
@@ -110,10 +112,13 @@ _TO_BARE = b"0123456789 .,+-"
 # Words near a number, and words anywhere in its line.
 
 _STEP = re.compile(
-    r"(?:global[_ ]?step|steps?|iter(?:ation)?s?|batch(?:es)?|updates?|\bit|train(?:ing)?)\W{0,6}$",
+    r"(?:global[_ ]?step|steps?|iter(?:ation)?s?|batch(?:es)?|updates?|\b(?:it|up)|train(?:ing)?"
+    r"|\bepisodes?)\W{0,6}$",
     re.IGNORECASE,
 )
-_EPOCH = re.compile(r"\bep(?:och)?s?\b[^\w]{0,3}(?:\(train\))?[^\w]{0,6}$", re.IGNORECASE)
+_EPOCH = re.compile(
+    r"\bep(?:och)?s?\b[^\w]{0,3}(?:\(train\)|trained|done|finished)?[^\w]{0,6}$", re.IGNORECASE
+)
 _MINOR = re.compile(
     r"(?:micro[_ -]?(?:step|batch)|batch[_ -]?size|bsz|instances|rank|worker|node|gpu|layers?|"
     r"\bn_updates)\W{0,6}$",
@@ -125,7 +130,7 @@ _OTHER = re.compile(
     re.IGNORECASE,
 )
 _UNIT = re.compile(
-    r" ?(?:%|ms\b|us\b|s\b|sec|[KMGT]i?B|B\b|W\b|C\b|docs?|files?|tok|examples|bytes)",
+    r" ?(?:%|ms\b(?!/)|us\b|s\b(?!/)|sec|[KMGT]i?B|B\b|W\b|C\b|docs?|files?|tok|examples|bytes)",
     re.IGNORECASE,
 )
 _DONE = re.compile(
@@ -139,14 +144,15 @@ _EVALUATES = re.compile(
 )
 _NOT = re.compile(
     r"download|upload|token(?:is|iz)(?:e|ed|ing)\b|\bloading|\bmap\b|\bfilter|\bshards?\b|\bwarm-?up\b|heartbeat|"
-    r"waiting|preparing|building|compil|NCCL|-> |B/s\b|examples/s|GET /|resum|generating|"
+    r"waiting|preparing|building|compil|NCCL|(?<!-)-> |B/s\b|examples/s|GET /|resum|generating|"
     r"extract|busbw|unpack|fetching|checkpoint|saved|saving",
     re.IGNORECASE,
 )
 _METRICS = re.compile(
     r"(?<![a-z])(?:val|valid|validation|eval|evaluation|test|dev)[_ /-]?\d?[_ /-]?(?:'s )?"
     r"(?:\w{1,20}_)?"
-    r"(?:loss|acc\w{0,8}|ppl|perplexity|l[12]|r?mse|auc|error|\w{0,3}logloss|time|runtime)",
+    r"(?:loss|acc\w{0,8}|ppl|perplexity|l[12]|r?mse|auc|error|\w{0,3}logloss|time|runtime)"
+    r"|(?:loss|acc|ppl|error)_(?:val|valid|eval|test|dev)\b",
     re.IGNORECASE,
 )
 """Metrics of an evaluation, which may stand beside those of the training."""
@@ -154,7 +160,7 @@ _LOSS = re.compile(
     r"(?:((?<!log)loss)|nll|cost|\bce|objective|rmse|logloss|\bl[12])['\"]?\W{0,6}$", re.I
 )
 _NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
-_FILE = re.compile(r"[\w/.-]{1,60}\.py\b")
+_FILE = re.compile(rf"[\w/.-]{{1,60}}\.py\b|\b\w{{1,30}}(?:\.\w{{1,30}}){{1,6}}:{_N}")
 """The place in the program from which a logger writes is not what it writes about."""
 _FROM_ZERO = re.compile(r"Epoch: {0,2}\[$")
 """torchvision and PyTorch's ImageNet example count their epochs from 0."""
@@ -165,7 +171,8 @@ _LOSS_ROW = re.compile(
 _JOINT = re.compile(r" ?(?:it|steps?)? ?(?:/|\bof\b) ?#?")
 _SAID = re.compile(
     r"(?:total|max|num(?:ber of)?)[ _]{0,2}(?:train(?:ing|_)?|optimi[sz]ation|update)?[ _]{0,2}"
-    r"(?:steps|iters|iterations|updates)['\"]?[ :=]{1,4}(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})(?![\d.])",
+    r"(?:steps|iters|iterations|updates)['\"]?[ :=]{1,4}(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})(?![\d.])"
+    r"|\btrain(?:ing)? for (\d{1,3}(?:,\d{3}){1,4}|\d{1,12}) (?:steps|iters|iterations|updates)\b",
     re.IGNORECASE,
 )
 _SAID_EPOCHS = re.compile(
@@ -350,9 +357,27 @@ class _Shape:
             for total, number in self._list_bounded(at)
         ]
         known = [one for one in found if one is not None]
+        whole = {self.get(one).by for one in known if not self.get(one).falls}
+        known = [one for one in known if not (self._falls(one) and self.get(one).by in whole)]
         self.candidates = sorted(
             known, key=lambda one: (self.is_epoch(one.at), -one.score, -one.count)
         )
+
+    def _falls(self, candidate: _Candidate) -> bool:
+        """True for a counter that restarts, and no number says how often."""
+        return candidate.outer is None and self.get(candidate).falls > 0
+
+    def outlives(self, ours: _Candidate, shape: "_Shape", other: _Candidate) -> bool:
+        """True where our counter never fell and the other restarts again and again, as one of an
+        evaluation does."""
+        is_whole = not self.get(ours).falls and 2 * other.count <= ours.count
+        return is_whole and ours.count >= LEAST_WHOLE and shape._falls(other)
+
+    def counts_as(self, other: "_Shape") -> bool:
+        """True if the other shape counts the same steps."""
+        if other is self or not self.candidates or not other.candidates:
+            return False
+        return _are_same(self, self.candidates[0], other, other.candidates[0])
 
     def find_total(self, at: int) -> Optional[int]:
         """The number behind `/` or `of` that is the same in all lines."""
@@ -369,15 +394,6 @@ class _Shape:
         """The place of another number that is called an epoch."""
         places = (at for at in range(self._size) if at != but and self.numbers[at].is_whole)
         return next((at for at in places if self.is_epoch(at)), None)
-
-    def find_loss(self, words: List[str]) -> Optional[float]:
-        """A loss by whatever name."""
-        for part, word in zip(self._parts, words):
-            named = _LOSS.search(part)
-            is_part = named is not None and named.group(1) and not names_loss(part)
-            if named is not None and not is_part and not _NOT_TRAINED.search(part):
-                return _parse(word)
-        return None
 
     def save(self) -> Dict[str, Any]:
         return {
@@ -489,6 +505,10 @@ class Learner:
         """Number of lines without a counter, by their first characters."""
         self._num_lines = self._num_vain = 0
         self._chosen: Optional[_Key] = None
+        self._counted: Tuple[Optional[float], Optional[int]] = (None, None)
+        """The last step and epoch."""
+        self._is_open, self._had_loss = True, False
+        """A row with a loss may follow; one did."""
         self._begin: Optional[str] = None
         """The text up to the number of the counter that was chosen last."""
 
@@ -539,23 +559,31 @@ class Learner:
         for shape in self._shapes.values():
             shape.is_cut = True
 
-    def read_loss(self, text: str) -> Optional[float]:
-        """The loss of a line that has nothing else, such as a row below that of the counter."""
-        if self._chosen is None or not ("loss" in text or "Loss" in text):
+    def read_loss(self, rank: Optional[int], text: str) -> Optional[float]:
+        """The loss of a line that has nothing else, such as a row below that of the counter. Where
+        other lines stand between two such rows, the second may be of an evaluation."""
+        is_open, self._is_open = self._is_open, self._is_open and not self._had_loss
+        if self._chosen is None or not is_open or not ("loss" in text or "Loss" in text):
             return None
         shape, words = mask(text)
+        ours, other = self._shapes.get(self._chosen), self._shapes.get((rank, shape))
+        if ours is not None and other is not None and ours.counts_as(other):
+            return _find_loss(shape.split(_N), words)  # the same step in a line of its own
         before = shape.partition(_N)[0]
         if len(words) != 1 or not _LOSS_ROW.fullmatch(before) or _NOT_TRAINED.search(before):
             return None
-        return _parse(words[0]) if names_loss(before) else None
+        if not names_loss(before):
+            return None
+        self._is_open = self._had_loss = True
+        return _parse(words[0])
 
     def note_total(self, text: str) -> None:
         """Note the number of steps from a line such as `max steps: 60`."""
-        if not ("ax" in text or "otal" in text or "um" in text):
+        if not ("ax" in text or "otal" in text or "um" in text or "for" in text):
             return
         said = _SAID.search(text)
         if said is not None:
-            number = int(said.group(1).replace(",", ""))
+            number = int(said.group(said.lastindex or 1).replace(",", ""))
             self.said = number if self.said in (None, number) else 0  # one that counts is no total
         epochs = _SAID_EPOCHS.search(text) if "poch" in text else None
         if epochs is not None:
@@ -629,12 +657,15 @@ class Learner:
         ours = self._shapes.get(self._chosen) if self._chosen is not None else None
         chosen = best
         for is_of_steps, score, shape, other in found:
-            if is_of_steps == best.is_epoch(first.at) or score <= first.score - MARGIN:
+            if is_of_steps == best.is_epoch(first.at):
                 continue
-            if not _are_same(best, first, shape, other):
+            is_ours = shape is ours and other is shape.candidates[0]
+            if score <= first.score - MARGIN and not (is_ours and other.count > first.count):
+                continue
+            if _are_same(best, first, shape, other):
+                chosen = shape if is_ours else chosen  # as before, however much another has of it
+            elif score > first.score - MARGIN and not best.outlives(first, shape, other):
                 self.is_doubled = True
-            elif shape is ours and other is shape.candidates[0]:
-                chosen = ours  # the same as before, however much another one has of it
         one = chosen.candidates[0]
         begin, is_whole = chosen.begin(one.at), one.outer is not None and one.total is not None
         if was_lost and begin == self._begin and not is_whole:
@@ -669,22 +700,38 @@ class Learner:
                     self.is_baseless = True
                     return []
                 epoch = None if named is None else int(named) - (not is_from_zero)
-                if epoch is None or (chosen.outer is None and not shape.is_from_zero(place)):
+                if total is not None and total == self.said:
+                    epoch = None  # the number of all, as a line before has said
+                elif epoch is None or (chosen.outer is None and not shape.is_from_zero(place)):
                     total = None  # maybe of an epoch
                 else:
                     num_epochs = shape.find_total(place) or self.said_epochs
+                    if is_from_zero and num_epochs and num_epochs % 5:
+                        num_epochs = None  # 0/99 is of 100 epochs, or of 99
         elif total is None and self.said:
             self.said = self.said if value <= self.said else 0
             total = self.said or None
         self.is_baseless = False
+        is_new, self._counted = self._counted != (value, epoch), (value, epoch)
+        self._is_open, self._had_loss = is_new or not self._had_loss, self._had_loss and not is_new
         is_epoch = shape.is_epoch(chosen.at)
         if is_epoch and total == self.said:
             total = self.said_epochs
         is_other = shape_text != shape.text
-        loss = None if is_other else shape.find_loss(words)
         is_evaluation = is_other and _EVALUATES.search(shape_text) is not None
+        loss = None if is_evaluation else _find_loss(shape_text.split(_N), words)
         unit = "epoch" if is_epoch else "step"
         return [Counted(*line, int(value), total, epoch, num_epochs, unit, loss, is_evaluation)]
+
+
+def _find_loss(parts: List[str], words: List[str]) -> Optional[float]:
+    """A loss by whatever name, of a line whose numbers stand behind these parts."""
+    for part, word in zip(parts, words):
+        named = _LOSS.search(part)
+        is_part = named is not None and named.group(1) and not names_loss(part)
+        if named is not None and not is_part and not _NOT_TRAINED.search(part):
+            return _parse(word)
+    return None
 
 
 def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -> bool:
@@ -695,17 +742,26 @@ def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -
     low, high = sorted((one.get(first), two.get(second)), key=lambda number: number.by)
     if not low.by:
         return False
+    if one is two and low.by == high.by and bool(low.falls) != bool(high.falls):
+        return True  # through all epochs, and in each
     apart = high.last - low.last
     is_even = not high.by % low.by and apart % low.by in (0, 1, low.by - 1)  # from 0 or from 1
     return is_even and abs(apart) <= high.by + (low.by > 1)
 
 
+_ROUNDED = re.compile(r"\d(?:\.\d{1,6})?[eE]\+\d{1,3}|\d{1,4}(?:\.\d{1,3})?[kM]")
+"""Large whole numbers as tables and bars shorten them: 3.13e+03, 2.69k."""
+
+
 def _is_whole(word: str) -> bool:
-    return word.replace(",", "").isdigit()
+    if word.replace(",", "").isdigit():
+        return True
+    return _ROUNDED.fullmatch(word) is not None and (_parse(word) or 0.5) % 1 == 0
 
 
 def _parse(word: str) -> Optional[float]:
+    times = {"k": 1e3, "M": 1e6}.get(word[-1:], 1.0)
     try:
-        return float(word.replace(",", ""))
+        return round(float(word.rstrip("kM").replace(",", "")) * times, 9)
     except ValueError:
         return None

@@ -38,7 +38,7 @@ from varuna_core.records.logs.training_log import (
 
 MARKS = (
     b"iter", b"tep", b"Iter", b"it/s", b"s/it", b"loss", b"Loss", b"poch", b"rain", b"atch",
-    b"pdate", b"learn:",
+    b"pdate", b"learn:", b"STEP", b"EPOCH", b"LOSS", b"pisode", b"Cost",
 )  # fmt: skip
 """One of these is in each line that `parse_progress` understands."""
 NO_STEP = -1
@@ -82,7 +82,7 @@ _BAR_OF_STEPS = re.compile(
 )
 _BAR_OF_OTHERS = re.compile(
     r"(?<![a-z])(?:eval|valid|sanity|test|predict|infer|generat|load|read|writ|sav|fetch|"
-    r"download|upload|token|map|filter|split|shard|prepar|preprocess|cach|index|pack|shuffl|warm|"
+    r"download|upload|token|map|filter|sampl|split|shard|prepar|preprocess|cach|index|pack|shuffl|warm|"
     r"calibrat|compil|convert|extract|encod|build|collect)|epochs?\W*$|data|examples|files",
     re.IGNORECASE,
 )
@@ -95,13 +95,12 @@ _RICH = re.compile(
     r"(\d{1,9})/(\d{1,9}) .{0,40}? (\d{1,30}(?:\.\d{0,30})?)(it/s)(.*)"
 )
 _EPOCH = re.compile(
-    r"^\W{0,4}(?:Train:? ?)?Epoch:? ?\[?(\d{1,6})(?:/(\d{1,6}))?\]? {0,4}"
-    r"\[ *(\d{1,9})/ *(\d{1,9})(?: \( {0,2}\d{1,3}%\))?\](.*)"
-)
-_EPOCH = re.compile(
     r"\bepochs?['\"]?[ :=#]*\[?(\d{1,6})(?: ?(?:/|of) ?(\d{1,6}))?(?![\d.%])", re.IGNORECASE
 )
+_EPOCH_LAST = re.compile(r"(?<![\d./])(\d{1,6})(?:/(\d{1,6})) ?epochs?\b")
 _DICT = re.compile(r"\{[^{]*'(?:train_)?loss': ")
+_SHARE = re.compile(r"'epoch': '?(\d{1,6}\.\d{1,18})(?![\deE])")
+"""Epochs that Hugging Face has done, with a fraction."""
 _AFTER = re.compile(
     r"\b(?:eval|valid|validation|validate|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
 )
@@ -277,7 +276,7 @@ def parse_line(text: str) -> Optional[Iteration]:
 
 def parse_epoch(text: str) -> Optional[Tuple[int, Optional[int]]]:
     """An epoch and their number, of a line such as `Epoch 2/3`."""
-    match = _EPOCH.search(text[:LONGEST])
+    match = _EPOCH.search(text[:LONGEST]) or _EPOCH_LAST.search(text[:LONGEST])
     if match is None:
         return None
     return int(match.group(1)), int(match.group(2)) if match.group(2) else None
@@ -348,7 +347,9 @@ def _parse_free(text: str) -> Optional[Iteration]:
     if (step is None and not is_dict) or _AFTER.search(text):
         return _parse_evaluation(text, step)
     if is_dict:
-        return parse_values(text, **(_name_step(step) if step else {"step": NO_STEP}))
+        share = _SHARE.search(text) if step is None else None
+        others = {} if share is None else {"epoch": float(share.group(1))}
+        return parse_values(text, others=others, **(_name_step(step) if step else {}))
     if step is None or (step.start() and _NOT_DONE.search(text, 0, step.start())):
         return _parse_evaluation(text, None)
     facts = _name_step(step)
@@ -418,6 +419,12 @@ def _parse_bar(match: Match[str], is_below: bool) -> Optional[Iteration]:
     return _make_bar(name, _parse_whole(done), _parse_whole(total), speed, unit, more, is_below)
 
 
+def find_bar_total(text: str) -> Optional[int]:
+    """The number behind `/` in tqdm's bar of anything; None in another line."""
+    bar = _BAR.search(split_tag(clean(text[:LONGEST]))[1]) if "%|" in text else None
+    return None if bar is None else _parse_whole(bar.group(4))
+
+
 def _make_bar(
     name: str,
     done: int,
@@ -441,6 +448,7 @@ def _make_bar(
         num_steps=total or None,
         epoch=int(epoch.group(1)) if epoch else None,
         num_epochs=int(epoch.group(2)) if epoch and epoch.group(2) else None,
+        is_from_zero="v_num" in more,  # Lightning's
         time_ms=_check_time(_parse_rate_ms(speed, unit) if speed and unit else None),
         is_bar=True,
         is_named=bool(name) or values.loss is not None,
@@ -453,7 +461,9 @@ def _parse_other_bar(text: str) -> Optional[Iteration]:
     if match is not None:
         epoch, epochs, done, total, speed, unit, more = match.groups()
         found = _make_bar(f"Epoch {epoch}", int(done), int(total), speed, unit, more, False)
-        return None if found is None else replace(found, num_epochs=int(epochs) + 1)
+        return (
+            None if found is None else replace(found, num_epochs=int(epochs) + 1, is_from_zero=True)
+        )
     match = _KERAS.search(text)
     if match is None:
         return None

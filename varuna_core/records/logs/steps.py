@@ -21,12 +21,13 @@ import re
 import statistics
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, Deque, Dict, Mapping, Optional, Pattern, Sequence, Tuple
+from typing import Any, Deque, Dict, Iterable, Mapping, Optional, Pattern, Sequence, Tuple
 
 from varuna_core.records.logs.learner import HINTS, Counted, Doubt, Learner
 from varuna_core.records.logs.progress import (
     NO_STEP,
     clean,
+    find_bar_total,
     is_nested,
     parse_epoch,
     parse_line,
@@ -35,6 +36,7 @@ from varuna_core.records.logs.progress import (
     split_tag,
 )
 from varuna_core.records.logs.step_counts import SLOW
+from varuna_core.records.logs.tables import Tables
 from varuna_core.records.logs.times import MARK_S
 from varuna_core.records.logs.training_log import Iteration, leave_out_first
 
@@ -46,6 +48,12 @@ SPAN_SLACKS = 8
 """A span is long enough to be timed if it exceeds the error of its ends times this."""
 TURNS = 3
 """Another rank is followed after this number of its steps without one of the present rank."""
+LEAST_PAIRS = 2
+"""Lines after which the second number of `N/M` is no total: it grew, and the first one did not."""
+ROUND = 99
+"""Most steps of an epoch of which a share in two digits tells each."""
+NEAR = 2
+"""Steps by which a bar and a line beside it may differ, as bars are drawn less often."""
 MOST_RANKS = 256
 RECENT = 9
 
@@ -71,17 +79,48 @@ class StepReading:
 
 _TRAINING = re.compile(
     r"(?<![a-z])(?:pre-?)?train(?:ing|er)?(?![a-z])|epoch|(?<![a-z])(?:log)?loss(?!less)|_loss"
-    r"|reward|_rew_|(?<![a-z])lr(?![a-z])|gradients?\b|\bgrad[_ -]?norm|gnorm|optimizer|rmse|nll"
-    r"|\bppl|\bcosts?\b|perplexity|learning[_ -]?rate|\b(?:ce|l1|l2)\b",
+    r"|reward|_rew_|episod|(?<![a-z])lr(?![a-z])|gradients?\b|\bgrad[_ -]?norm|gnorm|optimizer|rmse"
+    r"|nll|\bppl|\bcosts?\b|perplexity|learning[_ -]?rate|\b(?:ce|l1|l2)\b",
     re.IGNORECASE,
 )
 """Something that is trained, or by which it is. A number that only grows is progress of anything:
 of a simulation, of requests, of a solver."""
+_OF_OTHERS = re.compile(r"[^\d%]{0,80}[a-zA-Z]{3}[^\d%]{0,80}\d{1,3}%\|")
+"""A bar whose name is of words alone says what it is of; numbers beside it may be losses."""
 _STATE = (
     "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
     "_is_new_epoch", "_anchor", "_has_losses", "_is_untrained", "_is_lost", "_by", "_spent_ms",
-    "trains", "unit",
+    "trains", "unit", "_first_epoch", "_is_cut", "_num_pairs",
 )  # fmt: skip
+
+
+def find_total(step: int, others: Iterable[StepReader]) -> Optional[int]:
+    """The number of steps in all by logs beside the one that has this step: of one that counts the
+    same, else as a line has said."""
+    others = list(others)
+    same = {
+        one.num_steps
+        for one in others
+        if one.last is not None and abs(one.last - step) <= NEAR and one.num_steps
+    }
+    found = same or {one.said[0] for one in others if one.said[0]}
+    return found.pop() if len(found) == 1 and step <= max(found) else None
+
+
+def count_epochs(
+    done: Sequence[float], readers: Iterable[StepReader]
+) -> Tuple[Sequence[int], Optional[int], str]:
+    """Steps, their total and their unit by the share of the epochs that is done, as Hugging Face
+    prints it. The share is rounded to two digits: where that leaves more than one step open, the
+    epoch is what is known."""
+    said = [one.said for one in readers]
+    totals, epochs = {one[0] for one in said if one[0]}, {one[1] for one in said if one[1]}
+    if len(totals) == len(epochs) == 1:
+        total, num_epochs = totals.pop(), epochs.pop()
+        if total is not None and num_epochs and total <= ROUND * num_epochs:
+            return [round(one * total / num_epochs) for one in done], total, "step"
+        return [int(one) for one in done], num_epochs, "epoch"
+    return [int(one) for one in done], epochs.pop() if len(epochs) == 1 else None, "epoch"
 
 
 class StepReader:
@@ -119,9 +158,16 @@ class StepReader:
         """The first line of steps of a start, until the second is read."""
         self._by = 0
         """Difference of the last two steps."""
+        self._first_epoch: Optional[int] = None
+        """Number of the first epoch, 0 or 1, of bars that name theirs."""
+        self._is_cut = is_partial
+        """Lines before the first bar may be missing."""
+        self._num_pairs = 0
+        """Lines of an epoch and a step that look like a step and a total."""
         self._spent_ms = 0.0
         """The longest time of a bar without a name."""
         self._learner = Learner(is_partial=is_partial)
+        self._tables = Tables()
 
     @property
     def doubt(self) -> Optional[Doubt]:
@@ -153,6 +199,11 @@ class StepReader:
         return None if is_doubtful else self._last
 
     @property
+    def said(self) -> Tuple[Optional[int], Optional[int]]:
+        """Steps and epochs that the training will take, as lines without a step have said."""
+        return self._learner.said or None, self._learner.said_epochs
+
+    @property
     def place(self) -> Optional[Tuple[int, int]]:
         """The last step as its epoch and its number there, which an attempt that begins within an
         epoch tells too; where none is named, 0 and the count of all steps."""
@@ -176,6 +227,10 @@ class StepReader:
             self._is_untrained = self._is_untrained and not self.trains
         found = parse_line(text)
         self.evaluated = found if found is not None and found.evaluations else None
+        is_unnamed = found is None and self.strength == UNNAMED and self._raw is not None
+        if is_unnamed and self._raw is not None and find_bar_total(text) == self._raw[1]:
+            self._restart()  # the same bar, which says now that it is of something else
+            self.strength, self._last, self.num_steps = -1, None, None
         if found is None or found.is_evaluation:
             if found is None or not self._is_reached(found):
                 return self._learn(text, at, slack_s)
@@ -187,11 +242,27 @@ class StepReader:
             return StepReading(found, at, False, None, LINE)
         strength = LINE if not found.is_bar else BAR if found.is_named else UNNAMED
         if strength == LINE:
+            found = self._split_pair(found, rank)
             if self.strength < LINE or (self._last is not None and found.step < self._last):
                 self._opening = text
             elif self._opening is not None:
                 found, self._opening = leave_out_first(self._opening, text, found), None
         return self._take(found, strength, rank, at, slack_s)
+
+    def _split_pair(self, found: Iteration, rank: Optional[int]) -> Iteration:
+        """Read `Batch 2/1200` as epoch 2 and step 1200 where the second number is what grows."""
+        if found.num_steps is None or found.epoch is not None:
+            return found
+        if self._num_pairs < LEAST_PAIRS and self._raw is not None and rank == self._rank:
+            step, total = self._raw
+            if step == found.step and total is not None and total != found.num_steps:
+                self._num_pairs += 1 if total < found.num_steps else -self._num_pairs
+                if self._num_pairs == LEAST_PAIRS:
+                    self._restart()
+                    self._last = self.num_steps = None
+        if self._num_pairs < LEAST_PAIRS:
+            return found
+        return replace(found, step=found.num_steps, num_steps=None, epoch=found.step)
 
     def _is_reached(self, found: Iteration) -> bool:
         """True for an evaluation whose step the training has reached, as nanoGPT's: the last step
@@ -203,18 +274,26 @@ class StepReader:
     def skip(self) -> None:
         """Note that lines are missing here."""
         self._learner.skip()
+        self._is_cut = self._is_cut or self._last is None
         self.pause()
 
     def _learn(self, text: str, at: Optional[float], slack_s: float) -> Optional[StepReading]:
         """Read the line with the learner."""
-        if not any(word in text for word in HINTS):
+        is_hinted = any(word in text for word in HINTS)
+        if not is_hinted and not self._tables.names:
             return None
         readings: Sequence[Counted] = ()
         rank, plain = split_tag(clean(text))
+        if "%|" in plain and _TRAINING.search(plain) is None and _OF_OTHERS.match(plain):
+            return None
+        row = self._tables.name_row(plain)
+        if row is None and (not is_hinted or self._tables.read_header(plain)):
+            return None
+        plain = plain if row is None else row
         self._learner.note_total(plain)
         if self.strength < BAR and not is_nested(text):
             readings = self._learner.read(rank, plain, at, slack_s)
-        loss = None if readings else self._learner.read_loss(plain)
+        loss = None if readings else self._learner.read_loss(rank, plain)
         if loss is not None:
             return StepReading(
                 Iteration(NO_STEP, losses={"loss": loss}), at, False, None, self.strength
@@ -280,7 +359,7 @@ class StepReader:
         turns = [[rank, count] for rank, count in self._turns.items()]
         return {
             **found, "_turns": turns, "_recent": list(self._recent),
-            "learner": self._learner.save(),
+            "learner": self._learner.save(), "columns": self._tables.names,
         }  # fmt: skip
 
     def go_on(self, saved: Mapping[str, Any]) -> None:
@@ -291,6 +370,7 @@ class StepReader:
         self._turns = {rank: count for rank, count in saved["_turns"]}
         self._recent = deque(saved["_recent"], maxlen=RECENT)
         self._learner.go_on(saved["learner"])
+        self._tables.names = list(saved["columns"])
 
     def pause(self) -> None:
         """A checkpoint or an evaluation: no step is blamed for the time up to the next line."""
@@ -400,7 +480,7 @@ class StepReader:
         )
         self._is_new_epoch = False
         if self._is_of_epoch(found) and found.epoch is not None and found.num_steps:
-            base = found.epoch * found.num_steps  # Lightning counts epochs from 0
+            base = (found.epoch - self._find_first(found)) * found.num_steps
             is_anew = self._raw is not None and base < self._base
             self._base = base
             return is_anew
@@ -426,6 +506,16 @@ class StepReader:
             return False
         self._base = 0
         return True
+
+    def _find_first(self, found: Iteration) -> int:
+        """The number of the first epoch. Lightning counts from 0; `Epoch 1/10` counts from 1, and
+        so does a log whose first bar is of epoch 1."""
+        if not found.is_bar or found.is_from_zero or found.epoch == 0:
+            self._first_epoch = 0
+        elif self._first_epoch is None:
+            is_first = found.epoch == 1 and not self._is_cut
+            self._first_epoch = int(is_first or found.num_epochs is not None)
+        return self._first_epoch
 
     def _find_length(self, step: int, last: int, total: Optional[int]) -> int:
         """Number of steps of the epoch that is over; its last one may not have been printed."""

@@ -110,6 +110,8 @@ class Iteration:
     epoch: Optional[int] = None
     """As the line says it; then `step` may be counted in each."""
     num_epochs: Optional[int] = None
+    is_from_zero: bool = False
+    """The program is known to count its epochs from 0."""
     unit: str = "step"
     """`epoch` where the line counts epochs alone."""
     evaluations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -1,13 +1,10 @@
-"""A second corpus, written before the reader asked what a counter counts: 18 programs of small
-libraries and of pytorch/examples, and 10 logs of no training whose counters look like steps."""
+"""Programs of small libraries and of pytorch/examples, and logs of no training whose counters look
+like steps."""
 
 from __future__ import annotations
 
-import random
-from functools import cache
-
 from benchmarks.formats.log import Log, render_span, render_tqdm
-from benchmarks.formats.model import Count, Format, Negative, Truth, no_training, program
+from benchmarks.formats.model import Count, Truth, no_training, program
 
 EXAMPLES = "pytorch/examples"
 
@@ -387,23 +384,3 @@ def conjugate_gradient(log: Log) -> None:
         log.out(f"iter {at:5d}  |r| = {residual:.6e}  alpha = {log.near(0.2):.4f}")
         log.wait(0.4)
     log.out("converged in 291 iterations")
-
-
-SPLIT_SEED = 44
-
-
-@cache
-def list_formats() -> dict[str, Format]:
-    return {name: item for name, item in globals().items() if isinstance(item, Format)}
-
-
-@cache
-def list_negatives() -> dict[str, Negative]:
-    return {name: item for name, item in globals().items() if isinstance(item, Negative)}
-
-
-def split(names: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The half that was looked at, and the half kept apart."""
-    seen = set(random.Random(SPLIT_SEED).sample(sorted(names), len(names) // 2))
-    kept = tuple(name for name in sorted(names) if name not in seen)
-    return tuple(sorted(seen)), kept
