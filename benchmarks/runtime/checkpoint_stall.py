@@ -55,7 +55,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_model(sizes: dict[str, int]) -> Gpt:
+def build_model(sizes: dict[str, Any]) -> Gpt:
     torch.manual_seed(0)
     return Gpt(**sizes, dropout=0.0)
 

@@ -17,7 +17,7 @@ from typing import Any
 from vjob.jobs.conf import schema
 from vjob.jobs.conf.fates import Fate, find_variable, judge_fate, list_leaves
 from vjob.jobs.conf.parse import describe, get_annotations, get_hints, get_section_class
-from vjob.jobs.conf.schema import MODELS, JobConf, Model, NodeGroup, Program
+from vjob.jobs.conf.schema import MODELS, JobConf, Llama, Model, NodeGroup, Program
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.conf.yaml_tree import join_key
 
@@ -243,12 +243,23 @@ def render_fate(key: str) -> str:
 
 
 def _render_models() -> str:
-    names = [field.name for field in fields(Model)]
+    names = [field.name for field in fields(Model) if field.name != "llama"]
     lines = [f"| name | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
     for name, model in MODELS.items():
         numbers = " | ".join(str(getattr(model, field)) for field in names)
         lines.append(f"| `{name}` | {numbers} |")
-    return "Names that stand for a shape:\n\n" + "\n".join(lines) + "\n"
+    shapes = "Names that stand for a shape:\n\n" + "\n".join(lines) + "\n"
+    parts = [
+        f"- `{name}`: "
+        + ", ".join(
+            f"{field.name} {render_value(getattr(model.llama, field.name))}"
+            for field in fields(Llama)
+            if getattr(model.llama, field.name) != field.default
+        )
+        for name, model in MODELS.items()
+        if model.llama is not None
+    ]
+    return shapes + "\nTheir `llama`:\n\n" + "\n".join(parts) + "\n"
 
 
 def render_init() -> str:

@@ -115,6 +115,30 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Llama:
+    """A GPT as Llama and Qwen are: rotary positions, RMS norms, SwiGLU, no biases."""
+
+    inner: PositiveInt
+    """Width of the gated MLP."""
+    kv_heads: PositiveInt | None = None
+    """Heads of keys and values; default: as many as heads."""
+    head_size: PositiveInt | None = None
+    """Width of a head, even; default: hidden / heads."""
+    tied: bool = False
+    """The head shares the embedding's weight."""
+    qkv_bias: bool = False
+    """Queries, keys and values have biases (Qwen 2)."""
+    qk_norm: bool = False
+    """Queries and keys have norms (Qwen 3)."""
+    norm_eps: PositiveFloat = 1e-5
+    """Added in the norms."""
+    rope_base: PositiveFloat = 10000.0
+    """Base of the rotary positions."""
+    rope_scaling: tuple[float, float, float, float] | None = None
+    """Llama 3.1's: factor, low and high frequency factor, and the length before it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """The shape of a built-in model; a name such as gpt2-xl stands for one of these.
 
@@ -133,7 +157,29 @@ class Model:
     """Size of the vocabulary."""
     dropout: Share = 0.1
     """Dropout probability, 0 to 1."""
+    llama: Llama | None = None
+    """Parts of Llama and Qwen in place of GPT-2's."""
 
+
+def _build_llama(
+    layers: int, hidden: int, heads: int, sequence: int, vocab: int, **parts: Any
+) -> Model:
+    return Model(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        sequence=sequence,
+        vocab=vocab,
+        dropout=0.0,
+        llama=Llama(**parts),
+    )
+
+
+_LLAMA_3: Mapping[str, Any] = {"kv_heads": 8, "rope_base": 500000.0}
+_QWEN: Mapping[str, Any] = {"norm_eps": 1e-6, "rope_base": 1000000.0}
+_QWEN_2: Mapping[str, Any] = {**_QWEN, "qkv_bias": True}
+_QWEN_3: Mapping[str, Any] = {**_QWEN, "qk_norm": True, "kv_heads": 8, "head_size": 128}
+_ROPE_31, _ROPE_32 = (8.0, 1.0, 4.0, 8192.0), (32.0, 1.0, 4.0, 8192.0)
 
 MODELS: Mapping[str, Model] = {
     "gpt2-small": Model(layers=12, hidden=768, heads=12),
@@ -142,6 +188,30 @@ MODELS: Mapping[str, Model] = {
     "gpt2-2.5b": Model(layers=54, hidden=1920, heads=20),
     "gpt2-8.3b": Model(layers=72, hidden=3072, heads=32),
     "bert-large": Model(layers=24, hidden=1024, heads=16, sequence=512, vocab=30522),
+    "llama-2-7b": _build_llama(32, 4096, 32, 4096, 32000, inner=11008),
+    "llama-3-8b": _build_llama(32, 4096, 32, 8192, 128256, inner=14336, **_LLAMA_3),
+    "llama-3.1-8b": _build_llama(
+        32, 4096, 32, 8192, 128256, inner=14336, rope_scaling=_ROPE_31, **_LLAMA_3
+    ),
+    "llama-3.1-70b": _build_llama(
+        80, 8192, 64, 8192, 128256, inner=28672, rope_scaling=_ROPE_31, **_LLAMA_3
+    ),
+    "llama-3.2-1b": _build_llama(
+        16, 2048, 32, 8192, 128256, inner=8192, tied=True, rope_scaling=_ROPE_32, **_LLAMA_3
+    ),
+    "llama-3.2-3b": _build_llama(
+        28, 3072, 24, 8192, 128256, inner=8192, tied=True, rope_scaling=_ROPE_32, **_LLAMA_3
+    ),
+    "qwen2.5-0.5b": _build_llama(
+        24, 896, 14, 4096, 151936, inner=4864, kv_heads=2, tied=True, **_QWEN_2
+    ),
+    "qwen2.5-1.5b": _build_llama(
+        28, 1536, 12, 4096, 151936, inner=8960, kv_heads=2, tied=True, **_QWEN_2
+    ),
+    "qwen2.5-7b": _build_llama(28, 3584, 28, 4096, 152064, inner=18944, kv_heads=4, **_QWEN_2),
+    "qwen3-0.6b": _build_llama(28, 1024, 16, 4096, 151936, inner=3072, tied=True, **_QWEN_3),
+    "qwen3-1.7b": _build_llama(28, 2048, 16, 4096, 151936, inner=6144, tied=True, **_QWEN_3),
+    "qwen3-8b": _build_llama(36, 4096, 32, 4096, 151936, inner=12288, **_QWEN_3),
 }
 
 

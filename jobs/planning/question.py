@@ -24,7 +24,12 @@ from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import GpuProduct, find_gpu, list_gpus
 from varuna_core.planner.profile.profile import Model, Profile, build_link
 from varuna_core.planner.profile.profile_file import read_profile
-from varuna_core.planner.profile.transformer import LATENCY_S, Transformer, estimate_profile
+from varuna_core.planner.profile.transformer import (
+    LATENCY_S,
+    Transformer,
+    estimate_profile,
+    list_parts,
+)
 from varuna_core.planner.search.space import Wishes
 from varuna_core.records.training import name_shapes
 from varuna_core.schedule.recompute import Recompute
@@ -33,7 +38,7 @@ from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
 from vjob.jobs.conf.world_size import close_layout
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.inputs import find_profile, read_open_conf
-from vjob.jobs.programs.training import build_training, name_model
+from vjob.jobs.programs.training import build_llama, build_training, name_model
 from vjob.jobs.schedulers import choose as schedulers
 
 CPU = "cpu"
@@ -213,6 +218,8 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
             notes.append(f"{name} taken for {gpu.name}, not {' or '.join(others)}: the nodes' own "
                          "sizes come with `vjob profile`")  # fmt: skip
     largest = max(group.num_ranks for group in conf.cluster.nodes)
+    llama = build_llama(model)
+    kv_heads = model.heads if llama is None else llama.kv_heads
     found = estimate_profile(
         Transformer(
             name=name_model(model),
@@ -221,9 +228,10 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
             heads=model.heads,
             length=model.sequence,
             vocabulary=model.vocab,
+            **list_parts(llama),
         ),
         sorted(kinds),
-        degrees=[t for t in (1, 2, 4, 8) if t <= largest and model.heads % t == 0],
+        degrees=[t for t in (1, 2, 4, 8) if t <= largest and kv_heads % t == 0],
         inter_gb_s=LINK_GB_S if link_gb_s is None else link_gb_s,
         element_bytes=4 if conf.train.precision == "fp32" else 2,
     )

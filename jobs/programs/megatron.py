@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from varuna_core.records.training import Llama
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.conf.world_size import require_number
 from vjob.jobs.errors import KeyProblem
+from vjob.jobs.programs.training import build_llama
 
 _FLAG = re.compile(r"""["'](--[A-Za-z][A-Za-z0-9_-]*)["']""")
 LAYOUT_FILE = "megatron/core/transformer/pipeline_parallel_layer_layout.py"
@@ -190,11 +192,37 @@ def _build_model(conf: JobConf, checkout: Checkout) -> Options:
     yield "--num-attention-heads", str(model.heads)
     yield "--seq-length", str(model.sequence)
     yield "--max-position-embeddings", str(model.sequence)
+    llama = build_llama(model)
+    if llama is not None:
+        yield from _build_llama_options(llama)
     yield "--hidden-dropout", str(model.dropout)
     yield "--attention-dropout", str(model.dropout)
     if checkout.generation == "core":  # older ones want the vocabulary's files: program.args
         yield "--tokenizer-type", "NullTokenizer"
         yield "--vocab-size", str(model.vocab)
+
+
+def _build_llama_options(llama: Llama) -> Options:
+    """megatron-core's; `find_unable` refuses the checkouts that lack them."""
+    yield "--ffn-hidden-size", str(llama.inner)
+    yield "--kv-channels", str(llama.head_size)
+    yield ("--group-query-attention",)
+    yield "--num-query-groups", str(llama.kv_heads)
+    for flag in ("--swiglu", "--disable-bias-linear"):
+        yield (flag,)
+    yield "--normalization", "RMSNorm"
+    yield "--norm-epsilon", str(llama.norm_eps)
+    yield "--position-embedding-type", "rope"
+    yield "--rotary-base", str(int(llama.rope_base))
+    if llama.rope_scaling is not None:
+        yield ("--use-rope-scaling",)
+        yield "--rope-scaling-factor", str(llama.rope_scaling[0])
+    if not llama.tied:
+        yield ("--untie-embeddings-and-output-weights",)
+    if llama.qkv_bias:
+        yield ("--add-qkv-bias",)
+    if llama.qk_norm:
+        yield ("--qk-layernorm",)
 
 
 def _build_batch(conf: JobConf, checkout: Checkout, replicas: int) -> Options:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 
-from varuna_core.records.training import Training
+from varuna_core.records.training import Llama, Training
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Model
 from vjob.jobs.conf.world_size import require_number
@@ -70,7 +70,18 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         tensor=parallel.tensor,
         sequence_parallel=parallel.sequence_parallel,
         timeline=conf.profile.timeline,
+        llama=build_llama(model),
     )
+
+
+def build_llama(model: Model) -> Llama | None:
+    """The parts of Llama with every default filled in."""
+    if model.llama is None:
+        return None
+    own = asdict(model.llama)
+    own["kv_heads"] = own["kv_heads"] or model.heads
+    own["head_size"] = own["head_size"] or model.hidden // model.heads
+    return Llama(**own)
 
 
 def name_model(model: Model, models: Mapping[str, Model] = MODELS) -> str:
@@ -78,4 +89,5 @@ def name_model(model: Model, models: Mapping[str, Model] = MODELS) -> str:
     for name, known in models.items():
         if replace(model, dropout=known.dropout) == known:
             return name
-    return f"{model.layers}x{model.hidden}"
+    kind = "" if model.llama is None else "llama-"
+    return f"{kind}{model.layers}x{model.hidden}"

@@ -20,7 +20,7 @@ from varuna_core.facts.known import (
     value_of,
 )
 from varuna_core.planner.profile.gpus import GpuProduct, list_gpus
-from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer
+from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer, list_parts
 from varuna_core.records.formatting import format_duration, format_seconds, format_share
 from varuna_core.records.training import Training
 from vjob.reports.analysis.accounting import Accounting
@@ -373,6 +373,7 @@ def _measure_speeds(job: Job, step_s: float | None) -> Iterator[Speed]:
         heads=training.heads,
         length=training.sequence,
         vocabulary=training.vocab,
+        **list_parts(training.llama),
     )
     holders = Counter(stage for trace in ranks.values() for stage in trace.stages)
     found: dict[str, list[float]] = {}

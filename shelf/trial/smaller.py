@@ -217,7 +217,9 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
     model, train = conf.model, conf.train
     if conf.program.kind not in BUILT_IN or model is None:
         return conf
-    hidden = min(model.hidden, model.heads * HEAD_WIDTH)
+    hidden, llama = min(model.hidden, model.heads * HEAD_WIDTH), model.llama
+    if llama is not None:
+        llama = replace(llama, head_size=None, inner=min(llama.inner, 4 * hidden))
     # Index maps of real data are kept for their length: another one would be made for nothing.
     is_random = conf.data is not None and conf.data.synthetic
     sequence = min(model.sequence, SEQUENCE) if is_random else model.sequence
@@ -226,7 +228,7 @@ def _fit_processors(conf: JobConf, notes: list[str]) -> JobConf:
     batch = MOST_STEPS_OF_BATCH * replicas
     return replace(
         conf,
-        model=replace(model, hidden=hidden, sequence=sequence),
+        model=replace(model, hidden=hidden, sequence=sequence, llama=llama),
         train=replace(train, micro_batch_size=1, global_batch_size=batch, precision="fp32"),
     )
 

@@ -7,7 +7,7 @@ so that a run that goes on from a checkpoint goes on along the same curve.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
@@ -53,6 +53,7 @@ MODELS: dict[str, type[Gpt] | type[Bert]] = {"pretrain_gpt": Gpt, "pretrain_bert
 
 def build_model(training: Training) -> nn.Module:
     """Without memory: each stage makes the values of its own parameters."""
+    more = {} if training.llama is None else {"llama": training.llama}
     with torch.device("meta"):
         return MODELS[training.program](
             layers=training.layers,
@@ -61,7 +62,16 @@ def build_model(training: Training) -> nn.Module:
             sequence=training.sequence,
             vocab=training.vocab,
             dropout=training.dropout,
+            **more,
         )
+
+
+def describe_model(training: Training) -> dict[str, Any]:
+    """What a checkpoint keeps of the model, for its tensors do not say it."""
+    model = {"program": training.program, "heads": training.heads}
+    if training.llama is not None:
+        model |= {"sequence": training.sequence, "llama": asdict(training.llama)}
+    return model
 
 
 def read_partition(training: Training) -> Partition | None:
@@ -89,6 +99,9 @@ def plan_layers(model: nn.Module, training: Training) -> dict[str, Any] | None:
         return None
     if training.heads % shared:
         raise ProgramError(f"{training.heads} heads are not shared evenly by tensor {shared}")
+    if training.llama is not None and training.llama.kv_heads % shared:
+        num = training.llama.kv_heads
+        raise ProgramError(f"{num} heads of keys are not shared evenly by tensor {shared}")
     if training.optimizer == "lamb":
         raise ProgramError(
             "lamb looks at whole weights, which tensor parallelism shares: use adamw"

@@ -1,7 +1,7 @@
-"""GPT-2: any number of layers, with a CutPoint before each block and one after the last.
+"""GPT-2, Llama and Qwen: any number of layers, a CutPoint before each block and after the last.
 
 segment 0        | block 1 | ... | block n | segment n + 1
-embeddings       cut       cut   cut       norm, head (the embedding's weight), loss
+embeddings       cut       cut   cut       norm, head (if tied the embedding's weight), loss
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from varuna_core.programs.layers import (
     Dense,
     Embedding,
     PreNormBlock,
+    make_norm,
     number_positions,
     plan_blocks,
 )
+from varuna_core.records.training import Llama
 from varuna_core.runtime.cross_entropy import cross_entropy
 from varuna_core.runtime.split.cut import CutPoint
 
@@ -25,20 +27,30 @@ class Gpt(nn.Module):
     """Given `sequence + 1` tokens a sample it returns the loss of predicting each next one."""
 
     def __init__(
-        self, *, layers: int, hidden: int, heads: int, sequence: int, vocab: int, dropout: float
+        self,
+        *,
+        layers: int,
+        hidden: int,
+        heads: int,
+        sequence: int,
+        vocab: int,
+        dropout: float,
+        llama: Llama | None = None,
     ) -> None:
         super().__init__()
-        self.sequence = sequence
+        self.sequence, self.llama = sequence, llama
         self.tokens = Embedding(vocab, hidden)
-        self.positions = Embedding(sequence, hidden)
+        if llama is None:
+            self.positions = Embedding(sequence, hidden)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            [PreNormBlock(hidden, heads, layers, dropout) for _ in range(layers)]
+            [PreNormBlock(hidden, heads, layers, dropout, llama) for _ in range(layers)]
         )
         self.cuts = nn.ModuleList([CutPoint() for _ in range(layers + 1)])
-        self.norm = nn.LayerNorm(hidden)
+        self.norm = make_norm(hidden, llama)
         self.head = Dense(hidden, vocab, bias=False)
-        self.head.weight = self.tokens.weight
+        if llama is None or llama.tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         return cross_entropy(self.predict(tokens[:, :-1]), tokens[:, 1:])
@@ -52,18 +64,22 @@ class Gpt(nn.Module):
             SequenceParallel,
         )
 
-        plan = plan_blocks(sequence_parallel)
+        plan = plan_blocks(sequence_parallel, self.llama)
         before = Shard(1) if sequence_parallel else Replicate()
         plan["head"] = ColwiseParallel(input_layouts=before, use_local_output=False)
         if sequence_parallel:
             norms = ("norm", "blocks.*.norm_1", "blocks.*.norm_2")
             plan |= {name: SequenceParallel(use_local_output=True) for name in norms}
-            plan["positions"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+            if self.llama is None:
+                rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(0))
+                plan["positions"] = rows
         return plan
 
     def predict(self, tokens: Tensor) -> Tensor:
         """Logits of the token after each one."""
-        x = self.tokens(tokens) + self.positions(number_positions(tokens, self.sequence))
+        x = self.tokens(tokens)
+        if self.llama is None:
+            x = x + self.positions(number_positions(tokens, self.sequence))
         x = self.dropout(x)
         for cut, block in zip(self.cuts, self.blocks, strict=False):
             x = block(cut(x))

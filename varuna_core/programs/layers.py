@@ -8,11 +8,14 @@ weights do not depend on the layout.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from varuna_core.records.training import Llama
 
 STD = 0.02
 """Of a normal distribution: GPT-2's and BERT's initial weights."""
@@ -81,23 +84,107 @@ class Mlp(nn.Module):
         return out
 
 
-class PreNormBlock(nn.Module):
-    """GPT-2's block: x + f(norm(x))."""
+class GroupedAttention(nn.Module):
+    """Causal self-attention of Llama and Qwen: rotary positions, fewer heads of keys and values."""
 
-    def __init__(self, hidden: int, heads: int, layers: int, dropout: float) -> None:
+    def __init__(
+        self, hidden: int, heads: int, dropout: float, llama: Llama, *, output_std: float
+    ) -> None:
+        super().__init__()
+        self.dropout, self.llama = dropout, llama
+        size, bias = llama.head_size, llama.qkv_bias
+        self.is_grouped = llama.kv_heads < heads
+        self.query = Dense(hidden, heads * size, bias=bias)
+        self.key = Dense(hidden, llama.kv_heads * size, bias=bias)
+        self.value = Dense(hidden, llama.kv_heads * size, bias=bias)
+        if llama.qk_norm:
+            self.query_norm = nn.RMSNorm(size, eps=llama.norm_eps)
+            self.key_norm = nn.RMSNorm(size, eps=llama.norm_eps)
+        self.output = Dense(heads * size, hidden, bias=False, std=output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # As many heads as are here: with tensor parallelism a rank has some of them.
+        shape = (*x.shape[:2], -1, self.llama.head_size)
+        query, key, value = (part(x).view(shape) for part in (self.query, self.key, self.value))
+        if self.llama.qk_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
+        cos, sin = find_turns(shape[1], self.llama, x.device)
+        seen = F.scaled_dot_product_attention(
+            turn(query, cos, sin).transpose(1, 2),
+            turn(key, cos, sin).transpose(1, 2),
+            value.transpose(1, 2),
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+            enable_gqa=self.is_grouped,
+        )
+        out: Tensor = self.output(seen.transpose(1, 2).flatten(2))
+        return out
+
+
+def find_turns(length: int, llama: Llama, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the angles by which each place turns the pairs of a head, in fp32."""
+    size = llama.head_size
+    powers = torch.arange(0, size, 2, device=device, dtype=torch.float32) / size
+    rates = 1.0 / llama.rope_base**powers
+    if llama.rope_scaling is not None:
+        factor, low, high, before = llama.rope_scaling
+        kept = ((before * rates / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
+        rates = rates * (kept + (1 - kept) / factor)
+    angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), rates)
+    return angles.cos()[:, None], angles.sin()[:, None]
+
+
+def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate pairs of a head's halves, as transformers pairs them; the angles are in fp32."""
+    first, second = x.float().chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
+
+
+class GatedMlp(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, hidden: int, inner: int, *, output_std: float) -> None:
+        super().__init__()
+        self.gate = Dense(hidden, inner, bias=False)
+        self.inner = Dense(hidden, inner, bias=False)
+        self.output = Dense(inner, hidden, bias=False, std=output_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.output(F.silu(self.gate(x)) * self.inner(x))
+        return out
+
+
+class PreNormBlock(nn.Module):
+    """x + f(norm(x)), of GPT-2, or with the parts of `llama`."""
+
+    def __init__(
+        self, hidden: int, heads: int, layers: int, dropout: float, llama: Llama | None = None
+    ) -> None:
         super().__init__()
         # What is added to the residual stream 2 x layers times starts smaller, as in GPT-2.
         std = STD / math.sqrt(2 * layers)
-        self.norm_1 = nn.LayerNorm(hidden)
-        self.attention = Attention(hidden, heads, dropout, causal=True, output_std=std)
-        self.norm_2 = nn.LayerNorm(hidden)
-        self.mlp = Mlp(hidden, approximate="tanh", output_std=std)
+        self.norm_1 = make_norm(hidden, llama)
+        self.attention = (
+            Attention(hidden, heads, dropout, causal=True, output_std=std)
+            if llama is None
+            else GroupedAttention(hidden, heads, dropout, llama, output_std=std)
+        )
+        self.norm_2 = make_norm(hidden, llama)
+        self.mlp = (
+            Mlp(hidden, approximate="tanh", output_std=std)
+            if llama is None
+            else GatedMlp(hidden, llama.inner, output_std=std)
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.dropout(self.attention(self.norm_1(x)))
         out: Tensor = x + self.dropout(self.mlp(self.norm_2(x)))
         return out
+
+
+def make_norm(hidden: int, llama: Llama | None) -> nn.Module:
+    return nn.LayerNorm(hidden) if llama is None else nn.RMSNorm(hidden, eps=llama.norm_eps)
 
 
 class PostNormBlock(nn.Module):
@@ -128,22 +215,41 @@ def compile_blocks(module: nn.Module, **options: Any) -> int:
     return len(found)
 
 
-def plan_blocks(sequence_parallel: bool) -> dict[str, Any]:
+def plan_blocks(sequence_parallel: bool, llama: Llama | None = None) -> dict[str, Any]:
     """How T ranks share embedding and blocks: heads, the inside of each MLP, words. With
     `sequence_parallel` each has its part of every sequence where they are not shared."""
     from torch.distributed.tensor import Replicate, Shard  # takes half a second to load
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
 
     from varuna_core.runtime.tensor_parallel.plan import PackedColwise
 
     between = Shard(1) if sequence_parallel else Replicate()
-    return {
+    plan: dict[str, Any] = {
         "tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
-        "blocks.*.attention.qkv": PackedColwise(parts=3, input_layouts=between),
         "blocks.*.attention.output": RowwiseParallel(output_layouts=between),
-        "blocks.*.mlp.inner": ColwiseParallel(input_layouts=between),
         "blocks.*.mlp.output": RowwiseParallel(output_layouts=between),
     }
+    if llama is None:
+        return plan | {
+            "blocks.*.attention.qkv": PackedColwise(parts=3, input_layouts=between),
+            "blocks.*.mlp.inner": ColwiseParallel(input_layouts=between),
+        }
+    for part, layers in {"attention": ("query", "key", "value"), "mlp": ("gate", "inner")}.items():
+        # One input for all of them: it is gathered once, and its gradients are summed once.
+        plan[f"blocks.*.{part}"] = PrepareModuleInput(
+            input_layouts=between, desired_input_layouts=Replicate()
+        )
+        plan |= {f"blocks.*.{part}.{layer}": ColwiseParallel() for layer in layers}
+    if llama.qk_norm:
+        for name in ("query_norm", "key_norm"):  # each rank has some of the heads, the third axis
+            style = SequenceParallel(sequence_dim=2, use_local_output=True)
+            plan[f"blocks.*.attention.{name}"] = style
+    return plan
 
 
 def number_positions(tokens: Tensor, most: int) -> Tensor:

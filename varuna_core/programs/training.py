@@ -30,6 +30,7 @@ from varuna_core.programs.building import (
     build_model,
     choose_apex,
     choose_recompute,
+    describe_model,
     make_optimizer,
     plan_layers,
     read_partition,
@@ -221,8 +222,7 @@ class Trainer:
         """For the next checkpoint, whoever asks for it."""
         consumed = step * self.training.global_batch_size
         self.model.data_position = {"consumed": consumed, "order": self.order}
-        program, heads = self.training.program, self.training.heads
-        self.model.user_state = {"taken": self.taken, "model": {"program": program, "heads": heads}}
+        self.model.user_state = {"taken": self.taken, "model": describe_model(self.training)}
 
     def _save(self) -> None:
         training = self.training

@@ -48,6 +48,25 @@ LAYOUT_VARIABLES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
+class Llama:
+    """The parts of a decoder of Llama's and Qwen's kind that GPT-2 has otherwise."""
+
+    inner: int
+    """Width of the gated MLP."""
+    kv_heads: int
+    """Heads of keys and values, each shared by several of queries."""
+    head_size: int
+    tied: bool
+    """The head has the embedding's weight."""
+    qkv_bias: bool
+    qk_norm: bool
+    norm_eps: float
+    rope_base: float
+    rope_scaling: Optional[Tuple[float, float, float, float]]
+    """Llama 3.1's: factor, low and high frequency factors, and the length before it."""
+
+
+@dataclass(frozen=True)
 class Training:
     """One training. Paths are absolute."""
 
@@ -106,6 +125,8 @@ class Training:
     sequence_parallel: bool
     """Between shared layers each of these ranks has a part of every sequence."""
     timeline: bool
+    llama: Optional[Llama] = None
+    """None is GPT-2 or BERT."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +171,7 @@ def name_shapes(value: Training) -> str:
     """Name all that the times of its segments depend on: a profile fits the same name only."""
     sizes = (value.layers, value.hidden, value.heads, value.sequence, value.vocab)
     words = [value.program, "-".join(map(str, sizes)), value.precision, value.optimizer]
+    words += ["-".join(map(str, asdict(value.llama).values()))] if value.llama else []
     words += ["dropout"] if value.dropout else []
     words += [word for word in ("compile", "apex", "sequence_parallel") if getattr(value, word)]
     return " ".join(words)
@@ -184,10 +206,19 @@ def parse_training(value: Mapping[str, Any], where: str) -> Training:
     """From the dict of its JSON."""
     wanted = {field.name for field in fields(Training)}
     found = {name: item for name, item in value.items() if name not in NOT_READ}
+    found.setdefault("llama", None)  # older ones are of GPT-2 or BERT
     odd = sorted(wanted ^ found.keys())
     if odd:
         raise ValueError(f"{where} lacks, or should not have: {', '.join(odd)}; submit again")
     found["betas"] = tuple(found["betas"])
+    if found["llama"] is not None:
+        found["llama"] = parse_llama(found["llama"])
     if found["data"] is not None:
         found["data"] = tuple((weight, prefix) for weight, prefix in found["data"])
     return Training(**found)
+
+
+def parse_llama(value: Mapping[str, Any]) -> Llama:
+    """From the dict of its JSON; TypeError where it is none."""
+    scaling = value.get("rope_scaling")
+    return Llama(**dict(value, rope_scaling=None if scaling is None else tuple(scaling)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vjob.jobs.conf.schema import BUILT_IN, OWN, OWN_MODEL, JobConf
+from vjob.jobs.conf.schema import BUILT_IN, OWN, OWN_MODEL, JobConf, Llama, Model
 from vjob.jobs.conf.world_size import get_replicas, get_world, is_open, require_number
 from vjob.jobs.errors import KeyProblem
 
@@ -105,11 +105,27 @@ def _check_model(conf: JobConf) -> Iterator[KeyProblem]:
     model, tensor = conf.model, conf.parallel.tensor
     if model is None:
         return
-    if model.hidden % model.heads:
+    if model.hidden % model.heads and (model.llama is None or model.llama.head_size is None):
         yield "model.hidden", model.hidden, f"must be a multiple of heads, {model.heads}"
+    if model.llama is not None:
+        yield from _check_llama(conf, model, model.llama)
     if model.heads % tensor:
         message = f"must divide the model's {model.heads} heads"
         yield "parallel.tensor", tensor, message
+
+
+def _check_llama(conf: JobConf, model: Model, llama: Llama) -> Iterator[KeyProblem]:
+    key, kv_heads = "model.llama.kv_heads", llama.kv_heads or model.heads
+    if conf.program.kind == "pretrain_bert":
+        yield "model.llama", "", "is for pretrain_gpt"
+    if model.heads % kv_heads:
+        yield key, kv_heads, f"must divide the model's {model.heads} heads"
+    elif kv_heads % conf.parallel.tensor:
+        message = f"must divide the {kv_heads} heads of keys and values"
+        yield "parallel.tensor", conf.parallel.tensor, message
+    size = llama.head_size or model.hidden // model.heads
+    if size % 2:
+        yield "model.llama.head_size", size, "must be even: rotary positions turn pairs"
 
 
 def _check_sharing(conf: JobConf) -> Iterator[KeyProblem]:

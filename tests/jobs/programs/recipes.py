@@ -113,5 +113,10 @@ TODAY_FORMS = {
     "blend": TODAY.replace("prefix: xl/my-gpt2_text_document", "prefix: 0.7 xl/a 3 xl/b").replace(
         "steps: 50", "steps: 50\n  schedule: {kind: linear, warmup_steps: 5, decay_steps: 40}"
     ),
+    "llama": TODAY.replace(
+        "model: gpt2-xl",
+        "model: {layers: 48, hidden: 1600, heads: 32, llama: {inner: 4000, kv_heads: 8, "
+        "head_size: 64, qkv_bias: true, qk_norm: true, rope_scaling: [8, 1, 4, 8192]}}",
+    ),
     "mock": TODAY.replace("prefix: xl/my-gpt2_text_document", "synthetic: true"),
 }

@@ -273,8 +273,8 @@ def test_a_part_of_the_model_that_trained_is_exported_by_its_prefix(tmp_path: Pa
         ("pretrain_gpt", {"tie_word_embeddings": False}, "tie_word_embeddings False, ours is True"),
         (
             "pretrain_gpt",
-            {"model_type": "llama"},
-            "model_type 'llama' is not what pretrain_gpt train",
+            {"model_type": "gpt_neox"},
+            "model_type 'gpt_neox' is not what pretrain_gpt t",
         ),
         ("pretrain_bert", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new', ours is 'gelu'"),
         ("pretrain_bert", {"intermediate_size": 48}, "intermediate_size 48, ours is 64"),

@@ -22,7 +22,7 @@ def train_plainly(
     """
     meta = build_model(training)
     weights = Weights(model=meta, seed=training.seed)
-    model = Gpt(**shape(training))
+    model = Gpt(**shape(training), llama=training.llama)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             names = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections import Counter
@@ -19,7 +20,7 @@ from tests.small_training import write_text
 from tests.varuna_core.data.tokens import write_tokens
 from tests.varuna_core.programs.program_rank import Case, Result, read_results, train, write_cases
 from tests.varuna_core.programs.reference_training import train_plainly
-from tests.varuna_core.programs.trainings import BERT, GPT, write_vocabulary
+from tests.varuna_core.programs.trainings import BERT, GPT, LLAMA, write_vocabulary
 from varuna_core.data.errors import DataError
 from varuna_core.programs.batches import TRAIN, open_source
 from varuna_core.programs.building import build_model, choose_apex, choose_recompute, plan_layers
@@ -37,6 +38,12 @@ LAYOUTS = {"1-0-3-0": "0;1;2;3;", "3-1": "0,1;2,3;", "4": "0,1,2,3;"}
 ZERO = {"3-1": 3, "4": 2}
 SHARED = [("gpt-sequences", "0;1;", "1-3"), ("gpt-shared", "1,0;", "4")]
 SAVES = (("saving", parse_saving), ("saved", parse_saved))
+LLAMAS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "deep": ("1;3;0;2;", "0-2-1-1", {"schedule": "zero_bubble"}),
+    "interleaved": ("0,1;2,3;", "1-1-2-0", {"schedule": "interleaved", "zero": 2}),
+    "shared": ("1,0;", "4", {"tensor": 2, "zero": 1}),
+    "sequences": ("0;1;", "1-3", {"tensor": 2, "sequence_parallel": True}),
+}
 EVALUATED = {"evaluate_every": 3, "evaluate_steps": 2}
 
 
@@ -51,6 +58,12 @@ def write_sentences(folder: Path) -> tuple[tuple[float, str], ...]:
     ]
     write_tokens(folder / "sentences", documents)
     return ((1.0, str(folder / "sentences")),)
+
+
+def build_llama(folder: Path, is_tied: bool) -> Training:
+    assert LLAMA.llama is not None
+    data = ((1.0, str(folder / "text")),)
+    return replace(LLAMA, data=data, llama=replace(LLAMA.llama, tied=is_tied), **EVALUATED)
 
 
 def build_cases(folder: Path) -> list[Case]:
@@ -68,6 +81,10 @@ def build_cases(folder: Path) -> list[Case]:
         sequence_parallel = name == "gpt-sequences"
         laid = replace(gpt, tensor=2, sequence_parallel=sequence_parallel, partition=partition)
         cases.append(Case(name=name, stage_map=stage_map, training=laid))
+    for kind, is_tied in itertools.product(LLAMAS, (False, True)):
+        stage_map, partition, words = LLAMAS[kind]
+        laid = replace(build_llama(folder, is_tied), partition=partition, **words)
+        cases.append(Case(name=f"llama-{kind}-{is_tied}", stage_map=stage_map, training=laid))
     for name, partition, schedule, stage_map in (
         ("wide", "2-2", "zero_bubble", "0,2;1,3;"),
         ("deep", "1-1-1-1", "1f1b", "3;1;2;0;"),
@@ -127,6 +144,18 @@ def test_a_gpt_has_the_loss_curve_of_one_plain_process_at_any_layout(folder: Pat
     assert losses[6] < losses[1] - 0.1
     for name in (*(f"gpt-{partition}" for partition in LAYOUTS), *(name for name, *_ in SHARED)):
         for result in read_results(folder, name, WORLD):
+            expect_close(result.losses, losses)
+            expect_close(result.evaluated, evaluated)
+
+
+@pytest.mark.parametrize("is_tied", [False, True], ids=["untied", "tied"])
+def test_a_llama_has_the_loss_curve_of_one_plain_process_at_any_layout(
+    folder: Path, is_tied: bool
+) -> None:
+    losses, evaluated = train_plainly(build_llama(folder, is_tied))
+    assert losses[6] < losses[1] - 0.1
+    for kind in LLAMAS:
+        for result in read_results(folder, f"llama-{kind}-{is_tied}", WORLD):
             expect_close(result.losses, losses)
             expect_close(result.evaluated, evaluated)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.training import Training
+from varuna_core.records.training import Llama, Training
 
 GPT = Training(
     program="pretrain_gpt", model="tiny", layers=4, hidden=16, heads=2, sequence=8, vocab=64,
@@ -21,6 +21,15 @@ GPT = Training(
     tensor=1, sequence_parallel=False, timeline=False,
 )  # fmt: skip
 BERT = replace(GPT, program="pretrain_bert", sequence=16)
+
+LLAMA = replace(
+    GPT,
+    heads=4,
+    llama=Llama(
+        inner=24, kv_heads=2, head_size=6, tied=False, qkv_bias=True, qk_norm=True, norm_eps=1e-5,
+        rope_base=100.0, rope_scaling=(4.0, 1.0, 4.0, 8.0),
+    ),
+)  # fmt: skip
 
 
 def shape(training: Training) -> dict[str, Any]:

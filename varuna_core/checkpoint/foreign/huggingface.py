@@ -13,7 +13,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,15 @@ import torch
 from torch import Tensor
 
 from varuna_core.checkpoint.foreign.names import (
-    TIES,
     Place,
     Program,
     Sizes,
     find_place,
     find_program,
+    find_tie,
     list_differences,
     list_shapes,
+    read_known,
     read_sizes,
     render_config,
 )
@@ -76,14 +77,18 @@ def import_folder(
         return save_weights(store, entries, ties, iteration, source.name)
     config = read_config(source)
     _refuse_differences(program, config, source)
-    sizes, _ = read_sizes(program, config)
-    held = list_shapes(program, sizes)
+    sizes, heads = read_sizes(program, config)
+    tie = find_tie(program, sizes)
     entries = [
-        _resize(_take_ours(program, stored, name, shape, source), sizes, vocab, sequence)
-        for name, shape in held.items()
-        if name != TIES[program][1]
+        _resize(_take_ours(program, sizes, stored, name, shape, source), sizes, vocab, sequence)
+        for name, shape in list_shapes(program, sizes, heads).items()
+        if tie is None or name != tie[1]
     ]
-    return save_weights(store, entries, [*ties, TIES[program]], iteration, source.name)
+    more = [] if tie is None else [tie]
+    model: dict[str, Any] = {"heads": heads}
+    if sizes.llama is not None:
+        model |= {"sequence": sequence or sizes.sequence, "llama": asdict(sizes.llama)}
+    return save_weights(store, entries, [*ties, *more], iteration, source.name, model=model)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -120,10 +125,15 @@ def _take_stored(stored: StoredWeights, theirs: str, name: str) -> Entry:
 
 
 def _take_ours(
-    program: Program, stored: StoredWeights, name: str, shape: tuple[int, ...], source: Path
+    program: Program,
+    sizes: Sizes,
+    stored: StoredWeights,
+    name: str,
+    shape: tuple[int, ...],
+    source: Path,
 ) -> Entry:
     """One of our tensors, made of theirs when it is written."""
-    place = find_place(program, name)
+    place = find_place(program, name, sizes.llama)
     found = [_find_theirs(stored, part) for part in place.parts]
     if None in found and place.also:
         found = [_find_theirs(stored, other) for other in place.also]
@@ -131,6 +141,7 @@ def _take_ours(
     if len(parts) < len(place.parts):
         lost = next(part for part, there in zip(place.parts, found, strict=True) if there is None)
         kind = "GPT2LMHeadModel" if program == "pretrain_gpt" else "BertForPreTraining"
+        kind = kind if sizes.llama is None else "ForCausalLM"
         raise CheckpointError(f"{source} has no {lost!r}: {program} wants a {kind}'s")
     wanted = _shape_theirs(place, shape)
     for theirs, part in zip(found, parts, strict=True):
@@ -165,7 +176,7 @@ def _find_theirs(stored: StoredWeights, name: str) -> str | None:
 
 def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None) -> Entry:
     """With rows of zeros for more words, without those of later positions."""
-    if entry.name in ("tokens.weight", "token_head.decoder.bias") and vocab not in (
+    if entry.name in _list_words(sizes) and vocab not in (
         None,
         sizes.vocab,
     ):
@@ -177,6 +188,12 @@ def _resize(entry: Entry, sizes: Sizes, vocab: int | None, sequence: int | None)
             raise CheckpointError(f"sequence {sequence}: the folder has {sizes.sequence} positions")
         return with_rows(entry, sequence)
     return entry
+
+
+def _list_words(sizes: Sizes) -> tuple[str, ...]:
+    """Names of tensors with a row for each word; a tied head is the embedding."""
+    untied = sizes.llama is not None and not sizes.llama.tied
+    return ("tokens.weight", "token_head.decoder.bias", *(["head.weight"] if untied else []))
 
 
 def with_rows(entry: Entry, rows: int) -> Entry:
@@ -239,7 +256,8 @@ def _take_model(
     """Entries under their names, tied ones once, and the config."""
     shapes = reader.state.shapes or {name: reader.shape(name) for name in list_stored_names(reader)}
     later = {name for names in reader.state.ties for name in names[1:]}
-    found = find_program(shapes)
+    known = read_known(reader.state.user)
+    found = find_program(shapes, known)
     given = None if config is None else read_config(config)
     if found is None:
         if heads is not None or vocab is not None:
@@ -257,7 +275,7 @@ def _take_model(
         _refuse_differences(program, given, reader.folder)
         heads = heads or read_sizes(program, given)[1]
     heads = heads or find_heads(reader)
-    if sizes.hidden % heads:
+    if sizes.hidden % heads and sizes.llama is None:
         raise CheckpointError(f"{heads} heads do not divide the model's width of {sizes.hidden}")
     kept = sizes.vocab if vocab is None else vocab
     if not 0 < kept <= sizes.vocab:
@@ -266,7 +284,7 @@ def _take_model(
         entry
         for name in shapes
         if name not in later
-        for entry in _take_theirs(reader, program, name, kept)
+        for entry in _take_theirs(reader, program, sizes, name, kept)
     ]
     return entries, render_config(program, replace(sizes, vocab=kept), heads, dtype)
 
@@ -285,10 +303,8 @@ def _take_named(reader: CheckpointReader, names: Iterable[str], prefix: str) -> 
 
 
 def find_heads(reader: CheckpointReader) -> int:
-    user = reader.state.user
-    model = user.get("model") if isinstance(user, dict) else None
-    heads = model.get("heads") if isinstance(model, dict) else None
-    if not isinstance(heads, int):
+    heads = read_known(reader.state.user).heads
+    if heads is None:
         raise CheckpointError(
             f"{reader.folder} does not say how many attention heads its model has: add --heads"
         )
@@ -296,12 +312,12 @@ def find_heads(reader: CheckpointReader) -> int:
 
 
 def _take_theirs(
-    reader: CheckpointReader, program: Program, name: str, vocab: int
+    reader: CheckpointReader, program: Program, sizes: Sizes, name: str, vocab: int
 ) -> Iterator[Entry]:
     """Their tensors of one of ours, each read when it is written."""
-    place = find_place(program, name)
+    place = find_place(program, name, sizes.llama)
     rows, *rest = reader.shape(name)
-    if name in ("tokens.weight", "token_head.decoder.bias"):
+    if name in _list_words(sizes):
         rows = vocab
     count = rows // len(place.parts)
     theirs = place.also[:1] or place.parts

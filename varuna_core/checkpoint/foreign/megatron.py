@@ -230,7 +230,7 @@ def import_megatron(
     entries = list_entries(held.tensors, folder, heads=heads, vocab=vocab, sequence=sequence)
     number = held.iteration if iteration is None else iteration
     made = save_weights(
-        store, entries, [TIES["pretrain_gpt"]], number or 0, folder.name, heads=heads
+        store, entries, [TIES["pretrain_gpt"]], number or 0, folder.name, model={"heads": heads}
     )
     return made, unknown
 

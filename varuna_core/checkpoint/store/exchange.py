@@ -128,12 +128,12 @@ def save_weights(
     iteration: int,
     source: str,
     optimizer: Mapping[str, Any] = MappingProxyType({}),
-    heads: int | None = None,
+    model: Mapping[str, Any] = MappingProxyType({}),
 ) -> Path:
     """A checkpoint of these, and of the optimizer's entries that are among them; its folder.
 
     Names after the first of a tie need not be there. `optimizer` holds what `take_state` returned,
-    `heads` is of a built-in program.
+    `model` says of a built-in program's what its tensors do not.
     """
     held = {entry.name: entry for entry in entries if entry.kind == WEIGHT}
     for names in ties:
@@ -151,7 +151,7 @@ def save_weights(
                 partition="",
                 shapes=shapes,
                 ties=[list(names) for names in ties],
-                user={"imported from": source} | ({"model": {"heads": heads}} if heads else {}),
+                user={"imported from": source} | ({"model": dict(model)} if model else {}),
             ),
         )
     )

@@ -8,7 +8,8 @@ segment L + 1  norm, head, loss 2 s h V flops a sample; logits held in fp32
 
 Counting as Korthikanti et al. (arXiv 2205.05198) do: a block keeps s h (10 + 24/t + 5 a s / (h t))
 bytes of one sample in half precision; with fused attention (`flash`) the last term is not kept.
-Products are s h (4 + 16/t) of them; to compute the rest again takes a pass over all these bytes,
+Products are s h (4 + 16/t) of them (a gated MLP and fewer keys change 24 and 16); to compute the
+rest again takes a pass over all these bytes,
 and without fused attention the scores. Copies to the host go at PCI Express' rate beside the work.
 In fp32 (`element_bytes` 4) the flops are those of the plain cores, and bytes twice as many.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.profile.gpus import LINK_EFFICIENCY, GpuProduct, find_gpu
@@ -31,6 +33,7 @@ from varuna_core.planner.profile.profile import (
     Tie,
     build_link,
 )
+from varuna_core.records.training import Llama
 
 LAUNCH_S = 2e-4
 """Of a block's kernels: what even an empty one takes."""
@@ -53,6 +56,8 @@ class Transformer:
     """As many as heads if 0."""
     gated: bool = False
     """Three matrices in the feed-forward part instead of two."""
+    head_size: int = 0
+    """hidden / heads if 0."""
     tied: bool = True
     flash: bool = True
 
@@ -64,15 +69,36 @@ class Transformer:
     @property
     def block_parameters(self) -> int:
         h, f = self.hidden, self.feed_forward or 4 * self.hidden
-        kv = h * (self.kv_heads or self.heads) // self.heads
-        matrices = 2 * h * h + 2 * h * kv + (3 if self.gated else 2) * h * f
+        q, kv = self.query_width, self.kv_width
+        matrices = 2 * h * q + 2 * h * kv + (3 if self.gated else 2) * h * f
         return matrices + (2 * h if self.gated else 7 * h + f + 2 * kv)
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_size if self.head_size else self.hidden
+
+    @property
+    def kv_width(self) -> int:
+        return self.query_width * (self.kv_heads or self.heads) // self.heads
+
+    @property
+    def product_widths(self) -> float:
+        """Bytes a token that shared products of a block make in half precision, over hidden."""
+        inner = (2 if self.gated else 1) * (self.feed_forward or 4 * self.hidden)
+        return 2.0 * (2 * self.query_width + 2 * self.kv_width + inner) / self.hidden
+
+    @property
+    def shared_widths(self) -> float:
+        """The same of all that shared layers keep: turned queries and keys, the MLP's inside."""
+        inner = (2 if self.gated else 1) * (self.feed_forward or 4 * self.hidden)
+        turned = self.query_width + self.kv_width if self.gated else 0
+        return self.product_widths + 2.0 * (turned + inner) / self.hidden
 
     @property
     def block_flops(self) -> float:
         """Floating-point operations of one sample's forward."""
         matrices = 2.0 * self.length * self.block_parameters
-        return matrices + 4.0 * self.length**2 * self.hidden
+        return matrices + 4.0 * self.length**2 * self.query_width
 
     @property
     def head_flops(self) -> float:
@@ -95,13 +121,27 @@ class Transformer:
         ties = (Tie(segments=(0, self.layers + 1), parameters=embedding),) if self.tied else ()
         words = (self.layers, self.hidden, self.heads, self.length, self.vocabulary)
         more = (self.feed_forward, self.kv_heads, int(self.gated), int(self.tied), int(self.flash))
+        own_heads = (self.head_size,) if self.head_size else ()
         return Model(
             name=self.name,
-            digest="transformer " + "-".join(map(str, words + more)),
+            digest="transformer " + "-".join(map(str, words + more + own_heads)),
             num_segments=self.num_segments,
             parameters=parameters,
             ties=ties,
         )
+
+
+def list_parts(llama: Llama | None) -> dict[str, Any]:
+    """The parts of a Transformer that are Llama's; none for GPT-2 and BERT."""
+    if llama is None:
+        return {}
+    return {
+        "feed_forward": llama.inner,
+        "kv_heads": llama.kv_heads,
+        "head_size": llama.head_size,
+        "gated": True,
+        "tied": llama.tied,
+    }
 
 
 def build_cell(
@@ -120,8 +160,8 @@ def build_cell(
     head = b * model.head_flops / t / flops_s + passes
     embed = 4 * act / memory_s + LAUNCH_S
     scores = 0.0 if model.flash else 5.0 * model.heads * s / (h * t)
-    graph = s * b * h * (10 + 24 / t + scores) * element_bytes / 2
-    kept = s * b * h * (4 + 16 / t) * element_bytes / 2
+    graph = s * b * h * (10 + model.shared_widths / t + scores) * element_bytes / 2
+    kept = s * b * h * (4 + model.product_widths / t) * element_bytes / 2
     again = 0.0 if model.flash else 2.0 * b * s**2 * h / t / flops_s
     between = again + (graph + kept) / memory_s + shared + LAUNCH_S
     logits = 4.0 * s * b * model.vocabulary / t
