@@ -35,10 +35,11 @@ from varuna_core.records.training import name_shapes
 from varuna_core.schedule.recompute import Recompute
 from vjob.jobs.conf.loading.check import check_program, check_supported
 from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
+from vjob.jobs.conf.shapes import build_llama
 from vjob.jobs.conf.world_size import close_layout
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.inputs import find_profile, read_open_conf
-from vjob.jobs.programs.training import build_llama, build_training, name_model
+from vjob.jobs.programs.training import build_training, name_model
 from vjob.jobs.schedulers import choose as schedulers
 
 CPU = "cpu"

@@ -22,9 +22,9 @@ from typing import Literal
 from varuna_core.records.training import Llama
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf
+from vjob.jobs.conf.shapes import build_llama
 from vjob.jobs.conf.world_size import require_number
 from vjob.jobs.errors import KeyProblem
-from vjob.jobs.programs.training import build_llama
 
 _FLAG = re.compile(r"""["'](--[A-Za-z][A-Za-z0-9_-]*)["']""")
 LAYOUT_FILE = "megatron/core/transformer/pipeline_parallel_layer_layout.py"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from varuna_core.records.training import Llama, Training
+from varuna_core.records.training import Training
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Model
+from vjob.jobs.conf.shapes import build_llama
 from vjob.jobs.conf.world_size import require_number
 
 
@@ -72,16 +73,6 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         timeline=conf.profile.timeline,
         llama=build_llama(model),
     )
-
-
-def build_llama(model: Model) -> Llama | None:
-    """The parts of Llama with every default filled in."""
-    if model.llama is None:
-        return None
-    own = asdict(model.llama)
-    own["kv_heads"] = own["kv_heads"] or model.heads
-    own["head_size"] = own["head_size"] or model.hidden // model.heads
-    return Llama(**own)
 
 
 def name_model(model: Model, models: Mapping[str, Model] = MODELS) -> str:

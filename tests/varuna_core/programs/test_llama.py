@@ -22,7 +22,7 @@ from varuna_core.programs.gpt import Gpt
 from varuna_core.records.training import Llama, read_training, render_training
 from varuna_core.runtime.split.split import split_model
 from vjob.jobs.conf.schema import MODELS
-from vjob.jobs.programs.training import build_llama
+from vjob.jobs.conf.shapes import build_llama
 
 needs_transformers = pytest.mark.skipif(
     not is_installed("llama"), reason="transformers is not installed"
