@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 from varuna_core.facts.partition import Partition
+from varuna_core.records.training import Llama as LlamaParts
 from vjob.jobs.conf.quantities import GIB, MIB, MINUTES, SECONDS
 
 FUNCTION: Literal["function"] = "function"
@@ -159,6 +160,15 @@ class Model:
     """Dropout probability, 0 to 1."""
     llama: Llama | None = None
     """Parts of Llama and Qwen in place of GPT-2's."""
+
+    def build_llama(self) -> LlamaParts | None:
+        """The parts of Llama with every default filled in."""
+        if self.llama is None:
+            return None
+        own = asdict(self.llama)
+        own["kv_heads"] = own["kv_heads"] or self.heads
+        own["head_size"] = own["head_size"] or self.hidden // self.heads
+        return LlamaParts(**own)
 
 
 def _build_llama(

@@ -35,7 +35,6 @@ from varuna_core.records.training import name_shapes
 from varuna_core.schedule.recompute import Recompute
 from vjob.jobs.conf.loading.check import check_program, check_supported
 from vjob.jobs.conf.schema import BUILT_IN, JobConf, NodeGroup
-from vjob.jobs.conf.shapes import build_llama
 from vjob.jobs.conf.world_size import close_layout
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.inputs import find_profile, read_open_conf
@@ -219,7 +218,7 @@ def estimate(conf: JobConf, link_gb_s: float | None) -> tuple[Profile, list[str]
             notes.append(f"{name} taken for {gpu.name}, not {' or '.join(others)}: the nodes' own "
                          "sizes come with `vjob profile`")  # fmt: skip
     largest = max(group.num_ranks for group in conf.cluster.nodes)
-    llama = build_llama(model)
+    llama = model.build_llama()
     kv_heads = model.heads if llama is None else llama.kv_heads
     found = estimate_profile(
         Transformer(

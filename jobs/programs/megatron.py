@@ -22,7 +22,6 @@ from typing import Literal
 from varuna_core.records.training import Llama
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import JobConf
-from vjob.jobs.conf.shapes import build_llama
 from vjob.jobs.conf.world_size import require_number
 from vjob.jobs.errors import KeyProblem
 
@@ -192,7 +191,7 @@ def _build_model(conf: JobConf, checkout: Checkout) -> Options:
     yield "--num-attention-heads", str(model.heads)
     yield "--seq-length", str(model.sequence)
     yield "--max-position-embeddings", str(model.sequence)
-    llama = build_llama(model)
+    llama = model.build_llama()
     if llama is not None:
         yield from _build_llama_options(llama)
     yield "--hidden-dropout", str(model.dropout)

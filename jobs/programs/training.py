@@ -8,7 +8,6 @@ from dataclasses import replace
 from varuna_core.records.training import Training
 from vjob.jobs.conf.paths import split_blend
 from vjob.jobs.conf.schema import BUILT_IN, MODELS, JobConf, Model
-from vjob.jobs.conf.shapes import build_llama
 from vjob.jobs.conf.world_size import require_number
 
 
@@ -71,7 +70,7 @@ def build_training(conf: JobConf, replicas: int) -> Training | None:
         tensor=parallel.tensor,
         sequence_parallel=parallel.sequence_parallel,
         timeline=conf.profile.timeline,
-        llama=build_llama(model),
+        llama=model.build_llama(),
     )
 
 

@@ -22,7 +22,6 @@ from varuna_core.programs.gpt import Gpt
 from varuna_core.records.training import Llama, read_training, render_training
 from varuna_core.runtime.split.split import split_model
 from vjob.jobs.conf.schema import MODELS
-from vjob.jobs.conf.shapes import build_llama
 
 needs_transformers = pytest.mark.skipif(
     not is_installed("llama"), reason="transformers is not installed"
@@ -185,7 +184,7 @@ MILLIONS = {
 @pytest.mark.parametrize(("name", "millions"), MILLIONS.items())
 def test_the_named_shapes_have_the_published_sizes(name: str, millions: int) -> None:
     model = MODELS[name]
-    values = {**asdict(model), "llama": build_llama(model)}
+    values = {**asdict(model), "llama": model.build_llama()}
     built = build_model(replace(GPT, **values))
     assert round(sum(p.numel() for p in built.parameters()) / 1e6) == millions
 
