@@ -19,14 +19,8 @@ LIST = Path(__file__).with_name("list.json")
 SEED = 20261128
 NUM_SCRIPTS = 80
 MASK = "@"
-REFUSALS = {
-    "arguments": "it needs arguments",
-    "placeholders": "its words in angle brackets or braces are to be replaced first",
-    "several": "it starts several unlike programs",
-    "syntax": "bash does not accept it",
-    "variables": "it needs variables that it does not set",
-}
-"""Reasons for which an error is a right answer."""
+FRESH = Path(__file__).with_name("fresh.json")
+"""A second list, of other repositories: drawn after the reader was repaired."""
 
 
 def hash_words(words: Sequence[str]) -> str:
@@ -100,7 +94,7 @@ class LaunchScript:
 
     nodes: int | None = None
     refusal: str | None = None
-    """A key of REFUSALS: an error is right, alone or beside the starts."""
+    """Name of a Refusal: an error for this reason is right, alone or beside the starts."""
 
     beside: tuple[str, ...] = ()
     """Other files that it reads or starts."""

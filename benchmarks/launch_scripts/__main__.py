@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import RESULTS
-from benchmarks.launch_scripts import LaunchScript, hash_blob, read_scripts, split_scripts
+from benchmarks.launch_scripts import FRESH, LaunchScript, hash_blob, read_scripts, split_scripts
 from benchmarks.launch_scripts.judge import Row, Verdict, score_script
 
 PAGE = RESULTS / "launch_scripts.md"
@@ -47,17 +47,18 @@ def main() -> int:
     )
     parser.add_argument("--list", action="store_true", help="repository, commit, path, place")
     parser.add_argument("--apart", action="store_true", help="the half kept apart")
+    parser.add_argument("--fresh", action="store_true", help="the second list: once")
     parser.add_argument("--only", metavar="NAME", help="one script of this half")
     parser.add_argument("--write", metavar="LABEL", help="keep the rows, renew the page")
     options = parser.parse_args()
     if options.list:
-        print("\n".join(list_files(read_scripts())))
+        print("\n".join(list_files([*read_scripts(), *read_scripts(FRESH)])))
         return 0
     if options.folder is None:
         parser.error("name the folder of the scripts; --list prints what belongs there")
     if options.write and options.only:
         parser.error("--write keeps a whole half")
-    scripts = split_scripts(read_scripts())[options.apart]
+    scripts = read_scripts(FRESH) if options.fresh else split_scripts(read_scripts())[options.apart]
     scripts = [one for one in scripts if options.only in (None, one.name)]
     if not scripts:
         parser.error(f"{options.only} is not in this half")

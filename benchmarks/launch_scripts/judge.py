@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
@@ -18,6 +19,10 @@ from typing import Any
 import yaml
 
 from benchmarks.launch_scripts import LaunchScript, Start
+from vjob.jobs.errors import InputError
+from vjob.jobs.programs.deepspeed import CONFIG_WORD
+from vjob.shelf.importers.refusal import Refusal, ScriptRefusedError
+from vjob.shelf.importers.translate import Source, translate_source
 
 
 class Verdict(Enum):
@@ -25,6 +30,7 @@ class Verdict(Enum):
 
     RIGHT = "right program and words"
     REFUSED = "refused rightly"
+    OTHER_REASON = "refused for another reason"
     WORDS = "right program, other words"
     WRONG = "wrong program"
     TAKEN = "taken, to be refused"
@@ -54,10 +60,10 @@ def score_script(script: LaunchScript, folder: Path) -> Row:
     seconds = time.perf_counter() - began
     conf: Mapping[str, Any] = {}
     if done.returncode:
-        is_honest = done.returncode == 2 and "Traceback" not in done.stderr
-        is_right = script.refusal and is_honest  # a crash is none
-        verdict = Verdict.REFUSED if is_right else Verdict.REFUSED_WRONGLY
-        said = "an error"
+        is_honest = done.returncode == 2 and "Traceback" not in done.stderr  # a crash is none
+        reasons = list_reasons(script.locate(folder)) if is_honest else frozenset()
+        said = ", ".join(sorted(one.name.lower() for one in reasons)) or "an error"
+        verdict = judge_refusal(script, reasons) if reasons else Verdict.REFUSED_WRONGLY
     else:
         conf = yaml.safe_load(done.stdout) or {}
         files = [script.locate(folder, path) for path in (script.path, *script.beside)]
@@ -68,6 +74,24 @@ def score_script(script: LaunchScript, folder: Path) -> Row:
     return Row(
         name=script.name, verdict=verdict, said=said, counts=counts, notes=notes, seconds=seconds
     )
+
+
+def list_reasons(path: Path) -> frozenset[Refusal]:
+    """The kinds of reason for which a script is refused."""
+    try:
+        translate_source(Source(path=path), os.environ)
+    except ScriptRefusedError as error:
+        return error.reasons
+    except InputError:
+        return frozenset()
+    return frozenset()
+
+
+def judge_refusal(script: LaunchScript, reasons: Collection[Refusal]) -> Verdict:
+    if script.refusal is None:
+        return Verdict.REFUSED_WRONGLY
+    is_true = Refusal[script.refusal.upper()] in reasons
+    return Verdict.REFUSED if is_true else Verdict.OTHER_REASON
 
 
 def run_vjob(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -100,6 +124,7 @@ def read_program(conf: Mapping[str, Any]) -> tuple[str, list[str]]:
         found = program["command"]
         words = shlex.split(found) if isinstance(found, str) else map(str, found)
         return "command", [*(word.replace("$${", "${") for word in words), *args]
+    args = [word.replace(CONFIG_WORD, str(program.get("config"))) for word in args]
     kinds = [kind for kind in ("script", "module", "deepspeed", "megatron") if kind in program]
     return (kinds[0], [str(program[kinds[0]]), *args]) if kinds else ("", [])
 

@@ -27,7 +27,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 # Options that take no value, by program: all others take the next word.
-_FLAGS: Mapping[str, frozenset[str]] = {
+FLAGS: Mapping[str, frozenset[str]] = {
     "srun": _names(
         "exclusive overlap label unbuffered pty verbose quiet overcommit contiguous no-kill "
         "container-remap-root no-container-remap-root container-writable container-readonly "
@@ -43,19 +43,14 @@ _FLAGS: Mapping[str, frozenset[str]] = {
     "torch": _names("use_env standalone m module no_python run_path use-env"),
     "deepspeed": _names(
         "module no_python no_local_rank force_multi save_pid elastic_training no_ssh "
-        "bind_cores_to_rank enable_each_rank_log_off no_ssh_check"
+        "bind_cores_to_rank no_ssh_check quiet q"
     ),
     "python": _names("u B O OO s S E I q v b"),
 }
-_RENAMED: Mapping[str, str] = {
-    "r": "root",
-    "w": "rw",
-    "m": "mount",
-    "e": "env",
-    "v": "volume",
-    "i": "include",
-    "H": "hostfile",
-}
+_ENROOT: Mapping[str, str] = {"r": "root", "w": "rw", "m": "mount", "e": "env"}
+_DEEPSPEED: Mapping[str, str] = {
+    "H": "hostfile", "i": "include", "e": "exclude", "q": "quiet", "num_accelerators": "num_gpus",
+}  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -118,14 +113,14 @@ def _unwrap(words: list[Word], command: Command, found: Wrapping) -> list[Word] 
             found.env.append((words.pop(0), command))
         return words
     if name == "srun":
-        pairs, rest = split_options(words[1:], _FLAGS["srun"])
+        pairs, rest = split_options(words[1:], FLAGS["srun"])
         found.srun.append(({SHORT.get(key, key): value for key, value in pairs}, command))
         return rest
     if name == "enroot" and second in ("start", "exec"):
-        pairs, rest = split_options(words[2:], _FLAGS["enroot"])
+        pairs, rest = split_options(words[2:], FLAGS["enroot"])
         options: Options = {}
         for key, value in pairs:
-            key = _RENAMED.get(key, key)
+            key = _ENROOT.get(key, key)
             if key == "mount":
                 found.mounts.append((value, command))
             elif key == "env":
@@ -138,13 +133,13 @@ def _unwrap(words: list[Word], command: Command, found: Wrapping) -> list[Word] 
         found.images += [(image, command) for image in rest[-1:]]
         return []
     if name in ("docker", "nvidia-docker", "podman") and second == "run":
-        pairs, rest = split_options(words[2:], _FLAGS["docker"])
+        pairs, rest = split_options(words[2:], FLAGS["docker"])
         if not rest:
             return None
         found.docker.append((name, pairs, rest[0], command))
         return rest[1:]
     if (name == "nsys" and second == "profile") or name == "ncu":
-        pairs, rest = split_options(words[2 if name == "nsys" else 1 :], _FLAGS[name])
+        pairs, rest = split_options(words[2 if name == "nsys" else 1 :], FLAGS[name])
         found.profilers.append((name, pairs, command))
         return rest
     return None
@@ -165,7 +160,7 @@ def split_options(
             name in flags
             or not left
             or _is_program(left[0])
-            or (left[0].text.startswith("-") and not re.fullmatch(r"-\d+", left[0].text))
+            or re.match(r"-(?!\d+$)\S*$", left[0].text)
         ):
             pairs.append((name, Word("")))
         else:
@@ -225,8 +220,8 @@ def _find_python(words: list[Word], command: Command) -> Launch | None:
 
 def _build_launch(kind: Kind, words: list[Word], command: Command) -> Launch | None:
     """None where it starts something else than a script or a module."""
-    pairs, rest = split_options(words, _FLAGS[kind])
-    renamed = _RENAMED if kind == "deepspeed" else {}
+    pairs, rest = split_options(words, FLAGS[kind])
+    renamed = _DEEPSPEED if kind == "deepspeed" else {}
     options = {renamed.get(name, name).replace("-", "_"): value for name, value in pairs}
     is_module = any(options.pop(name, None) is not None for name in ("m", "module"))
     is_other = "no_python" in options or "run_path" in options

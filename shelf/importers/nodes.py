@@ -152,7 +152,24 @@ def _find_hosts(draft: Draft, launch: Launch) -> list[Hosts]:
             chosen[host] = Hosts(slots=slots, devices=devices)
         hosts = chosen
         draft.record(f"--include {include.text}", f"{NODES}[].devices")
-    return list(hosts.values())
+    exclude = options.get("exclude")
+    if exclude is not None and exclude.text and not exclude.is_open:
+        _exclude(hosts, exclude.text)
+        draft.record(f"--exclude {exclude.text}", f"{NODES}[].devices")
+    most = options.get("num_nodes")
+    return list(hosts.values())[: to_number(most.text) if most is not None else None]
+
+
+def _exclude(hosts: dict[str, Hosts], text: str) -> None:
+    for part in text.split("@"):
+        host, _, listed = part.partition(":")
+        slots = hosts[host].slots if host in hosts else None
+        if not listed:
+            hosts.pop(host, None)
+        elif slots is not None:
+            gone = to_devices(listed) or ()
+            left = tuple(one for one in range(slots) if one not in gone)
+            hosts[host] = Hosts(slots=slots, devices=left)
 
 
 def _take_devices(launch: Launch) -> list[int] | None:

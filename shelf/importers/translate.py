@@ -52,6 +52,7 @@ ACCEPTED = (
 SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH")
 MOST_SHOWN = 8
 _SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
+_UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?not set)")
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
 _SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
            "squeue", "sinfo", "scontrol", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
@@ -262,15 +263,18 @@ def _list_errors(found: ShellConf) -> list[str]:
 def _explain_none(found: ShellConf, title: str, line: int | None) -> ScriptRefusedError:
     if line is not None:
         return ScriptRefusedError(f"{title}: line {line} starts no program", Refusal.NOTHING)
-    reasons = [Refusal.NOTHING]
+    reasons = {Refusal.NOTHING}
+    errors = _list_errors(found)
     said = [problem for one in found.recordings for problem in one.problems]
-    reasons += [Refusal.SYNTAX] if _list_errors(found) else []
-    reasons += [Refusal.ENDLESS] if any(one.is_endless for one in found.recordings) else []
-    needs = [name for one in found.recordings for name in one.unset]
+    reasons |= {Refusal.SYNTAX} if errors else set()
+    reasons |= {Refusal.PLACEHOLDERS} if errors and any(map(PLACEHOLDER.search, said)) else set()
+    reasons |= {Refusal.ENDLESS} if any(one.is_endless for one in found.recordings) else set()
+    needs = [name for one in found.recordings for name in (*one.unset, *one.arguments)]
+    needs += [name[1] for name in map(_UNBOUND.search, said) if name]
     why = f": bash says {'; '.join(said[:3])}" if said else ""
     if needs:
-        why += f"; it needs {', '.join(needs[:MOST_SHOWN])}"
-        reasons += {Refusal.VARIABLES if name.startswith("${") else Refusal.ARGUMENTS
+        why += f"; it needs {', '.join(dict.fromkeys(needs[:MOST_SHOWN]))}"
+        reasons |= {Refusal.ARGUMENTS if re.match(r"\$[\d@]", name) else Refusal.VARIABLES
                     for name in needs}  # fmt: skip
     tested = [f"{text} ({place})" for one in found.recordings for text, place in one.tested.items()]
     if not why and tested:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks.launch_scripts import (
+    FRESH,
     NUM_SCRIPTS,
-    REFUSALS,
     LaunchScript,
     Start,
     group_words,
@@ -19,18 +19,19 @@ from benchmarks.launch_scripts import (
     read_scripts,
     split_scripts,
 )
-from benchmarks.launch_scripts.judge import Verdict, judge_conf, judge_counts
+from benchmarks.launch_scripts.judge import Verdict, judge_conf, judge_counts, judge_refusal
+from vjob.shelf.importers.refusal import Refusal
 
 SCRIPTS = read_scripts()
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+@pytest.mark.parametrize("script", [*SCRIPTS, *read_scripts(FRESH)], ids=lambda script: script.name)
 def test_a_script_names_its_file_and_what_is_right(script: LaunchScript) -> None:
     assert re.fullmatch(r"[\w.-]+/[\w.-]+", script.repository)
     assert all(re.fullmatch(r"[0-9a-f]{40}", one) for one in (script.commit, script.blob))
     assert not any(PurePath(path).is_absolute() for path in (script.path, *script.beside))
     assert script.starts or script.refusal
-    assert script.refusal in (None, *REFUSALS)
+    assert script.refusal in (None, *(one.name.lower() for one in Refusal))
     for start in script.starts:
         assert start.kind in ("script", "module", "command")
         assert "/" not in start.program and re.fullmatch(r"[0-9a-f]{64}", start.sha256)
@@ -43,6 +44,26 @@ def test_there_are_80_scripts_of_50_repositories_in_halves_that_stay_as_drawn() 
     assert len({one.repository for one in SCRIPTS}) >= 50
     assert [len(half) for half in halves] == [NUM_SCRIPTS // 2] * 2
     assert [one.name for one in halves[0]][:3] == ["accelerate-fsdp", "audiocraft", "biogpt"]
+
+
+def test_the_second_list_is_of_other_repositories() -> None:
+    fresh = read_scripts(FRESH)
+    assert len({one.repository for one in fresh}) == len(fresh) >= 15
+    assert not {one.repository for one in fresh} & {one.repository for one in SCRIPTS}
+
+
+@pytest.mark.parametrize(
+    ("expected", "reasons", "verdict"),
+    [
+        ("arguments", {Refusal.ARGUMENTS, Refusal.VARIABLES}, Verdict.REFUSED),
+        ("arguments", {Refusal.NOTHING}, Verdict.OTHER_REASON),
+        (None, {Refusal.ARGUMENTS}, Verdict.REFUSED_WRONGLY),
+    ],
+)
+def test_a_refusal_is_judged_by_its_reason(
+    expected: str | None, reasons: set[Refusal], verdict: Verdict
+) -> None:
+    assert judge_refusal(replace(SCRIPT, refusal=expected), reasons) is verdict
 
 
 WORDS = ("--lr", "1e-3", "--out", "@", "--min", "-1")

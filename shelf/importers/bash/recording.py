@@ -20,7 +20,9 @@ that prepare (`module load`), `variables` what the script set.
 from __future__ import annotations
 
 import contextlib
+import os
 import posixpath
+import pwd
 import re
 import shlex
 import time
@@ -184,6 +186,9 @@ class Recording:
     unset: list[str] = field(default_factory=list)
     """Variables that words need and nobody sets; `$1` for an argument."""
 
+    arguments: list[str] = field(default_factory=list)
+    """Those that the script asks for, if it got none: `$1`, `$@`."""
+
     problems: list[str] = field(default_factory=list)
     """Messages of bash, and the reason why it was ended."""
 
@@ -313,6 +318,7 @@ class _Reader:
         unset = self._mark_unset(texts, {**build_environment(job, 0, is_job=how.is_job),
                                          **marks.env})  # fmt: skip
         words = [] if depth or marks.args else list_arguments(*texts)
+        found.arguments = [_spell(one) for one in map(_TOKEN.fullmatch, words) if one]
         marked = main
         if unset or words or marks is not mine:
             marks = replace(marks, env={**marks.env, **unset}, args=words or marks.args)
@@ -334,8 +340,9 @@ class _Reader:
     ) -> tuple[Pass, str]:
         """A batch script runs on the first node; a step's on its own."""
         env = build_environment(how.options, rank, is_job=how.is_job)
-        env |= {key: self.environ[key] for key in ("HOME", "USER", "LOGNAME")
-                if key in self.environ}  # fmt: skip
+        own = pwd.getpwuid(os.getuid())
+        env["HOME"] = self.environ.get("HOME", own.pw_dir)
+        env |= {key: self.environ.get(key, own.pw_name) for key in ("USER", "LOGNAME")}
         env |= self._inherit(given.text) | dict(given.env)
         env |= {key: value[rank] for key, value in JOB_VALUES.items() if key in env}
         env |= {
