@@ -44,6 +44,7 @@ CANCEL_S = 60
 
 @click.command()
 @click.argument("conf", required=False, type=click.Path(exists=True, path_type=Path))
+@click.argument("arguments", nargs=-1, metavar="[-- ARGUMENTS]")
 @click.option(
     "--like",
     metavar="JOB",
@@ -106,6 +107,7 @@ def submit(
     new_job: bool,
     dry_run: bool,
     check_against: Path | None,
+    arguments: tuple[str, ...],
     test_only: bool,
     follow: bool,
     as_json: bool,
@@ -117,6 +119,7 @@ def submit(
     \b
     vjob submit conf.yaml --dry-run | less
     vjob submit conf.yaml --dry-run --check-against _03_submit.sh
+    vjob submit conf.yaml --dry-run --check-against train.sh -- 8 big.yaml
     vjob submit conf.yaml --set cluster.nodes[0].count=4 --follow
     vjob submit conf.yaml --set cluster.machine_list=available_machines.out
     vjob submit conf.yaml --after last             starts when that has ended well
@@ -131,6 +134,8 @@ def submit(
 
     if check_against is not None and (not dry_run or sweeps or sweep_file):
         raise InputError("--check-against goes with --dry-run, of one run")
+    if arguments and check_against is None:
+        raise InputError(f"{arguments[0]}: give one conf; only --check-against takes arguments")
     if (conf is None) == (like is None):
         raise InputError("give a conf, or --like JOB: vjob submit conf.yaml")
     if new_job:
@@ -178,7 +183,7 @@ def submit(
     if dry_run:
         ready = submitting.prepare(resolved, for_preview=True, snapshot=snapshot)
         if check_against is not None:
-            sys.exit(_check(ready, check_against, as_json=as_json))
+            sys.exit(_check(ready, check_against, arguments, as_json=as_json))
         preview_run(ready, before, as_json)
         return
     if test_only:
@@ -202,11 +207,11 @@ def submit(
     print_submitted(run, record, ready.plan, more, as_json=as_json, follow=follow)
 
 
-def _check(ready: Prepared, script: Path, *, as_json: bool) -> int:
+def _check(ready: Prepared, script: Path, args: Sequence[str], *, as_json: bool) -> int:
     """Show how the program's words differ from the script's; 1 if they do."""
     from vjob.shelf.importers import compare
 
-    found = compare.compare_program(ready.plan, script, os.environ)
+    found = compare.compare_program(ready.plan, script, os.environ, args)
     if as_json:
         print_object(compare.describe_comparison(found))
     else:

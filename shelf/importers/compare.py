@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
@@ -51,16 +52,19 @@ class Comparison:
     differences: tuple[Difference, ...]
 
 
-def compare_program(plan: Plan, path: Path, environ: Mapping[str, str]) -> Comparison:
-    """The program line of a plan against that of a script or folder; InputError without the latter.
+def compare_program(
+    plan: Plan, path: Path, environ: Mapping[str, str], args: Sequence[str] = ()
+) -> Comparison:
+    """The program line of a plan against that of a script with `args`, or of a folder; InputError
+    without the latter.
 
     Of several lines that start the program, the nearest to the plan's counts.
     """
-    ours = [word.replace("%{percent}{", "%{") for word in plan.command]
+    ours = [word.replace("%{percent}{", "%{") for word in _open_shell(plan.command)]
     found: list[Comparison] = []
     others: list[Launch] = []
     for entry in find_entries(path):
-        for launch in read_script(entry, environ=environ).walk():
+        for launch in read_script(entry, environ=environ, args=args).walk():
             places = _find_program(ours, launch)
             if places is None:
                 others.append(launch)
@@ -72,6 +76,13 @@ def compare_program(plan: Plan, path: Path, environ: Mapping[str, str]) -> Compa
     known = ", ".join(dict.fromkeys(f"{one.where} {' '.join(one.texts[:4])}" for one in others[:3]))
     started = f"; they start {known}" if known else ", and they start nothing"
     raise InputError(f"the scripts of {path} do not start {' '.join(ours[:3])}{started}")
+
+
+def _open_shell(command: Sequence[str]) -> Sequence[str]:
+    """The words that a shell fills in for the job, of a command that `init --from` made so."""
+    if tuple(command[:2]) == ("bash", "-c") and command[2].startswith("exec "):
+        return shlex.split(command[2])[1:]
+    return command
 
 
 def _find_program(ours: Sequence[str], launch: Launch) -> tuple[int, int] | None:

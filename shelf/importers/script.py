@@ -7,11 +7,16 @@ stands before a `bash -c` or a script of the folder, or a program with all that 
 from __future__ import annotations
 
 import posixpath
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vjob.shelf.importers.bash.recording import Launch, Recording, Word
 from vjob.shelf.importers.bash.wrappers import find_program
+
+KEPT = ("apptainer", "singularity", "timeout", "nice", "ionice", "stdbuf", "sudo")
+"""Wrappers that no key of a conf stands for: with them a command is kept word for word."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,11 @@ class Command:
 
     @property
     def raw(self) -> str:
-        return " ".join(word.text for word in self.words)
+        """As a person writes it: what holds blanks, or nothing, is quoted."""
+        texts = (word.text for word in self.words)
+        return " ".join(
+            shlex.quote(one) if not one or re.search(r"\s", one) else one for one in texts
+        )
 
     @property
     def where(self) -> str:
@@ -105,7 +114,10 @@ def _walk(
     for launch in recording.launches:
         before = launch.words[: find_program(launch.texts)]
         is_own = is_step or any(posixpath.basename(word.text) == "srun" for word in before)
-        inner = [] if launch.inner is None else list(_walk(launch.inner, is_step=is_own))
+        is_whole = any(posixpath.basename(word.text) in KEPT for word in before)
+        inner = []
+        if launch.inner is not None and not is_whole:
+            inner = list(_walk(launch.inner, is_step=is_own))
         if not inner:
             yield launch, launch.words, is_own
             continue

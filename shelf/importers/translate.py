@@ -245,29 +245,33 @@ def refuse_open(launch: Launch, found: ShellConf) -> None:
         )
     if any(name.startswith("$(") for name in names):
         remedies[Refusal.OUTPUTS] = "write in the script what these commands print"
-    if errors := _list_errors(found):  # a file that bash does not accept sets nothing
-        remedies[Refusal.SYNTAX] = f"bash says {'; '.join(errors[:3])}"
+    said = f"bash says {'; '.join(_list_problems(found)[:3])}"
+    remedies |= dict.fromkeys(_explain_errors(found), said)  # such a file sets nothing
     raise ScriptRefusedError(
         f"{launch.command.where}: what the program gets is not known before it runs: {shown}; "
-        + "; ".join(remedies.values()),
+        + "; ".join(dict.fromkeys(remedies.values())),
         *remedies,
     )
 
 
-def _list_errors(found: ShellConf) -> list[str]:
-    """The lines that bash does not accept, in its words."""
-    said = [problem for one in found.recordings for problem in one.problems]
-    return [problem for problem in said if _SYNTAX.search(problem)]
+def _list_problems(found: ShellConf) -> list[str]:
+    return [problem for one in found.recordings for problem in one.problems]
+
+
+def _explain_errors(found: ShellConf) -> list[Refusal]:
+    """Reasons by the lines that bash does not accept: one may hold a word to be replaced."""
+    said = _list_problems(found)
+    if not any(map(_SYNTAX.search, said)):
+        return []
+    has_placeholder = any(map(PLACEHOLDER.search, said))
+    return [Refusal.SYNTAX, *([Refusal.PLACEHOLDERS] if has_placeholder else [])]
 
 
 def _explain_none(found: ShellConf, title: str, line: int | None) -> ScriptRefusedError:
     if line is not None:
         return ScriptRefusedError(f"{title}: line {line} starts no program", Refusal.NOTHING)
-    reasons = {Refusal.NOTHING}
-    errors = _list_errors(found)
-    said = [problem for one in found.recordings for problem in one.problems]
-    reasons |= {Refusal.SYNTAX} if errors else set()
-    reasons |= {Refusal.PLACEHOLDERS} if errors and any(map(PLACEHOLDER.search, said)) else set()
+    said = _list_problems(found)
+    reasons = {Refusal.NOTHING, *_explain_errors(found)}
     reasons |= {Refusal.ENDLESS} if any(one.is_endless for one in found.recordings) else set()
     needs = [name for one in found.recordings for name in (*one.unset, *one.arguments)]
     needs += [name[1] for name in map(_UNBOUND.search, said) if name]

@@ -83,3 +83,16 @@ def test_a_comparison_names_what_only_the_job_knows() -> None:
     assert render_comparison(found, " ".join) == (
         "line 3: t.py, 4 words: no difference\n  open     $1: only the job or you know it"
     )
+
+
+def test_a_script_that_needs_arguments_gets_them(tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
+    (tmp_path / "x.sh").write_text("#SBATCH -N 1\npython t.py --lr $1 --out r-$SLURM_JOB_ID $2\n")
+    vjob = Vjob(tmp_path, {"HOME": "/home/kim"})
+    vjob.write(vjob("init", "--from", "x.sh", "--", "0.1", "a b").stdout)
+    check = ("submit", "conf.yaml", "--dry-run", "--check-against", "x.sh", "--")
+    said = vjob(*check, "0.1", "a b").stdout  # a shell in the job fills in its number
+    assert "t.py, 7 words: no difference" in said and "${SLURM_JOB_ID}" in said
+    assert "changed  --lr 0.2  ->  --lr 0.1" in vjob(*check, "0.2", "a b", code=1).stdout
+    said = vjob("submit", "conf.yaml", "--dry-run", "other.yaml", code=2).stderr
+    assert "other.yaml: give one conf; only --check-against takes arguments" in said
