@@ -39,7 +39,7 @@ KEPT_LINES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a finished command left."""
+    """Exit code and output of a finished command."""
 
     code: int
     out: str

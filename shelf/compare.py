@@ -47,7 +47,7 @@ COMMIT = "commit"
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What the words name, in their order."""
+    """Jobs that the words name, in their order."""
 
     folders: tuple[tuple[Path, RunFolder | None], ...]
     sweeps: tuple[str, ...]

@@ -263,7 +263,7 @@ def remove_hidden(hidden: Path) -> str:
 
 
 def list_hidden(candidates: Sequence[Candidate], folder: Path | None) -> list[Path]:
-    """What an interrupted removal left, beside these runs."""
+    """Folders beside these runs that an interrupted removal left."""
     places = {Path(one.folder).parent for one in candidates}
     found = []
     for place in sorted(places if folder is None else {folder.resolve()}):

@@ -68,7 +68,7 @@ class Held:
 
 @dataclass(kw_only=True)
 class Sharing:
-    """What of a run a group may read, by paths in its folder."""
+    """Files of a run that a group may read, and those that it may not."""
 
     files: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -367,7 +367,7 @@ def _explain(run: RunFolder) -> Iterator[None]:
 
 
 def render_shared(shared: Shared, *, is_preview: bool) -> str:
-    """What the group sees, what it does not, and what is left to do."""
+    """Render what the group sees, what it does not, and what is left to do."""
     sharing, run = shared.sharing, shared.run
     count = len(sharing.files) + len(sharing.copies)
     does = "would be shared" if is_preview else "is shared"

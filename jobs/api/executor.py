@@ -252,7 +252,7 @@ def name_jobs(jobs: Any) -> list[str]:
 
 
 def name_function(function: Any) -> str:
-    """What messages call it: `train`, `Trainer` for a callable object."""
+    """Name of a function in messages: `train`, `Trainer` for a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__qualname__", None) or type(function).__qualname__

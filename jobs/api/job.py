@@ -60,7 +60,7 @@ class JobStatus:
     """Its health, the reason, and the evidence."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As `vjob status --json` prints it."""
+        """The form of `vjob status --json`."""
         import json
 
         from vjob.jobs.monitor.model.text import render_json
@@ -69,7 +69,7 @@ class JobStatus:
         return found
 
     def __str__(self) -> str:
-        """As `vjob status --once` prints it."""
+        """The text of `vjob status --once`."""
         from vjob.jobs.monitor.model.text import render
 
         return render(self.snapshot, self.verdict, all_nodes=False)
@@ -276,7 +276,7 @@ class VjobJob(Job[R]):
     # Results.
 
     def results(self) -> list[R]:
-        """What the function returned, by rank, and None by rank of a script; raises its failure."""
+        """Results of the function by rank, and None by rank of a script; raises its failure."""
         self.wait()
         found = self._read_results() if self.has_function else None
         if found is not None:
@@ -360,7 +360,7 @@ class VjobJob(Job[R]):
         return (order[0], "") if is_bad else None
 
     def _read_results(self) -> list[R] | None:
-        """What every rank returned; None where one failed or left nothing."""
+        """Results of all ranks; None where one failed or left nothing."""
         values = []
         for rank in self._tasks:
             kind, value = self._read_result(rank)
@@ -419,7 +419,7 @@ class VjobJob(Job[R]):
         return _decode(b"".join(one.read() for one in outputs)) if outputs else None
 
     def _find_outputs(self, rank: int, kind: str) -> list[RankOutput]:
-        """Of all attempts, oldest first."""
+        """Output files of all attempts, oldest first."""
         return [
             find_output(one, read_attempt_plan(self.run, one.number), rank, kind)
             for one in self.run.attempts()

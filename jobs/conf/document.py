@@ -231,7 +231,7 @@ def _render_rows(section: Section, names: tuple[str, ...]) -> Iterator[str]:
 
 
 def render_fate(key: str) -> str:
-    """What becomes of a key with a script, in a word; nothing for a section whose keys differ."""
+    """The fate of a key with a script, in a word; nothing for a section whose keys differ."""
     if key == "program.config":
         return ""
     variable = find_variable(key)

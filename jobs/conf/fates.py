@@ -29,7 +29,7 @@ from vjob.jobs.errors import KeyProblem
 
 
 class Fate(Enum):
-    """What becomes of a key."""
+    """The use of a conf key that a script's run has."""
 
     REACHES = "reaches"
     ACTS = "acts"

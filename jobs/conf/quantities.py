@@ -37,7 +37,7 @@ class Unit:
 
     @property
     def forms(self) -> str:
-        """What may be written, in words."""
+        """Forms in which a value may be written, in words."""
         if self.kind == "memory":
             return f"a whole number of {self.name}, or a size such as 512M, 64G or 1T"
         return f"a whole number of {self.name}, or a time such as 90s, 30m, 2h, 1d12h or 1:30:00"

@@ -79,7 +79,7 @@ def list_problems(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _find_problem(conf: JobConf, key: str, place: str) -> str:
-    """What is wrong with one reference; empty where it can be filled."""
+    """The problem of one reference; empty if it can be filled."""
     if key in NODE_KEYS:
         only = "is known on the node alone: refer to it in program.args or program.command"
         return "" if place.startswith(OF_COMMAND) else only
@@ -108,7 +108,7 @@ def _find_problem(conf: JobConf, key: str, place: str) -> str:
 
 
 def suggest_reference(key: str) -> str:
-    """What may have been meant by a reference to no key."""
+    """Suggest a key for a reference that names none."""
     if _VARIABLE.fullmatch(key):
         return _explain_shell(key)
     parent, _, last = key.rpartition(".")

@@ -177,7 +177,7 @@ _PLACES = ("", _CLUSTER)
 
 
 def answer_word(parent: str, name: str, text: str | None, *, is_set: bool = False) -> str:
-    """What to write for one of Slurm's words at this place; empty where it is none.
+    """The line to write in place of one of Slurm's words; empty for any other word.
 
     `text` is its value; None is no single value, or one that is not to be shown. With `is_set` the
     answer is a word of `--set`.

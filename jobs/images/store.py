@@ -51,7 +51,7 @@ class Root:
 
 @dataclass(frozen=True, kw_only=True)
 class Cleaned:
-    """What became of the entries that were to be removed."""
+    """Result of a removal: entries that went, stayed or failed."""
 
     removed: tuple[Root, ...]
     """By a dry run: what would be removed."""

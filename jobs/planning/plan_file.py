@@ -181,7 +181,7 @@ def write_plan_file(path: Path, conf_path: Path, conf: JobConf, plan: ShapePlan,
 
 
 def render_settings(conf: JobConf) -> dict[str, str]:
-    """What a plan has set in this conf, as YAML."""
+    """Render the keys that a plan has set in this conf as YAML."""
     found = {key: str(find_value(conf, key)) for key in SETTINGS}
     nodes = resolve_conf(conf)["cluster"]["nodes"]
     partition = json.dumps(str(conf.parallel.partition))  # 7 would be a number

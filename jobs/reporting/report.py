@@ -35,7 +35,7 @@ MORE_EVENTS = 200_000
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOutputs:
-    """What to write of a report; the page where nothing is named."""
+    """Outputs of a report; the page alone if none is named."""
 
     text: bool = False
     as_json: bool = False

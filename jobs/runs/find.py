@@ -531,7 +531,7 @@ def _end(
 
 
 def _ask_canceller(record: RunRecord) -> str:
-    """Who cancelled a run, where that was not done with vjob and the scheduler knows."""
+    """Ask the scheduler for the user who cancelled a run; nobody if vjob cancelled it."""
     scheduler = schedulers.get_scheduler(record.scheduler)
     names = {scheduler.ask_canceller(job.id) for job in record.jobs}
     return " and ".join(sorted(names - {""}))

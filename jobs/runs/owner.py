@@ -53,7 +53,7 @@ def name_owner(path: Path) -> str | None:
 
 
 def explain_closed(path: Path, file: str) -> str:
-    """What to do about a run that its owner has not shared."""
+    """Explain what to do about a run that its owner has not shared."""
     for place in (path, *path.absolute().parents):
         owner = name_owner(place)
         if owner is not None:

@@ -49,7 +49,7 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a tool printed, and when it was asked. Times are the machine's clock."""
+    """Output of a scheduler's tool, and when it was asked. Times are the machine's clock."""
 
     text: str = ""
     asked: float = 0.0

@@ -172,7 +172,7 @@ def submit_one_by_one(
     after: After,
     executor: ScriptExecutor,
 ) -> None:
-    """Where one is refused, or Ctrl-C comes, those before it are cancelled."""
+    """Submit runs one after another; a refusal or Ctrl-C cancels those before it."""
     done: list[RunRecord] = []
     try:
         for number, (run, record) in enumerate(zip(runs, written, strict=True)):

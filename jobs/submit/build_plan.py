@@ -59,7 +59,7 @@ NOT_SHOWN = ("env", "pass_env", "notify", "setup", "sbatch", "track")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanContext:
-    """What a plan depends on besides the conf."""
+    """Inputs of a plan besides the conf."""
 
     run: str
     """Run id."""

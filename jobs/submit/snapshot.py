@@ -46,7 +46,7 @@ SAFE_PATH = 11
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a run keeps of the user's code."""
+    """Copy of the user's code that a run keeps."""
 
     state: CodeState = field(default_factory=CodeState)
     kept: str = ""
@@ -479,7 +479,7 @@ class _Moved:
 
 
 def describe(code: CodeRecord | None) -> str:
-    """What a run keeps, in a line; empty where nothing is kept."""
+    """Describe in a line what a run keeps; empty if it keeps nothing."""
     if code is None:
         return ""
     size = f"{code.size_bytes / MB:.1f} MB" if code.size_bytes >= MB / 10 else "under 0.1 MB"

@@ -149,7 +149,7 @@ def _begins_word(before: str) -> bool:
 
 
 def _find_quote_end(text: str, start: int) -> int:
-    """Where YAML ends the text in quotes that begins at `start`; -1 where it does not."""
+    """End of the quoted text that begins at `start`, by YAML's rules; -1 without an end."""
     quote, at = text[start], start + 1
     while at < len(text):
         if quote == '"' and text[at] == "\\":

@@ -195,7 +195,7 @@ def format_least(found: Accounting, name: str) -> str:
 
 
 def describe_class(found: Accounting, name: str) -> str:
-    """What a class means; of the start also its parts, of lost time the cancel."""
+    """Explain a class of time; for the start with its parts, for lost time with the cancel."""
     if name == "lost" and found.was_cancelled:
         cut = "cut off by the cancel after the last step"
         more = ", or lost to faults, changes of nodes, and steps done again"

@@ -166,7 +166,7 @@ def compute_slow_stretch(ratios: npt.NDArray[np.float64]) -> npt.NDArray[np.floa
 
 
 def compute_medians_of_others(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Of each number the median of the others in its row; NaN counts for nothing.
+    """For each number the median of the others in its row, without NaN.
 
     All rows are sorted once: to leave out one number moves the middle by one place at most.
     """

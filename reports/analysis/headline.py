@@ -36,7 +36,7 @@ BACKWARD = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """What the GPUs of one kind do for the model; recomputing does not count."""
+    """Model FLOPs a second of the GPUs of one kind, without recompute."""
 
     kind: str
     num_ranks: int

@@ -75,7 +75,7 @@ class StepAnalysis:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """What the training log says of the training itself."""
+    """Curves that the training log has: loss, learning rate, norms."""
 
     table: pd.DataFrame
     """A row a line: step, loss, grad_norm, loss_scale, learning_rate, skipped, nan."""
@@ -314,7 +314,7 @@ def _list_log_lines(job: Job) -> pd.DataFrame:
 
 
 def list_ranks(job: Job) -> pd.DataFrame:
-    """Who wrote traces, a row a file."""
+    """Ranks that wrote traces, one row a file."""
     names = ["attempt", "rank", "stage", "replica", "host", "device", "residual_ns"]
     rows = [
         {

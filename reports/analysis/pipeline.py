@@ -32,7 +32,7 @@ class Ran:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What a step's actions were, rank by rank, whoever ran them."""
+    """Actions of a step by place, without the ranks that ran them."""
 
     schedule: Schedule
     actions: tuple[Action, ...]
@@ -42,7 +42,7 @@ class Order:
 
     @cached_property
     def places(self) -> dict[Action, int]:
-        """Where each action is in `actions`."""
+        """Index of each action in `actions`."""
         return {action: at for at, action in enumerate(self.actions)}
 
     @cached_property
@@ -66,7 +66,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """What one replica did in one step."""
+    """Actions and waits of one replica in one step."""
 
     replica: int
     ranks: tuple[int, ...]

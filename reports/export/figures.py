@@ -34,7 +34,7 @@ def stages(job: JobLike) -> go.Figure:
 
 
 def shares(job: JobLike) -> go.Figure:
-    """Where the median step goes, stage by stage."""
+    """Figure of the median step's time by stage and kind."""
     tables = load_job(job)
     return _build(run_page.draw_shares(tables.analysis), f"{tables.name}: {NO_TRACE}")
 

@@ -129,7 +129,7 @@ def _align(row: tuple[str, ...], widths: list[int]) -> str:
 
 
 def _list_time(analysis: Analysis) -> ReportTable:
-    """Where the time of all ranks went."""
+    """List the time of all ranks by class."""
     found = analysis.accounting
     rows = [
         (

@@ -63,7 +63,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanFacts:
-    """What a plan says; empty or None where it says nothing."""
+    """Facts from plan.json; empty or None where it has none."""
 
     shown: tuple[tuple[str, str], ...] = ()
     """Of SHOWN, as text."""
@@ -169,7 +169,7 @@ MOST_STEPS = 200
 
 @dataclass(kw_only=True)
 class Job:
-    """What is known of a job."""
+    """All that was read of a job."""
 
     sources: Sources
     traces: Traces
@@ -352,7 +352,7 @@ def _read_commit(sources: Sources) -> str:
 
 
 def _read_state(sources: Sources) -> str:
-    """Of a run that is over: while it goes on, only its scheduler knows."""
+    """State of a run that is over; a running one is known to its scheduler alone."""
     record = None if sources.run is None else read_record(sources.run)
     if record is None or record.state not in (ENDED, REFUSED):
         return ""
@@ -388,7 +388,7 @@ def _read_errors(
 
 
 def _measure_steps(steps: pd.DataFrame) -> pd.Series:
-    """What each step took, by (attempt, step)."""
+    """Duration of each step, by (attempt, step)."""
     return steps.groupby(["attempt", "step"])["took_s"].max()
 
 

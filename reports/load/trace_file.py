@@ -49,7 +49,7 @@ class RankTrace:
 
     @property
     def is_blank(self) -> bool:
-        """Whether nothing was read of it yet."""
+        """True until something was read of it."""
         return not self.has_header and not self.spans
 
     @property
@@ -125,7 +125,7 @@ class File:
         self.blocks = BlockReader(path, SPAN_BYTES)
 
     def take(self, place: int, length: int, lines: TracePiece, rows: StepRows) -> None:
-        """What a piece of the file holds."""
+        """Take over what a piece of the file holds."""
         trace = self._now
         for value in lines.objects:
             if value.keys() == {"rank"}:
@@ -279,7 +279,7 @@ differ by more, the ranks do not wait for each other."""
 
 @dataclass(frozen=True)
 class Ends:
-    """Of each whole step of a trace, as columns."""
+    """Number, begin and duration of each whole step of a trace, as columns."""
 
     step: Column
     begin_ns: Column

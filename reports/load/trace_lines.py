@@ -63,7 +63,7 @@ class Events:
 
 @dataclass(kw_only=True)
 class TracePiece:
-    """What a piece of a trace holds."""
+    """Content of a piece of a trace."""
 
     events: Events | None
     objects: list[dict[str, Any]]

@@ -649,7 +649,7 @@ def _find_lines(block: bytes, marks: Collection[bytes]) -> list[tuple[int, int]]
 
 
 def _find_marks(block: bytes) -> list[tuple[int, bytes]]:
-    """Where lines begin to be of interest, in order."""
+    """Positions of the lines of interest, in order."""
     found = []
     for mark in (ITERATION_MARK, MEMORY_MARK, TIMERS_MARK, PHASE_MARK, _JOB_INFO_MARK):
         place = block.find(mark)

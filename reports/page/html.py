@@ -30,7 +30,7 @@ LEVEL = 6
 
 
 def pack_bytes(data: bytes) -> str:
-    """As reports/web/unpack.js takes it apart."""
+    """Pack numbers in the form that reports/web/unpack.js reads."""
     return base64.b64encode(zlib.compress(data, LEVEL)).decode("ascii")
 
 
@@ -77,7 +77,7 @@ class BarPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What stands on a page, top to bottom."""
+    """Parts of a page, top to bottom."""
 
     name: str
     made_at: str

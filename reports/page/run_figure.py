@@ -124,7 +124,7 @@ def _name_ranks(numbers: list[int]) -> str:
 
 
 def _choose_farthest(rows: Matrix) -> Matrix:
-    """Of each column the value farthest from 1."""
+    """Choose for each column the value farthest from 1."""
     off = np.where(np.isnan(rows), -1.0, np.abs(rows - 1))
     found: Matrix = np.take_along_axis(rows, off.argmax(axis=0)[None], axis=0)[0]
     return found

@@ -88,7 +88,7 @@ def draw_stages(job: Job, analysis: Analysis) -> Figure | None:
 
 
 def draw_shares(analysis: Analysis) -> Figure | None:
-    """Where a step goes, stage by stage: the mean over its ranks."""
+    """Draw a step's time by stage, the mean over its ranks."""
     step = analysis.find_step("median")
     if step is None or step.communication.empty:
         return None
@@ -127,7 +127,7 @@ def draw_shares(analysis: Analysis) -> Figure | None:
 
 
 def draw_training(analysis: Analysis) -> Figure | None:
-    """What the log says of the training, step by step, attempts over each other."""
+    """Draw the curves of the training log by step, attempts over each other."""
     table = analysis.curves.table
     rows = FigureRows()
     names = (
@@ -348,7 +348,7 @@ def _list_sections(
 
 
 def _name_steps(job: Job) -> dict[tuple[str, int], list[str]]:
-    """What the selector calls a step, beside its number."""
+    """Name of a step in the selector, beside its number."""
     found: dict[tuple[str, int], list[str]] = {}
     for name, pair in job.chosen.items():
         found.setdefault(pair, []).append(name)

@@ -62,7 +62,7 @@ def shorten(rows: Sequence[tuple[str, ...]], most: int) -> tuple[list[tuple[str,
 
 
 def explain_time(found: Accounting, *, is_partial: bool) -> str:
-    """What the shares are of, and how far they are to be believed."""
+    """Explain what the shares are of, and how sure they are."""
     ranks = f"{found.rows['rank'].nunique()} rank{'s' if found.rows['rank'].nunique() != 1 else ''}"
     end = "last that is known of them" if is_partial else "end"
     text = f"{format_duration(found.total_s)} of {ranks}, from the submit to the {end}"

@@ -36,7 +36,7 @@ class HeldStep:
 
 
 def build_lanes(job: Job, analysis: Analysis) -> dict[str, list[dict[str, Any]]]:
-    """Of each attempt: its ranks by stage, replica and rank, those that wrote nothing last."""
+    """For each attempt its ranks by stage, replica and rank, those that wrote nothing last."""
     columns = ["attempt", "rank", "stage", "replica", "host"]
     ranks = list_ranks(job).drop_duplicates(["attempt", "rank"], keep="last")[columns]
     # Events of a log have no header that would say so much.

@@ -207,7 +207,7 @@ def logs(
     num_said = 0
 
     def tell(text: str) -> None:
-        """What is no line of the job goes to standard error, so that the rest is JSON alone."""
+        """Print to standard error what is no line of the job, so that the rest is JSON alone."""
         nonlocal num_said
         num_said += 1
         click.echo(text, err=as_json and not text.startswith("{"))

@@ -68,7 +68,7 @@ def report(
     )
 
     def tell(text: str) -> None:
-        """What was written goes to standard error, so that the rest is JSON alone."""
+        """Name the written files on standard error, so that the rest is JSON alone."""
         if text.startswith("{"):
             click.echo(text)
         else:

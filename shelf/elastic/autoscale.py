@@ -70,7 +70,7 @@ ENOUGH_STEPS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Of one attempt."""
+    """Steps and times of one attempt."""
 
     step: int
     """The last one that was done."""
@@ -109,13 +109,13 @@ class AttemptPace:
         return find_pace(self._reader.read().progress)
 
     def read_works(self) -> dict[int, dict[int, float]]:
-        """What each rank that traces computed itself in each step, the first steps left out."""
+        """Seconds that each rank with a trace computed itself, by step, without the first steps."""
         self._traces.find()
         self._traces.poll()
         return {rank: end.works_s() for rank, end in self._traces.ranks.items()}
 
     def list_steps_s(self) -> dict[int, float]:
-        """What a step of each rank takes, as `read_works` saw it."""
+        """Seconds of a step by rank, from the same lines as `read_works`."""
         medians = {rank: end.medians()[0] for rank, end in self._traces.ranks.items()}
         return {rank: step_s for rank, step_s in medians.items() if step_s is not None}
 

@@ -194,7 +194,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def name_tree(root: Path) -> str:
-    """Of the folder there: the same for each submit of this working tree, unlike any other's."""
+    """Name of the folder there, which is the same for each submit of this working tree."""
     mark = hashlib.sha256(f"{os.uname().nodename}:{root}".encode()).hexdigest()[:8]
     return f"{root.name or 'root'}-{mark}"
 

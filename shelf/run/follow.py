@@ -60,7 +60,7 @@ def note_sigterm() -> Iterator[list[int]]:
 
 
 class Screen:
-    """Where lines go; an output that is gone takes none."""
+    """Outputs for lines; one that is gone takes none."""
 
     def __init__(self, name: str) -> None:
         self.name = name

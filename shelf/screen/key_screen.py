@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 
 class Failed(Message):
-    """What the screen shows could not be read."""
+    """Message: the data of the screen could not be read."""
 
     def __init__(self, problem: str) -> None:
         super().__init__()

@@ -93,7 +93,7 @@ class RunSource(Protocol):
 
 
 class RunActions(Protocol):
-    """What keys do with runs, by their folders."""
+    """Actions of keys on runs, by their folders."""
 
     def cancel(self, folder: str) -> str: ...
 
@@ -102,7 +102,7 @@ class RunActions(Protocol):
 
 @dataclass
 class ListPlace:
-    """Where the user was in the list, for when it is shown again."""
+    """The user's place in the list, kept until it is shown again."""
 
     chosen: str | None = None
     sorted_by: str = RUN_COLUMNS[0].title

@@ -133,7 +133,7 @@ class TablePane(ScrollPane, Generic[Row]):
         self._order: Order[Row] = Order()
 
     def name_row(self, row: Row) -> str:
-        """What the cursor keeps to."""
+        """Name of a row, by which the cursor stays on it."""
         raise NotImplementedError
 
     def find_words(self, row: Row) -> str:

@@ -66,7 +66,7 @@ class Result:
 
 
 def render(result: Result, width: int = WIDTH) -> str:
-    """What was found first, then the table, then how the try differs from the whole run."""
+    """Render what was found, then the table, then how the try differs from the whole run."""
     lines: list[str] = []
     for finding in result.findings:
         lines += _wrap("FOUND", finding.cause, width)

@@ -61,7 +61,7 @@ class OneNode:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What is tried."""
+    """The smaller conf of a try."""
 
     conf: JobConf
     notes: tuple[str, ...]

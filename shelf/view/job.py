@@ -263,7 +263,7 @@ def list_gpus(rows: Iterable[NodeRow]) -> list[GpuRow]:
 
 
 def list_troubles(gpu: Gpu) -> list[str]:
-    """What is wrong with a GPU, a phrase each."""
+    """Problems of a GPU, a phrase each."""
     return [
         *([f"held down: {gpu.held_down}"] if gpu.held_down else []),
         *([f"{gpu.ecc_errors} ECC errors"] if gpu.ecc_errors else []),

@@ -47,7 +47,7 @@ class Made:
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What a tab gets."""
+    """The state that is sent to a tab."""
 
     version: int = 0
     """0 before the first reading."""

@@ -63,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusPage:
-    """What stands on a page, top to bottom; empty parts are left out."""
+    """Parts of a page, top to bottom; empty parts are left out."""
 
     title: str
     about: str = ""

@@ -58,7 +58,7 @@ class Scene:
 
 @dataclass(frozen=True)
 class Closed:
-    """What the batch script is to do: exit with this code, or go on."""
+    """Next action of the batch script: exit with this code, or go on."""
 
     code: int
     again: Optional[Again] = None

@@ -114,7 +114,7 @@ def decide(
     budget: Budget,
     left_s: Optional[float],
 ) -> Decision:
-    """Whether an attempt is started anew after `failure`.
+    """Decide whether to restart the attempt after `failure`.
 
     `obstacle` is what forbids it whatever the budget, `before` the failure of the attempt whose
     restart this one was, `left_s` the time up to the job's time limit, where that is known. Where

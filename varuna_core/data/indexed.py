@@ -160,7 +160,7 @@ def _check_contents(
     offsets: Array,
     documents: Array,
 ) -> None:
-    """What a torn copy or two files that do not belong together would show."""
+    """Refuse a torn copy, and two files that do not belong together."""
     if not len(documents) or documents[0] != 0 or documents[-1] != len(lengths):
         raise DataError(f"{idx_file} is damaged: its documents do not cover its sequences")
     if np.any(documents[1:] < documents[:-1]):

@@ -50,7 +50,7 @@ class Machine:
         return self.host in LOCAL and self.user is None and self.port is None
 
     def __str__(self) -> str:
-        """As the list spells it."""
+        """The spelling of the list."""
         user = f"{self.user}@" if self.user is not None else ""
         if self.port is None:
             return user + self.host

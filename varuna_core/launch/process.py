@@ -57,7 +57,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """As Popen says it; None while it runs."""
+        """Exit code as Popen has it; None while it runs."""
         return self._process.poll()
 
     def write(self, data: bytes) -> None:

@@ -112,7 +112,7 @@ echo "vjob end yes"
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRequest:
-    """What a probe looks for on a machine."""
+    """Things that a probe looks for on a machine."""
 
     folder: Path
     """The run folder."""
@@ -129,7 +129,7 @@ class ProbeRequest:
 
 
 def request_probe(run: RunFolder, plan: Plan, token: str) -> ProbeRequest:
-    """What a machine of a run must have."""
+    """Build the request for what a machine of a run must have."""
     return ProbeRequest(
         folder=run.path,
         token=token,

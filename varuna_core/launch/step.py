@@ -353,7 +353,7 @@ class Step:
         return code is not None and code < 0
 
     def _read_state(self, node: Node) -> str | None:
-        """What its agent said last of its state; None before the first beat."""
+        """Last state in the beats of its agent; None before the first."""
         path = self._attempt.beat(node.index)
         beat = read_json(path) if is_listed(path) else None
         return str(beat.get("state")) if isinstance(beat, dict) else None

@@ -112,7 +112,7 @@ class ManagerLink:
         return self._hub is not None and name in self._hub.names
 
     def merge(self, files: Dict[int, Presence], session: str) -> Dict[int, Presence]:
-        """What files and connections say of the nodes, the later one of each."""
+        """Merge reports of files and connections, the later one of each node."""
         found = dict(files)
         linked = set() if self._hub is None else set(self._hub.names)
         for name, told in self._presences.items():

@@ -71,7 +71,7 @@ class Orders:
 
 
 class Task(NamedTuple):
-    """What the orders mean for one agent."""
+    """Task of one agent in the orders."""
 
     attempt: Optional[int]
     node: int

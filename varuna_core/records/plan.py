@@ -156,7 +156,7 @@ class MorphPlan:
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a step was predicted to take and hold; None, or empty, where that is not known."""
+    """Predicted time and memory of a step; None, or empty, where that is not known."""
 
     step_s: Optional[float] = None
     band_s: Tuple[float, ...] = ()

@@ -95,7 +95,7 @@ def is_shared_as_copy(name: str) -> bool:
 
 
 def shared_copy(path: Path) -> Path:
-    """Of plan.json plan.shared.json, beside it."""
+    """Path of the shared copy of a file: plan.shared.json for plan.json."""
     return path.with_name(f"{path.stem}.shared.json")
 
 
@@ -210,7 +210,7 @@ class AttemptFolder:
 
     @property
     def link(self) -> Path:
-        """Where the hub of the agents listens, as long as it does (agent/meeting/link.py)."""
+        """Address of the agents' hub, while it listens (agent/meeting/link.py)."""
         return self.path / "state" / "link.json"
 
     def node_log(self, node: str, kind: str) -> Path:
@@ -246,7 +246,7 @@ class AttemptFolder:
         return self.path / "ranks" / f"{rank}.{kind}"
 
     def exit(self, rank: int) -> Path:
-        """Of run folders of before."""
+        """Exit file of one rank, in run folders of before."""
         return self.path / "exit" / f"{rank}.json"
 
     def node_exits(self, index: int) -> Path:
@@ -262,7 +262,7 @@ class AttemptFolder:
         return self.path / "trace" / f"{rank}.jsonl"
 
     def node_trace(self, index: int) -> Path:
-        """What all ranks of a node did; each batch of lines names its rank."""
+        """Trace of all ranks of a node; each batch of lines names its rank."""
         return self.path / "trace" / f"node-{index}.jsonl"
 
     def list_traces(self) -> list[Path]:
@@ -328,7 +328,7 @@ class MorphFolder:
 
     @property
     def link(self) -> Path:
-        """Where the manager listens (agent/meeting/link.py)."""
+        """Address of the manager (agent/meeting/link.py)."""
         return self.path / "link.json"
 
     @property
@@ -417,7 +417,7 @@ class RunFolder:
 
     @property
     def function(self) -> Path:
-        """What runs a pickled function on a rank, in one file for any python3 with submitit."""
+        """Program that runs a pickled function on a rank; one file, for a python3 with submitit."""
         return self.path / "function.pyz"
 
     @property
@@ -449,7 +449,7 @@ class RunFolder:
 
     @property
     def packages(self) -> Path:
-        """What was installed for the ranks' interpreter at submit."""
+        """Packages of the ranks' interpreter at submit."""
         return self.path / "packages.txt"
 
     @property

@@ -26,7 +26,7 @@ takes time, and on a machine that is busy with something else figures move all t
 
 
 class KnownCosts:
-    """What is known of the costs of all stages."""
+    """Known costs of all stages."""
 
     def __init__(self, given: Costs) -> None:
         self._by_kind = {kind: list(given.by_kind[kind]) for kind in MEASURED}
@@ -82,7 +82,7 @@ class KnownCosts:
         return tuple(self._by_kind[kind]) if any(self._by_kind[kind]) else ()
 
     def has_moved(self) -> bool:
-        """Whether any figure differs from those for which this was true the last time."""
+        """True if any figure differs from those for which this was true the last time."""
         work = [one for kind in WORK for one in self._by_kind[kind]]
         copies = [one for kind in COPIES for one in self._by_kind[kind]]
         mean = sum(work) / len(work)
@@ -96,5 +96,5 @@ class KnownCosts:
         return True
 
     def note_use(self, was_of_use: bool) -> None:
-        """Whether the costs that had moved last led to another schedule."""
+        """Note if the costs that had moved last led to another schedule."""
         self._moved = MOVED if was_of_use else min(MOST_MOVED, 2 * self._moved)

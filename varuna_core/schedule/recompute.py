@@ -94,7 +94,7 @@ def _find_ends(actions: tuple[Action, ...]) -> dict[Key, tuple[int, int]]:
 def _choose(
     actions: tuple[Action, ...], ends: dict[Key, tuple[int, int]], memory: Memory, rank: int
 ) -> set[Key]:
-    """What to recompute on one rank.
+    """Choose the recomputes of one rank.
 
     Whenever more is held than fits, the graph used last is given up: of the graphs held then it
     frees the memory for longest, so for graphs of one size nothing recomputes less.
@@ -173,7 +173,7 @@ def _rewrite(actions: tuple[Action, ...], chosen: set[Key]) -> tuple[Action, ...
 
 
 def _trace(actions: tuple[Action, ...], memory: Memory) -> list[float]:
-    """What a rank holds while each of its actions runs."""
+    """Graphs that a rank holds while each of its actions runs."""
     stages = sorted({action.stage for action in actions})
     return [
         sum(

@@ -36,7 +36,7 @@ REST_S = 1e-3
 
 
 class Event(Protocol):
-    """What is used of torch.cuda.Event."""
+    """The part of torch.cuda.Event that is used."""
 
     def record(self) -> Any: ...
 

@@ -51,7 +51,7 @@ class Recorder:
         return self._depth > 0 or threading.get_ident() != self._thread
 
     def place(self, stages: Sequence[int] | None, replica: int) -> None:
-        """Where this rank stands, before its first event; later calls change nothing."""
+        """Set this rank's place before its first event; later calls change nothing."""
         trace.start(stages=stages, replica=replica)
 
     def begin_step(self, number: int | None = None, *, at: float | None = None) -> None:

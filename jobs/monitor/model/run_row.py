@@ -49,7 +49,7 @@ class RunRow:
 
     @property
     def target(self) -> str:
-        """What names it in a command."""
+        """The run's name for the commands."""
         return self.folder or ",".join(self.jobs[:1])
 
     @property

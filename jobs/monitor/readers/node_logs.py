@@ -87,7 +87,7 @@ class Times(Protocol):
     """When the lines of a node's logs were written."""
 
     def read(self) -> tuple[LineTimes, LineTimes]:
-        """Of .out and of .err."""
+        """Read new lines of .out and .err."""
 
 
 class LogFile:

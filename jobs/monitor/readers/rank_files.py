@@ -302,7 +302,7 @@ class TraceEnd:
         return self.steps[-1] if self.steps else None
 
     def works_s(self) -> dict[int, float]:
-        """What the rank computed itself in each step, the first steps left out."""
+        """Seconds that the rank computed itself, by step, without the first steps."""
         steps = list(self.steps)[WARM_UP_STEPS:][-RECENT_STEPS:]
         return {step.step: step.work_s for step in steps if step.work_s is not None}
 

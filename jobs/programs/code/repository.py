@@ -45,7 +45,7 @@ class Git:
         self._end = time.monotonic() + limit_s
 
     def ask(self, folder: Path, *words: str) -> str:
-        """What git prints; file names that are not UTF-8 keep their bytes, as `os.fsdecode`."""
+        """Run git and return its output; names that are not UTF-8 keep their bytes (`os.fsdecode`)."""
         left = max(self._end - time.monotonic(), 0.1)
         command = ["git", "-C", str(folder), *words]
         try:
@@ -188,7 +188,7 @@ def escape_pattern(name: str) -> str:
 
 
 def list_ignored(git: Git, root: Path) -> tuple[str, ...]:
-    """What git ignores: files, and folders that it ignores as a whole, without a final /."""
+    """List what git ignores: files, and folders that it ignores as a whole, without a final /."""
     words = ("ls-files", "-z", "-o", "-i", "--exclude-standard", "--directory")
     return tuple(name.rstrip("/") for name in git.ask(root, *words).split("\0") if name)
 

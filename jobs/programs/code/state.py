@@ -23,7 +23,7 @@ from vjob.jobs.programs.code.repository import (
 
 @dataclass(frozen=True, kw_only=True)
 class CodeState:
-    """What git says of a working tree."""
+    """Commit, branch and changes of a working tree, by git."""
 
     repository: Repository | None = None
     """None where there is none, or git does not answer."""

@@ -61,7 +61,7 @@ def state_file(run: RunFolder, group: str | None) -> Path:
 
 
 def read_limits(run: RunFolder, group: str | None) -> JobLimits:
-    """What the job was asked to keep to, by its state file."""
+    """Limits of a job, from its state file."""
     state = _read_file(state_file(run, group))
     walltime_s = as_number(state.get("walltime_s"))
     return JobLimits(
@@ -213,7 +213,7 @@ def _find_awaited(job: str) -> str:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    """What should be a number and is none is as good as missing."""
+    """Read a state file; a field that should be a number and is not counts as missing."""
     state = read_json(path)
     found = state if isinstance(state, dict) else {}
     return {k: v for k, v in found.items() if k not in NUMBERS or as_number(v) is not None}

@@ -445,7 +445,7 @@ def _shift(left: Known[float], since_s: float) -> Known[float]:
 
 
 def _ask(command: Sequence[str], floor_s: float = SELDOM_S) -> str:
-    """What is asked now and then; empty where the tool is not there or out of order."""
+    """Output of a tool that is asked now and then; empty if it is missing or fails."""
     try:
         return broker.ask(command, floor_s=floor_s).text
     except UncertainError:

@@ -58,7 +58,7 @@ def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
 
 
 def read_models(driver: Path) -> list[str]:
-    """As the driver calls them; nothing where it does not tell."""
+    """Models of the GPUs by the driver; none if it does not answer."""
     found = []
     for path in sorted(driver.glob("*/information")):
         try:

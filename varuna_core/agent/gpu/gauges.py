@@ -31,7 +31,7 @@ def read_memory_mb() -> tuple[int, int]:
 
 
 def read_swap_mb() -> int:
-    """Of the node, what lies in swap."""
+    """Memory of the node in swap."""
     fields = _read_meminfo()
     return fields.get("SwapTotal", 0) - fields.get("SwapFree", 0)
 

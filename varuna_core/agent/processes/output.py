@@ -108,7 +108,7 @@ def cut_middle(path: Path, size: int, most: int, before: Cut | None) -> Cut | No
 
 
 def _find_line(fd: int, at: int) -> int:
-    """Where the next line begins."""
+    """Position at which the next line begins."""
     return at + os.pread(fd, LINE_BYTES, at).find(b"\n") + 1
 
 

@@ -82,7 +82,7 @@ def list_below(tops: Iterable[int], stats: Mapping[int, Stat]) -> Set[int]:
 
 
 def read_environment(pid: int) -> Dict[str, str]:
-    """Of a process that we may look into; empty for all others."""
+    """Environment of a process; empty if we may not read it."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as handle:
             words = handle.read().decode(errors="replace").split("\0")

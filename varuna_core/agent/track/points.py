@@ -76,7 +76,7 @@ class Point:
 
 @dataclass(frozen=True)
 class LogReading:
-    """What one line of a log tells."""
+    """Numbers and step of one line of a log."""
 
     stream: str
     step: int
@@ -108,7 +108,7 @@ class LogPoints:
         }
 
     def read(self, *, final: bool = False) -> Iterator[LogReading]:
-        """What is new, line by line."""
+        """Read new lines."""
         self._times.look()
         for place, text in self._follower.read_placed(final=final):
             yield from self._parse(text, *self._times.find_exact(place))
@@ -374,12 +374,12 @@ class AttemptPoints:
 
 
 def count_values(point: Point) -> int:
-    """What it weighs: a point without numbers is held too."""
+    """Weight of a point in a bounded list: one more than its values."""
     return 1 + len(point.values)
 
 
 def _parse_object(text: str) -> Dict[str, Any]:
-    """Of a line of JSON; empty where it is torn or something else."""
+    """Parse a line of JSON; empty if it is torn or no object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

@@ -186,7 +186,7 @@ class Chain:
 
     @cached_property
     def sharing(self) -> list[int]:
-        """Of each boundary the replicas whose messages take the same link."""
+        """For each boundary the replicas whose messages take the same link."""
         between = [self.placed.find_boundary(*pair) for pair in itertools.pairwise(self.places)]
         flows = [[] if one is None else [route.flows for route in one.routes] for one in between]
         return [max([1, *(each // self.shape.tensor for each in own)]) for own in flows]

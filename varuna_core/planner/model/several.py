@@ -90,7 +90,7 @@ class SeveralStages(Chain):
 
 
 def _find_min_max(figures: list[Array]) -> Bounds | None:
-    """Of all partitions the one whose largest figure is least; None where all are inf."""
+    """The partition whose largest figure is least; None where all are inf."""
     size = len(figures[0]) - 1
     behind = np.full(size + 1, np.inf)
     behind[size] = 0.0

@@ -363,7 +363,7 @@ class Profile:
         return mix_cells(cells[low, tensor], cells[high, tensor], low, high, micro_batch, label)
 
     def knows(self, recompute: str) -> bool:
-        """Whether all cells have what such a way of recompute needs."""
+        """True if all cells have what this way of recompute needs."""
         cells = [cell for gpu in self.gpus.values() for cell in gpu.cells.values()]
         return all(getattr(cell, name) for cell in cells for name in NEEDS.get(recompute, ()))
 

@@ -477,7 +477,7 @@ class Search:
         return chain
 
     def _is_for_memory(self, option: Option) -> bool:
-        """Where memory suffices for `recompute: none` it is no faster."""
+        """True for a way that is no faster than none, and only saves memory."""
         return self.wishes.is_for_memory(option.recompute)
 
     def _time(self, option: Option, chain: Chain) -> None:

@@ -271,7 +271,7 @@ class _Several:
             self._keep(settled)
 
     def _list_starts(self) -> Iterator[_Start]:
-        """What may be worth a try, the most promising first."""
+        """Candidates to start from, the most promising first."""
         starts: list[tuple[float, int, Option, Array, int]] = []
         size, wishes = self.tables.size, self.wishes
         known = {(one[0].shape, one[0].recompute): one for one in self.shapes}
