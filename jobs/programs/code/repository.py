@@ -45,7 +45,7 @@ class Git:
         self._end = time.monotonic() + limit_s
 
     def ask(self, folder: Path, *words: str) -> str:
-        """Run git and return its output; names that are not UTF-8 keep their bytes (`os.fsdecode`)."""
+        """Run git and return its output; bytes that are not UTF-8 are kept (os.fsdecode)."""
         left = max(self._end - time.monotonic(), 0.1)
         command = ["git", "-C", str(folder), *words]
         try:
