@@ -13,6 +13,7 @@ from pathlib import Path
 
 from varuna_core.checkpoint.format.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
 from varuna_core.checkpoint.format.manifest import Manifest, group_pieces, read_manifest
+from varuna_core.checkpoint.format.remote import RemotePath, beside, find_path
 from varuna_core.checkpoint.store.store import (
     expect_ours,
     find_complete,
@@ -56,12 +57,18 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument("path", type=Path, help=where + ": then the newest")
     export.add_argument(
         "target",
-        type=Path,
+        type=find_path,
         help="a file that ends in .safetensors or .pt; with --hf, --megatron, --torch-dist "
         "a new folder",
     )
     export.add_argument("--iteration", type=int)
     export.add_argument("--hf", action="store_true", help="a folder for from_pretrained")
+    export.add_argument(
+        "--dcp", action="store_true", help="a folder that torch.distributed.checkpoint loads"
+    )
+    export.add_argument(
+        "--under", default="", metavar="KEY", help="--dcp: the state dict's key, such as model"
+    )
     export.add_argument("--config", type=Path, help="--hf: the model's config.json, or its folder")
     export.add_argument(
         "--megatron", action="store_true", help="Megatron-LM's legacy files of pretrain_gpt's model"
@@ -94,9 +101,10 @@ def _build_parser() -> argparse.ArgumentParser:
     take = commands.add_parser("import", help="a checkpoint of a plain state dict's weights")
     take.add_argument(
         "source",
-        type=Path,
+        type=find_path,
         help="a safetensors file, one of torch.save, a folder of Hugging Face's, of Megatron-LM's "
-        "(a GPT for pretrain_gpt) or of Varuna's",
+        "(a GPT for pretrain_gpt), of torch.distributed.checkpoint (FSDP2, torchtitan) or of "
+        "Varuna's; a URL of a folder, such as s3://bucket/model, by fsspec",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
     number = "0 if not given; of Varuna's and Megatron's the newest, and it keeps its own"
@@ -118,7 +126,7 @@ def _build_parser() -> argparse.ArgumentParser:
     take.add_argument(
         "--optimizer",
         choices=("AdamW", "Adam", "SGD", "Lamb"),
-        help="of Varuna's: take the optimizer's state too, for this class",
+        help="of Varuna's and torch.distributed.checkpoint: take the optimizer's state too",
     )
     take.add_argument("--rest", type=Path, help="of Varuna's: a state dict with what it left out")
     take.set_defaults(run=_import)
@@ -213,7 +221,21 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
-    folder = _find_folder(options.path, options.iteration)
+    folder, target = _find_folder(options.path, options.iteration), options.target
+    with beside(target) as options.target:
+        code = _export_here(folder, options)
+    if options.target is not target:
+        print(f"sent to {target}")
+    return code
+
+
+def _export_here(folder: Path, options: argparse.Namespace) -> int:
+    if options.dcp:
+        from varuna_core.checkpoint.foreign.torch_dcp import export_dcp
+
+        count = export_dcp(folder, options.target, under=options.under)
+        print(f"{count} tensors of {folder} in {options.target}: weights and buffers alone")
+        return 0
     if options.hf:
         from varuna_core.checkpoint.foreign.huggingface import export_folder
 
@@ -256,7 +278,9 @@ def _export(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     source, store, iteration = options.source, options.store, options.iteration or 0
-    if source.is_dir():
+    is_dcp = source.is_dir() and (source / ".metadata").is_file() and _is_plain_dcp(source)
+    is_remote = isinstance(source, RemotePath)
+    if source.is_dir() and not is_dcp and not is_remote:
         from varuna_core.checkpoint.foreign.varuna import find_folder, import_varuna
 
         folder = find_folder(source, options.iteration)
@@ -270,7 +294,7 @@ def _import(options: argparse.Namespace) -> int:
             return 0
         if _import_megatron(options):
             return 0
-    for word in ("optimizer", "rest"):
+    for word in ("rest",) if is_dcp else ("optimizer", "rest"):
         if getattr(options, word) is not None:
             raise ValueError(f"{source}: --{word} is for checkpoints of Varuna")
     if source.is_dir():
@@ -284,6 +308,7 @@ def _import(options: argparse.Namespace) -> int:
             program=options.program,
             vocab=options.vocab,
             sequence=options.sequence,
+            optimizer=options.optimizer,
         )
     elif options.program is not None:
         raise ValueError(f"{source}: --program wants Hugging Face's folder, with its config.json")
@@ -293,6 +318,12 @@ def _import(options: argparse.Namespace) -> int:
         made = import_checkpoint(source, store, iteration, options.tied)
     print(f"{source} is {made}")
     return 0
+
+
+def _is_plain_dcp(source: Path) -> bool:
+    from varuna_core.checkpoint.foreign.torch_dcp import is_plain_dcp
+
+    return is_plain_dcp(source)
 
 
 def _import_megatron(options: argparse.Namespace) -> bool:

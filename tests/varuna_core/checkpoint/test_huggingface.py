@@ -17,7 +17,6 @@ from tests.varuna_core.programs.program_rank import Case, train
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core import open_weights
 from varuna_core.checkpoint.cli import main
-from varuna_core.checkpoint.foreign import huggingface
 from varuna_core.checkpoint.foreign.huggingface import export_folder, import_folder
 from varuna_core.checkpoint.foreign.names import (
     Sizes,
@@ -26,6 +25,7 @@ from varuna_core.checkpoint.foreign.names import (
     list_shapes,
     render_config,
 )
+from varuna_core.checkpoint.foreign.weight_files import StoredWeights
 from varuna_core.checkpoint.format.entries import CheckpointPart, make_entry
 from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.format.manifest import TrainingState
@@ -335,9 +335,7 @@ def test_neither_way_holds_more_than_a_tensor_or_two(
     )
     assert 0 < most[0] <= 2 * largest
     most[0] = 0
-    take = huggingface.StoredWeights.__getitem__
-    monkeypatch.setattr(
-        huggingface.StoredWeights, "__getitem__", lambda self, name: watch(take(self, name))
-    )
+    take = StoredWeights.__getitem__
+    monkeypatch.setattr(StoredWeights, "__getitem__", lambda self, name: watch(take(self, name)))
     import_folder(tmp_path / "hf", tmp_path / "again", program="pretrain_gpt")
     assert 0 < most[0] <= 2 * largest

@@ -165,6 +165,14 @@ def list_stored(folder: Path, is_wanted: Callable[[str], bool]) -> dict[str, Sto
     return found
 
 
+def list_paths(folder: Path) -> dict[str, tuple[Any, ...]]:
+    """Keys that lead to each entry in the state dict that was saved; empty where not told."""
+    found = getattr(load_plain_pickle(folder / METADATA, _KNOWN), "planner_data", None)
+    if not isinstance(found, dict):
+        return {}
+    return {str(name): path for name, path in found.items() if isinstance(path, tuple)}
+
+
 def read_object(folder: Path, name: str) -> dict[str, Any] | None:
     """The dict of this name, which is no tensor; None where there is none."""
     path = folder / METADATA
@@ -257,8 +265,12 @@ def _expect_there(name: str, dtype: torch.dtype, piece: Piece, sizes: dict[Path,
 # Writing.
 
 
-def write_stored(folder: Path, entries: Iterable[Entry], objects: Iterable[str]) -> None:
-    """Files of these tensors, and of objects that are None, in a folder that is there."""
+def write_stored(
+    folder: Path, entries: Iterable[Entry], objects: Iterable[str], under: str = ""
+) -> None:
+    """Files of these tensors, and of objects that are None, in a folder that is there.
+
+    `under` is the key that their names begin with, of the state dict in the one that is loaded."""
     tensors: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
     places: dict[MetadataIndex, _StorageInfo] = {}
 
@@ -289,7 +301,10 @@ def write_stored(folder: Path, entries: Iterable[Entry], objects: Iterable[str])
             add(MetadataIndex(name), [None], file)
         file.flush()
         os.fsync(file.fileno())
-    metadata = Metadata(state_dict_metadata=tensors, storage_data=places)
+    paths = {
+        name: (under, name.removeprefix(f"{under}.")) if under else (name,) for name in tensors
+    }
+    metadata = Metadata(state_dict_metadata=tensors, storage_data=places, planner_data=paths)
     with (folder / METADATA).open("xb") as file:
         pickle.dump(metadata, file)
         file.flush()

@@ -33,7 +33,7 @@ from varuna_core.checkpoint.foreign.names import (
     read_sizes,
     render_config,
 )
-from varuna_core.checkpoint.foreign.weight_files import INDEX, SINGLE, StoredWeights, open_weights
+from varuna_core.checkpoint.foreign.weight_files import INDEX, SINGLE, Weights, open_weights
 from varuna_core.checkpoint.format.box import Box, whole
 from varuna_core.checkpoint.format.document import make_folder
 from varuna_core.checkpoint.format.entries import DTYPES, Entry, write_file
@@ -65,16 +65,19 @@ def import_folder(
     program: Program | None = None,
     vocab: int | None = None,
     sequence: int | None = None,
+    optimizer: str | None = None,
 ) -> Path:
-    """A checkpoint of the folder's weights alone, which any layout loads; its own folder.
+    """A checkpoint of the folder's weights, which any layout loads; its own folder.
 
+    The state of an `optimizer` of this class is taken too from torch.distributed.checkpoint's.
     For a built-in `program` they get its names and layout. `vocab` then adds words with weights of
     zero, whose logits count in the loss; `sequence` leaves out later positions.
     """
     stored = open_weights(source)
     if program is None:
         entries = [_take_stored(stored, name, name) for name in stored]
-        return save_weights(store, entries, ties, iteration, source.name)
+        state, trees = stored.take_optimizer(optimizer) if optimizer is not None else ([], {})
+        return save_weights(store, [*entries, *state], ties, iteration, source.name, trees)
     config = read_config(source)
     _refuse_differences(program, config, source)
     sizes, heads = read_sizes(program, config)
@@ -112,7 +115,7 @@ def _refuse_differences(program: Program, config: Mapping[str, Any], source: Pat
         )
 
 
-def _take_stored(stored: StoredWeights, theirs: str, name: str) -> Entry:
+def _take_stored(stored: Weights, theirs: str, name: str) -> Entry:
     laid = stored.describe(theirs)
     return Entry(
         kind=WEIGHT,
@@ -127,7 +130,7 @@ def _take_stored(stored: StoredWeights, theirs: str, name: str) -> Entry:
 def _take_ours(
     program: Program,
     sizes: Sizes,
-    stored: StoredWeights,
+    stored: Weights,
     name: str,
     shape: tuple[int, ...],
     source: Path,
@@ -166,7 +169,7 @@ def _join(place: Place, parts: Sequence[Entry]) -> Tensor:
     return made.t().contiguous() if place.transposed else made
 
 
-def _find_theirs(stored: StoredWeights, name: str) -> str | None:
+def _find_theirs(stored: Weights, name: str) -> str | None:
     """As it is in the file: of a model without its head, or as BERT's first files name norms."""
     older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
     older = older.replace("LayerNorm.bias", "LayerNorm.beta")

@@ -12,13 +12,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-from varuna_core.checkpoint.format.entries import DTYPES
+from varuna_core.checkpoint.format.entries import DTYPES, Entry
 from varuna_core.checkpoint.format.errors import DamagedCheckpoint
+from varuna_core.checkpoint.format.remote import find_path
 from varuna_core.checkpoint.format.tensorfile import Laid, read_head
+
+if TYPE_CHECKING:
+    from varuna_core.checkpoint.foreign.torch_dcp import DcpWeights
 
 INDEX = ".safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -62,12 +67,23 @@ class StoredWeights(Mapping[str, Tensor]):
     def shape_of(self, name: str) -> tuple[int, ...]:
         return self.describe(name).extent
 
+    def take_optimizer(self, kind: str) -> tuple[list[Entry], dict[str, Any]]:
+        raise WeightFileError(f"safetensors hold no state of {kind}: leave out --optimizer")
 
-def open_weights(*paths: str | Path) -> StoredWeights:
+
+Weights: TypeAlias = "StoredWeights | DcpWeights"
+
+
+def open_weights(*paths: str | Path) -> Weights:
     """The tensors of these safetensors files; of a folder those that its index lists, or its
-    model.safetensors, or else all such files in it."""
+    model.safetensors, or else all such files in it. Of a folder of torch.distributed.checkpoint
+    the model's. A path may be a URL that fsspec opens."""
     places: dict[str, tuple[Path, Laid]] = {}
-    for path in map(Path, paths):
+    if len(paths) == 1 and (find_path(paths[0]) / ".metadata").exists():
+        from varuna_core.checkpoint.foreign.torch_dcp import DcpWeights
+
+        return DcpWeights(find_path(paths[0]))
+    for path in map(find_path, paths):
         listed = _list_files(path) if path.is_dir() else {path: None}
         for file, names in listed.items():
             for laid in _read_file(file, names):

@@ -8,7 +8,6 @@ Little endian, as every machine that torch trains on.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -76,8 +75,8 @@ def read_head(path: Path) -> tuple[bytes, list[Laid]]:
         return DamagedCheckpoint(f"{path} is not a whole safetensors file: {what}")
 
     try:
-        with open(path, "rb") as handle:
-            size = os.fstat(handle.fileno()).st_size
+        with path.open("rb") as handle:
+            size = path.stat().st_size
             start = handle.read(8)
             length = int.from_bytes(start, "little")
             if len(start) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
