@@ -117,7 +117,7 @@ def test_folders_in_an_object_store_are_read_and_written(
 def test_without_fsspec_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(
-        CheckpointError, match="s3://a/b/[.]metadata needs fsspec: pip install fsspec"
+        CheckpointError, match=r"s3://a/b/\.metadata needs fsspec: pip install fsspec"
     ):
         open_weights("s3://a/b")
     assert str(RemotePath("s3://a/b") / "c") == "s3://a/b/c"
