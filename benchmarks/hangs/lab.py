@@ -117,12 +117,14 @@ CASES = [
     Case("a data loader's worker that hangs", fault("worker"), witness="silent"),
     Case("a rank that sleeps", fault("sleep"), witness="silent"),
     Case("a rank that computes for ever", fault("spin"), witness="spinning", after=90),
-    Case("stopped agent", act="stop-agent", witness="lost", rank=None),
+    Case(
+        "stopped agent and rank", act="stop-agent", and_then="stop-rank", witness="lost", rank=None
+    ),
     Case("stopped node", act="stop-node", witness="lost", rank=None),
     Case("stopped node 0", act="stop-node", witness="lost", rank=None, node=0),
     Case("link cut, requeue", act="cut", rank=None, more="requeue: true"),
-    Case("a rank that never joins", fault("join"), witness="silent"),
-    Case("a dataset that never loads", fault("load"), witness="silent"),
+    Case("a rank that never joins", fault("join"), witness="silent", after=90),
+    Case("a dataset that never loads", fault("load"), witness="silent", after=90),
     Case("stopped rank, built-in", act="stop-rank", witness="stopped", nodes=4, built_in=True),
     # What is done about it.
     Case("stopped rank, stop", act="stop-rank", witness="stopped", do="stop", ends="hang"),
@@ -131,18 +133,39 @@ CASES = [
         act="stop-rank",
         witness="stopped",
         do="report",
+        more="signal_before_end_s: 60",
         ends="hang",
         walltime=3,
     ),
-    Case("stopped rank, requeue", act="stop-rank", witness="stopped", do="requeue"),
-    Case("another collective, requeue", fault("mismatch"), witness="mismatched", do="requeue"),
+    Case(
+        "stopped rank, requeue",
+        act="stop-rank",
+        witness="stopped",
+        do="requeue",
+        more="requeue: true",
+    ),
+    Case(
+        "another collective, requeue",
+        fault("mismatch"),
+        witness="mismatched",
+        do="requeue",
+        more="requeue: true",
+    ),
     COMES_BACK,
     # Runs that morph, of three nodes.
     elastic(Case("stopped rank", act="stop-rank", witness="stopped")),
     elastic(Case("stopped rank 0", act="stop-rank", witness="stopped", rank=0, node=0)),
     elastic(Case("another collective", fault("mismatch"), witness="mismatched"), 3),
     elastic(Case("a rank that sleeps", fault("sleep"), witness="silent"), 3),
-    elastic(Case("stopped agent", act="stop-agent", witness="lost", rank=None)),
+    elastic(
+        Case(
+            "stopped agent and rank",
+            act="stop-agent",
+            and_then="stop-rank",
+            witness="lost",
+            rank=None,
+        )
+    ),
     elastic(Case("stopped node", act="stop-node", rank=None)),
     elastic(Case("link cut", act="cut", witness="lost", rank=None)),
     elastic(
@@ -299,7 +322,7 @@ class Stage:
         after = "" if case.after is None else f", after: {case.after}"
         rest = f"on_hang: {{do: {case.do}{after}}}\n"
         if case.morph:
-            rest += "morph: {{enabled: true, min_nodes: 1, warm: false}}"
+            rest += "morph: {enabled: true, min_nodes: 1, warm: false}"
         text = SCRIPT.format(
             name=name,
             script=TEXT,

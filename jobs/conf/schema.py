@@ -568,13 +568,15 @@ class Morph:
 class OnHang:
     """The action of the nodes when the ranks make no steps any more: docs/logs.md#a-hang."""
 
-    do: Literal["auto", "restart", "stop", "report"] = "auto"
+    do: Literal["auto", "restart", "requeue", "stop", "report"] = "auto"
     """restart: end the ranks and start them again, in a run that morphs without a node that is at
-    fault; stop: end the run; report: only say so; auto: restart where `morph` or
-    `cluster.restarts` starts again after a failure, else report."""
+    fault; requeue: give the job back to Slurm, which needs `cluster.requeue`; stop: end the run;
+    report: only say so, and end the run where the ranks are asked to save (near the time limit:
+    `cluster.signal_before_end_s`); auto: restart where `morph` or `cluster.restarts` starts again
+    after a failure, else report."""
     after: Annotated[int, Bound(">=", 90), SECONDS] | None = None
     """The time for which nothing at all may happen, if nothing shows which rank is at fault;
-    default: 150 s, or twice the longest time between two steps. A rank that is stopped or dead,
+    default: 120 s, or twice the longest time between two steps. A rank that is stopped or dead,
     or waits in another collective than the others, does not wait for it."""
 
 

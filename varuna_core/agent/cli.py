@@ -9,7 +9,7 @@ import uuid
 from pathlib import Path
 from typing import NoReturn
 
-from varuna_core.agent.closing import close_attempt, is_requeue
+from varuna_core.agent.closing import close_attempt
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.opening import open_attempt
 from varuna_core.agent.node import run_node
@@ -278,7 +278,7 @@ def _run_close(args: argparse.Namespace) -> int:
         left_s=args.left,
     )
     again = closed.again
-    code = "requeue" if is_requeue(run.attempt(args.attempt)) else closed.code
+    code = "requeue" if closed.is_requeue else closed.code
     print(*([code] if again is None else [code, again.number, f"{again.wait_s:g}"]), flush=True)
     return 0
 

@@ -22,6 +22,7 @@ from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.cause import Actor, End, EndCause
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.records.exits import (
+    HUNG,
     NODE_LOST,
     NOT_READY,
     Judgement,
@@ -62,6 +63,8 @@ class Closed:
 
     code: int
     again: Optional[Again] = None
+    is_requeue: bool = False
+    """The job is to come again, on whatever nodes it gets."""
 
 
 def close_attempt(
@@ -92,7 +95,9 @@ def close_attempt(
     if again is not None:
         said = f"attempt {again.number} starts in {again.wait_s:g} s on the same nodes"
         print(said, file=sys.stderr)
-    return Closed(judged.outcome.code, again)
+    is_hang = judged.outcome.code == HUNG and plan.hang_do == "requeue"
+    comes_again = is_requeue(scene.attempt) or (is_hang and not why_not)
+    return Closed(judged.outcome.code, again, comes_again)
 
 
 def is_requeue(attempt: AttemptFolder) -> bool:

@@ -27,8 +27,9 @@ from typing import Any, List, Mapping, Optional, Tuple
 from varuna_core.agent.meeting.watch import Peer
 from varuna_core.agent.setup.site import STOPPED, WRONG_INPUT
 from varuna_core.facts.cause import EndCause
+from varuna_core.hang.signs import read_hang
 from varuna_core.records.checkpoints import find_full, lacks_room
-from varuna_core.records.exits import NODE_LOST, Outcome, read_exit
+from varuna_core.records.exits import HUNG, NODE_LOST, Outcome, read_exit, read_outcome
 from varuna_core.records.files import (
     describe_room,
     is_listed,
@@ -97,6 +98,19 @@ class Decision:
 
     wait_s: Optional[float]
     why_not: str = ""
+
+
+def explain_requeue(run: RunFolder, plan: Plan, attempt: AttemptFolder, outcome: Outcome) -> str:
+    """Why a job that hung does not go back into the queue; empty where it does."""
+    if plan.layout == "split":
+        return "of several jobs, one alone does not go back into the queue"
+    before = run.attempt(attempt.number - 1)
+    earlier = read_outcome(before) if attempt.number else None
+    if earlier is None or earlier.code != HUNG or plan.restart_same:
+        return ""
+    now = describe_failure(plan, attempt, outcome, read_stop(attempt))
+    then = describe_failure(plan, before, earlier, read_stop(before))
+    return explain_same(now) if is_same(now, then) else ""
 
 
 @dataclass(frozen=True)
@@ -197,6 +211,8 @@ def continue_run(
 
     `called`: the batch script was told to end; `left_s`: until the job's time limit.
     """
+    if outcome.code == HUNG and plan.hang_do == "requeue":
+        return explain_requeue(run, plan, attempt, outcome), None
     if not plan.restarts or plan.morph:
         return "", None
     stop = read_stop(attempt)
@@ -349,6 +365,10 @@ def describe_failure(
 ) -> Failure:
     """Error and step of a failed attempt."""
     rank = outcome.culprit_rank
+    hang = read_hang(attempt) if outcome.code == HUNG else None
+    if hang is not None:  # on other nodes other words name the same
+        what = f"a hang ({hang.witness.value} {_NUMBERS.sub('#', hang.collective)})"
+        return Failure(what.replace(" )", ")"), find_last_step(plan, attempt, rank))
     found = read_exit(attempt, plan, rank) if rank is not None else None
     how, said = f"exit {outcome.code}", (stop or {}).get("reason", outcome.reason)
     if found is not None:

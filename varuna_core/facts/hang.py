@@ -25,13 +25,16 @@ class HangWitness(str, Enum):
     """No rank does anything: no processor time, no file, no line, the same stacks throughout."""
     SPINNING = "spinning"
     """One rank computes while all others wait for it, which healthy ranks do too."""
+    LOST = "lost"
+    """The agent of one node gives no sign of life, or its link to the others is cut, and all other
+    ranks wait."""
     UNKNOWN = "unknown"
 
 
 CERTAIN = frozenset((HangWitness.STOPPED, HangWitness.DEAD, HangWitness.MISMATCHED))
 """Witnesses after which no training goes on by itself."""
-OF_ONE_NODE = frozenset((HangWitness.STOPPED, HangWitness.DEAD))
-"""Witnesses that blame the process, and so the node: a run that morphs goes on without it."""
+OF_ONE_NODE = frozenset((HangWitness.STOPPED, HangWitness.DEAD, HangWitness.LOST))
+"""Witnesses that blame one node: a run that morphs goes on without it."""
 
 
 class HangAction(str, Enum):
@@ -39,6 +42,7 @@ class HangAction(str, Enum):
 
     REPORT = "report"
     RESTART = "restart"
+    REQUEUE = "requeue"
     STOP = "stop"
 
 
@@ -72,6 +76,8 @@ class Hang:
     below: int = 0
     """The process below the odd rank that is stopped; 0 where it is the rank's own."""
     action: HangAction = HangAction.REPORT
+    acts_at: Optional[float] = None
+    """Time at which the action is taken, where it is only suspected so far."""
     until: Optional[float] = None
     """Time at which the steps went on, or the ranks were ended."""
     version: int = HANG_VERSION
@@ -99,6 +105,7 @@ def parse_hang(value: Any) -> Optional[Hang]:
             missing=tuple(map(int, value.get("missing", ()))),
             action=_parse(HangAction, value.get("action"), HangAction.REPORT),
             until=None if value.get("until") is None else float(value["until"]),
+            acts_at=None if value.get("acts_at") is None else float(value["acts_at"]),
             **words,
         )
     except (KeyError, TypeError, ValueError):

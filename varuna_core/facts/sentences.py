@@ -103,6 +103,13 @@ def describe_hang(hang: Hang) -> str:
         return f"{who} is stopped (SIGSTOP)"
     if hang.witness is HangWitness.DEAD:
         return f"{who} is dead, and nobody reaped it"
+    if hang.witness is HangWitness.LOST:
+        return f"{hang.node} gives no sign of life or is cut off, and all other ranks wait"
+    if not hang.collective and hang.missing:
+        others = (
+            f"{_name_ranks(hang.missing)}, the first on {hang.node}," if hang.missing[1:] else who
+        )
+        return f"{_name_ranks(hang.called_by)} met at the master's port, {others} did not come{at}"
     if not hang.collective:
         last = f"; the last collective of all is {hang.last_call}" if hang.last_call else ""
         if hang.witness is HangWitness.SPINNING:

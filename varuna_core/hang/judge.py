@@ -3,6 +3,8 @@
 seen to be                      acted on after          a healthy rank that looks the same
 stopped, dead                   HALTED_S                one in a debugger: never acted on
 waiting, in different calls     MISMATCHED_S            none; one that is only behind may still come
+waiting for a node that is lost LOST_S, or 2 x the      none that lasts: a file server's outage
+                                longest step
 doing nothing at all            SILENT_S, or 2 x the    a sleep, or a wait for another system
                                 longest such time       that is longer than any before
 one computes, the others wait   SPINNING_S, or 10 x     an evaluation or a save by one rank
@@ -10,7 +12,7 @@ one computes, the others wait   SPINNING_S, or 10 x     an evaluation or a save 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Mapping, Sequence
 
 from varuna_core.facts.hang import Hang, HangWitness
@@ -22,8 +24,13 @@ STILL_S = 20.0
 """For ranks that wait in different collectives: as long without any change."""
 MISMATCHED_S = 35.0
 """And as long without a step."""
-SILENT_S = 150.0
+LOST_S = 90.0
+SILENT_S = 120.0
+START_S = 600.0
+"""Before the first steps, and only with a rank that has joined the others: a program that counts
+no steps may do nothing for as long as it likes."""
 SPINNING_S = 1800.0
+NOTHING_LOST: Mapping[int, str] = {}
 TIMES, SPINNING_TIMES = 2.0, 10.0
 FLOOR_S = 90.0
 """`on_hang.after` is not shorter; what is certain does not wait for it."""
@@ -31,10 +38,11 @@ FLOOR_S = 90.0
 
 @dataclass(frozen=True)
 class Finding:
-    """A hang, and whether it is sure enough to act on."""
+    """A hang, whether it is sure enough to act on, and else about when it will be."""
 
     hang: Hang
     is_due: bool
+    due_at: float
 
 
 def find_halted(
@@ -56,21 +64,29 @@ def find_halted(
         place=first.place,
         below=first.below,
     )
-    return Finding(hang, first.halted_s >= HALTED_S)
+    return Finding(hang, first.halted_s >= HALTED_S, now + HALTED_S - first.halted_s)
 
 
 def judge_hang(
-    world: int, num_nodes: int, nodes: Mapping[int, NodeSigns], now: float, after_s: float | None
+    world: int,
+    num_nodes: int,
+    nodes: Mapping[int, NodeSigns],
+    now: float,
+    after_s: float | None,
+    lost: Mapping[int, str] = NOTHING_LOST,
 ) -> Finding | None:
     """The hang of all ranks, from what the agents of their nodes say; `now` is since 1970.
 
-    None as long as a node says nothing, a rank has never stepped, or somebody debugs one.
+    `lost` are hosts, by node, that give no sign of life or are cut off. None as long as another
+    node says nothing, or somebody debugs a rank.
     """
     ranks = {one.rank: one for signs in nodes.values() for one in signs.ranks}
-    if set(nodes) != set(range(num_nodes)) or set(ranks) != set(range(world)):
+    if not ranks or set(range(num_nodes)) - set(nodes) - set(lost):
+        return None
+    if not lost and set(ranks) != set(range(world)):
         return None
     seen = list(ranks.values())
-    if any(one.is_watched or not one.has_stepped or one.silence_s <= 0 for one in seen):
+    if any(one.is_watched or one.silence_s <= 0 for one in seen):
         return None
     where = {one.rank: signs.node for signs in nodes.values() for one in signs.ranks}
     longest_s = max(signs.longest_s for signs in nodes.values())
@@ -82,8 +98,17 @@ def judge_hang(
         return None  # they compute
     odd = _find_odd(gap, busy, ranks)
     is_mute = odd is None and gap is None and (odd := _find_mute(seen)) is not None
+    joined: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
     witness = HangWitness.SILENT
     limit_s = max(SILENT_S, TIMES * quiet_s) if after_s is None else max(after_s, FLOOR_S)
+    if not all(one.has_stepped for one in seen):
+        if not any(one.in_collective or one.has_joined for one in seen):
+            return None
+        limit_s = max(limit_s, START_S if after_s is None else FLOOR_S)
+        joined = tuple(sorted(one.rank for one in seen if one.has_joined))
+        missing = tuple(sorted(set(ranks) - set(joined))) if joined else ()
+        odd = ranks[missing[0]] if missing and not busy else odd
     if busy:
         witness = HangWitness.SPINNING
         still_s = min(one.still_s for one in seen if one is not busy[0])
@@ -92,8 +117,12 @@ def judge_hang(
         is_due = silence_s >= limit_s
     elif gap is not None and gap.other:
         witness = HangWitness.MISMATCHED
+        limit_s = MISMATCHED_S
         is_due = still_s >= STILL_S and silence_s >= MISMATCHED_S
     else:
+        if lost:
+            witness, odd, gap, is_mute = HangWitness.LOST, None, None, False
+            limit_s = max(LOST_S, TIMES * longest_s)
         is_due = silence_s >= limit_s and still_s >= limit_s - STILL_S
     if still_s < STILL_S:
         return None
@@ -102,13 +131,19 @@ def judge_hang(
         since=now - silence_s,
         seen_at=now,
         rank=None if odd is None else odd.rank,
-        node="" if odd is None else where[odd.rank],
+        node=next(iter(lost.values())) if witness is HangWitness.LOST else _name(odd, where),
         nodes=num_nodes,
-        place=_find_place(odd, seen),
+        place="" if witness is HangWitness.LOST else _find_place(odd, seen),
         is_mute=is_mute,
         **_name_calls(gap, [one.calls for one in seen]),
     )
-    return Finding(hang, is_due)
+    if missing and odd is not None:
+        hang = replace(hang, called_by=joined, missing=missing)
+    return Finding(hang, is_due, now + max(limit_s - silence_s, 0.0))
+
+
+def _name(odd: RankSigns | None, where: Mapping[int, str]) -> str:
+    return "" if odd is None else where[odd.rank]
 
 
 def _find_odd(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import asdict, dataclass, field
-from typing import Any, Mapping
+from typing import Any, Collection, Mapping
 
 from varuna_core.facts.hang import Hang, parse_hang
 from varuna_core.hang.flight import Calls, Flight
@@ -46,6 +46,8 @@ class RankSigns:
     interpreter, or it is stopped."""
     below: int = 0
     """The stopped process below it, where that is the reason for its state."""
+    has_joined: bool = False
+    """It has a connection to the master's port, or listens there; only before its first steps."""
     place: str = ""
     """Innermost frame of its main thread: `sleep (train.py:33)`; empty where nobody could ask."""
     calls: Flight = field(default_factory=dict)
@@ -137,6 +139,27 @@ def end_hang(attempt: AttemptFolder, hang: Hang) -> None:
     """The steps go on; the file keeps what was seen."""
     with contextlib.suppress(OSError):
         write_json(attempt.hang, hang.as_json())
+
+
+def tell_suspicion(attempt: AttemptFolder, hang: Hang | None) -> None:
+    """Say what will be done, and when, or that nothing will."""
+    with contextlib.suppress(OSError):
+        if hang is None:
+            attempt.hanging.unlink()
+        else:
+            write_json(attempt.hanging, hang.as_json(), lasts=False)
+
+
+def write_cut(attempt: AttemptFolder, nodes: Collection[int]) -> None:
+    """Say which nodes have no connection, though others have one."""
+    with contextlib.suppress(OSError):
+        write_json(attempt.cut, {"nodes": sorted(nodes)}, lasts=False)
+
+
+def read_cut(attempt: AttemptFolder) -> frozenset[int]:
+    value = read_json(attempt.cut) if is_listed(attempt.cut) else None
+    nodes = value.get("nodes") if isinstance(value, dict) else None
+    return frozenset(one for one in nodes or () if isinstance(one, int))
 
 
 def pause_guard(run: RunFolder, *, is_paused: bool, by: str, at: float) -> None:

@@ -301,6 +301,8 @@ def _conclude(state: ManagerState, said: Judged, now: float, rules: Rules) -> St
     is_further = state.saved > state.base or state.mark > state.base_mark
     counts = not said.no_room
     state = replace(state, fruitless=0 if is_further else state.fruitless + counts)
+    if said.wants_requeue and not said.repeats:
+        state = replace(state, after=_weightier(state.after, REQUEUE))
     # Who left without our asking was asked by the user.
     is_free = state.after == MORPH and not (state.asked or state.leaving)
     if said.outcome == DONE or state.after == END or (said.outcome == LEFT and is_free):

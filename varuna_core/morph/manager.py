@@ -30,7 +30,7 @@ from varuna_core.facts import cause as facts
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.hang import OF_ONE_NODE
 from varuna_core.facts.known import Evidence
-from varuna_core.hang.signs import read_hang
+from varuna_core.hang.signs import read_hang, write_cut
 from varuna_core.morph.attempt import find_culprit, make_attempt, pick_nodes
 from varuna_core.morph.cost import Cost
 from varuna_core.morph.furthest import Furthest
@@ -161,6 +161,7 @@ class Manager:
         self._heard = [f"SIG{name}" for name in heard]
         """Names of signals that the machine is still to be told of."""
         self._cost = Cost(run, self._observer, self._furthest if facts.is_own else None)
+        self._told_cut: Tuple[int, Tuple[int, ...]] = (-1, ())
         self._ordered_at = 0.0
         """When the orders were last written."""
         self._widen()
@@ -197,12 +198,27 @@ class Manager:
             self._tell(*self._read_inputs(looks=is_due), Tick())
             every_s = FILE_S if is_calm else beat_s(self._plan)
             has_stepped = is_due and self._cost.look(self._state)
+            self._tell_cut(attempt)
             if has_stepped or time.monotonic() - self._ordered_at >= every_s:
                 with contextlib.suppress(OSError):  # the disk may be full for a while
                     self._write_orders()
             self._link.beat()
             if self._state.phase != ENDED:
                 self._signals.wait(poll_s(self._plan), self._link.fds)
+
+    def _tell_cut(self, attempt: AttemptFolder) -> None:
+        """Tell the agents which members have no connection, though others have one: their files
+        may still land."""
+        if self._state.phase != RUNNING:
+            return
+        linked = self._link.list_seats()
+        seats = [get_seat(node) for node in self._state.members]
+        cut = tuple(i for i, seat in enumerate(seats) if seat not in linked)
+        mark = (attempt.number, cut)
+        if len(cut) < len(seats) and mark != self._told_cut:
+            if cut or self._told_cut[0] == attempt.number:
+                write_cut(attempt, cut)
+            self._told_cut = mark
 
     def _is_calm(self) -> bool:
         """True while ranks train, all nodes are connected, and nobody asked for a look."""
@@ -426,8 +442,10 @@ class Manager:
         culprit = self._find_culprit(attempt, outcome)
         repeats = self._explain_repeat(attempt, outcome) if kind == FAILED else ""
         hang = read_hang(attempt) if judged.end.cause is EndCause.HANG else None
-        is_sure = hang is not None and hang.witness in OF_ONE_NODE
-        return Judged(kind, outcome.code, outcome.reason, culprit, repeats, is_sure)
+        # Again at the same step, on other nodes: then it is none of the node's.
+        is_sure = hang is not None and hang.witness in OF_ONE_NODE and not repeats
+        wants = outcome.code == HUNG and self._asked.hang_do == "requeue"
+        return Judged(kind, outcome.code, outcome.reason, culprit, repeats, is_sure, wants)
 
     def _blame_gone(self, attempt: AttemptFolder, judged: Judgement) -> Judgement:
         """Nodes went away, and the failure that others saw is their echo, which says less."""
@@ -481,11 +499,15 @@ class Manager:
 
     def _explain_repeat(self, attempt: AttemptFolder, outcome: Outcome) -> str:
         """Why this failure is that of the attempt before; empty where it is not, or may be."""
-        if self._asked.restarts is None or self._asked.restart_same or self._state.asked:
+        if self._asked.restart_same or self._state.asked:
             return ""
         before = self._run.attempt(attempt.number - 1)
         earlier = read_outcome(before)
-        if earlier is None or earlier.culprit_rank is None or outcome.culprit_rank is None:
+        if earlier is None:
+            return ""
+        if not earlier.code == outcome.code == HUNG and (
+            self._asked.restarts is None or None in (earlier.culprit_rank, outcome.culprit_rank)
+        ):
             return ""
         now = describe_failure(self._own_plan(attempt), attempt, outcome, read_stop(attempt))
         then = describe_failure(self._own_plan(before), before, earlier, read_stop(before))
@@ -494,8 +516,10 @@ class Manager:
     def _find_culprit(self, attempt: AttemptFolder, outcome: Outcome) -> str:
         plan, members = self._own_plan(attempt), self._state.members
         index = find_culprit(plan, read_exits(attempt, plan.world), outcome.missing_ranks)
-        if outcome.code == HUNG and outcome.culprit_rank is not None:
-            index = plan.node_of_rank(outcome.culprit_rank).index
+        if outcome.code == HUNG:
+            hosts = {report.host: at for at, report in read_reports(attempt).items()}
+            hang = read_hang(attempt)
+            index = None if hang is None else hosts.get(hang.node)
         return members[index] if index is not None and index < len(members) else ""
 
     def _own_plan(self, attempt: AttemptFolder) -> Plan:

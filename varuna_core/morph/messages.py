@@ -116,6 +116,8 @@ class Judged:
     """Why its failure is that of the attempt before, where that ends the run."""
     is_sure: bool = False
     """The culprit's rank was stopped or dead: once is enough to go on without the node."""
+    wants_requeue: bool = False
+    """The conf asks for another start of the job after such an end."""
     no_room: str = ""
     """The folder for want of whose room it ended: no fault of the program."""
 

@@ -70,7 +70,7 @@ _SHARED = (
     r"|[\w.-]+\.(?:out|err|times|gpu|gpu\.jsonl)|ranks/\d+\.(?:out|err|error\.json|steps)"
     r"|trace/(?:node-)?\d+\.jsonl"
     r"|(?:nodes|beat|exit|hang)/(?:node-|evidence-)?\d+\.json"
-    r"|state/(?:outcome|end|hang|stop|signal|next|skipped|\w+\.shared)\.json)"
+    r"|state/(?:outcome|end|hang|hanging|cut|stop|signal|next|skipped|\w+\.shared)\.json)"
 )
 _SHARED_FOLDER = (
     r"morph(?:/(?:epochs|nodes|leave|joins))?"
@@ -186,6 +186,16 @@ class AttemptFolder:
     def hang(self) -> Path:
         """The hang that the agents found (varuna_core/hang)."""
         return self.path / "state" / "hang.json"
+
+    @property
+    def hanging(self) -> Path:
+        """The hang that they suspect, as long as they do."""
+        return self.path / "state" / "hanging.json"
+
+    @property
+    def cut(self) -> Path:
+        """Nodes whose connection to the first node or the manager is broken."""
+        return self.path / "state" / "cut.json"
 
     def hang_signs(self, index: int) -> Path:
         """The file that says how the ranks of a node stand, as long as they do."""

@@ -74,6 +74,8 @@ def check_cluster(conf: JobConf) -> Iterator[KeyProblem]:
         message = "is for several groups in cluster.nodes, and there is one; leave it at auto"
         yield "cluster.hetero", cluster.hetero, message
     is_split = cluster.hetero == "split" and len(cluster.nodes) > 1
+    if conf.on_hang.do == "requeue" and not cluster.requeue:
+        yield "on_hang.do", "requeue", "requeue needs cluster.requeue: true"
     if cluster.requeue and is_split and not conf.morph.enabled:
         message = (
             "cannot be with cluster.hetero: split, whose jobs would be requeued one by one; use "

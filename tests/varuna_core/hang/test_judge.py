@@ -28,6 +28,12 @@ def stands(rank, silence_s=60.0, **values):
     return RankSigns(rank=rank, **{**held, **values})
 
 
+def starts(rank, silence_s, **values):
+    """A rank before its first step, of which no thread of ours tells."""
+    held = {"has_stepped": False, "calls": {}, "place": "", "in_collective": False}
+    return stands(rank, silence_s, **{**held, **values})
+
+
 def judge(*ranks, quiet_s=5.0, after_s=None):
     """One rank on each node."""
     nodes = {
@@ -63,7 +69,18 @@ COMPUTES = {**SLEEPS, "waits": False}
             None, None, None, id="all compute",
         ),
         pytest.param(
-            [stands(0, 900), stands(1, 900, has_stepped=False)], None, None, None, id="starts",
+            [starts(0, 900), starts(1, 900)],
+            None, None, None, id="starts, or counts no steps",
+        ),
+        pytest.param(
+            [starts(0, 400, has_joined=True), starts(1, 400)], "silent", 1, False, id="joins late",
+        ),
+        pytest.param(
+            [starts(0, 700, has_joined=True), starts(1, 700)], "silent", 1, True, id="never joins",
+        ),
+        pytest.param(
+            [starts(0, 700, has_joined=True), starts(1, 700, waits=False)],
+            "spinning", 1, False, id="loads before it joins",
         ),
         pytest.param(
             [stands(0, 900), stands(1, 900, is_watched=True)], None, None, None, id="a debugger",
@@ -88,6 +105,22 @@ def test_ranks_that_stand(ranks, witness, rank, is_due):
     else:
         assert (found.hang.witness, found.hang.rank) == (HangWitness(witness), rank)
         assert found.is_due == is_due
+
+
+@pytest.mark.parametrize(
+    ("lost", "seen", "silence_s", "expected"),
+    [
+        pytest.param({1: "n1"}, (0, 2), 100, ("lost", "n1", True), id="a silent agent"),
+        pytest.param({1: "n1"}, (0, 2), 80, ("lost", "n1", False), id="not yet"),
+        pytest.param({1: "n1"}, (0, 1, 2), 100, ("lost", "n1", True), id="cut, but it writes"),
+        pytest.param({1: "n1"}, (0,), 900, None, id="another one says nothing"),
+    ],
+)
+def test_the_node_that_is_lost_is_the_odd_one(lost, seen, silence_s, expected):
+    ranks = [stands(0, silence_s), stands(1, silence_s, **BEHIND), stands(2, silence_s)]
+    nodes = {at: NodeSigns(at, f"n{at}", 1, 5.0, (ranks[at],)) for at in seen}
+    found = judge_hang(3, 3, nodes, NOW, None, lost)
+    assert (found and (found.hang.witness.value, found.hang.node, found.is_due)) == expected
 
 
 @pytest.mark.parametrize(

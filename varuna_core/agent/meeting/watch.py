@@ -33,6 +33,7 @@ from varuna_core.agent.meeting.link import (
     read_place,
 )
 from varuna_core.agent.setup.site import STOPPED
+from varuna_core.hang.signs import write_cut
 from varuna_core.records.exits import NODE_LOST, find_exited
 from varuna_core.records.files import read_json, write_json
 from varuna_core.records.plan import NodePlan, Plan
@@ -168,6 +169,9 @@ class AttemptWatch(threading.Thread):
         self._member: Member | None = None
         self._callers: list[str] = []
         """Who waits at the hub for our look."""
+        self._ever_linked: set[int] = set()
+        self._cut: set[int] = set()
+        """Nodes without a connection, as told in cut.json."""
         self._done: set[int] = set()
         """Nodes that left the hub because their ranks have ended."""
         self._is_linked = False
@@ -275,6 +279,12 @@ class AttemptWatch(threading.Thread):
         for peer in self._peers:
             if peer.node.index in linked:
                 peer.note_link(now)
+        self._ever_linked |= linked
+        if self._ever_linked:
+            cut = set(range(1, self._plan.num_nodes)) - linked - self._done
+            if cut != self._cut:
+                self._cut = cut
+                write_cut(self._attempt, cut)
         return len(linked | self._done) >= self._plan.num_nodes - 1
 
     def _follow(self, member: Member, now: float) -> bool:

@@ -3,7 +3,10 @@
     every 5 s     each rank's count of steps, and its process's state
     no step for   max(15 s, twice the usual time between two steps): processor time, bytes moved,
       long        stacks, the last collectives, into hang/<node>.json
-    node 0        reads these of all nodes; `judge_hang` compares
+    node 0        reads these of all nodes; `judge_hang` compares. Where its agent gives no sign of
+                  life the next node does
+    a node        whose agent is silent, or whose links are cut (state/cut.json), or which Slurm
+                  calls down, is the one that all others wait for
     a hang        state/hang.json, and with `on_hang.do` stop.json: ranks are ended as after a
                   failure, and what follows is decided where it is for a failure
 
@@ -16,26 +19,41 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, List, Mapping, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Deque,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from varuna_core.agent.processes.proc import Stat, list_below, list_stats, read_stat
+from varuna_core.agent.processes.process import run as run_command
 from varuna_core.facts.cause import EndCause
-from varuna_core.facts.hang import Hang, HangAction
+from varuna_core.facts.hang import Hang, HangAction, HangWitness
 from varuna_core.facts.sentences import describe_hang
 from varuna_core.hang.flight import read_flight
-from varuna_core.hang.judge import Finding, find_halted, judge_hang
+from varuna_core.hang.judge import FLOOR_S, Finding, find_halted, judge_hang
 from varuna_core.hang.signs import (
     NodeSigns,
     RankSigns,
     end_hang,
     is_guard_paused,
+    read_cut,
     read_signs,
     remove_signs,
+    tell_suspicion,
     write_hang,
     write_signs,
 )
@@ -43,7 +61,7 @@ from varuna_core.records.exits import HUNG
 from varuna_core.records.files import read_json
 from varuna_core.records.logs.step_counts import HEAD_BYTES, parse_counts
 from varuna_core.records.plan import NodePlan, Plan
-from varuna_core.records.requests import HANG, write_stop
+from varuna_core.records.requests import HANG, read_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 TICK_S = 5.0
@@ -56,6 +74,15 @@ MUTE_S = 15.0
 """Without an answer: three looks."""
 LOOK_TIMES = 2.0
 NUM_GAPS = 9
+START_LOOK_S, START_EVERY_S = 60.0, 30.0
+"""Before the first steps, and where none are counted."""
+START_BYTES = 1 << 20
+"""Received by this machine between two such looks: somebody may be downloading."""
+ABSENT_S = 60.0
+"""Two beats in files of an agent that is connected."""
+MOST_JUDGES = 3
+SCHEDULER_S, QUESTION_S = 10.0, 60.0
+"""For Slurm's answer, and between two questions."""
 LEAST_STEPS = 4
 """Changes of the count before silence means anything: they teach the longest step."""
 IDLE = 0.03
@@ -65,6 +92,38 @@ MOVED_BYTES = 64 * 1024
 BACKWARD = "_engine_run_backward"
 DEBUGGERS = ("pdb.py", "bdb.py", "pydevd", "debugpy", "pudb", "IPython", "rpdb", "ipdb")
 _TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+class BeatTrack:
+    """Beats of the other nodes' agents, as files tell them."""
+
+    def __init__(self) -> None:
+        self._seen: Dict[int, Tuple[Any, float]] = {}
+        self._hosts: Dict[int, str] = {}
+
+    def look(self, attempt: AttemptFolder, nodes: Iterable[int], now: float) -> None:
+        for index in nodes:
+            value = read_json(attempt.beat(index))
+            if not isinstance(value, dict):
+                continue
+            self._hosts[index] = str(value.get("host", ""))
+            mark = now if value.get("state") == "done" else value.get("count")
+            if self._seen.get(index, (None, now))[0] != mark or index not in self._seen:
+                self._seen[index] = (mark, now)
+
+    def forget(self) -> None:
+        self._seen.clear()
+
+    def find_absent(self, now: float) -> Dict[int, str]:
+        """Hosts that have been silent for too long, by node."""
+        return {
+            index: self._hosts[index]
+            for index, (_, since) in self._seen.items()
+            if now - since >= ABSENT_S
+        }
+
+    def find_host(self, index: int) -> str:
+        return self._hosts.get(index, "")
 
 
 class RankTrack:
@@ -116,6 +175,8 @@ class RankTrack:
         return self.num_changes >= LEAST_STEPS
 
     def look_s(self) -> float:
+        if not self.has_stepped:
+            return START_LOOK_S
         usual_s = sorted(self.gaps)[len(self.gaps) // 2] if self.gaps else 0.0
         return max(LOOK_S, LOOK_TIMES * usual_s)
 
@@ -153,6 +214,12 @@ class Guard(threading.Thread):
         self._found: Optional[Hang] = None
         self._is_done = False
         self._has_told_pause = False
+        self._beats = BeatTrack()
+        self._suspected: Optional[Tuple[Any, ...]] = None
+        self._received = 0
+        self._down: List[int] = []
+        self._next_question = float("-inf")
+        self._next_look = float("-inf")
 
     def run(self) -> None:
         while not self._ended.wait(TICK_S):
@@ -177,6 +244,7 @@ class Guard(threading.Thread):
         self._mains = mains
         stepped = self._read_tokens(mains, now)
         if gap_s > OWN_GAP_S - TICK_S:
+            self._beats.forget()
             for track in self._tracks.values():
                 track.excuse(gap_s)
         states = {rank: self._note_state(rank, pid, now) for rank, pid in mains.items()}
@@ -186,6 +254,11 @@ class Guard(threading.Thread):
         if not silent and not any(states.values()):
             self._forget()
             return
+        is_starting = not any(self._tracks[rank].has_stepped for rank in mains)
+        if is_starting and not any(states.values()):
+            if now < self._next_look:
+                return
+            self._next_look = now + START_EVERY_S
         signs = self._look(mains, now)
         self._count += 1
         longest_s = max((track.longest_s for track in self._tracks.values()), default=0.0)
@@ -199,12 +272,62 @@ class Guard(threading.Thread):
         if self._num_looks == 2:
             threading.Thread(target=self._gather, args=(mains, False), daemon=True).start()
         finding = find_halted(signs, self._host, wall, self._plan.num_nodes)
-        if finding is None and self._node.index == 0 and len(silent) == len(self._node.ranks):
-            nodes = read_signs(self._attempt, self._plan.num_nodes)
-            after_s = self._plan.hang_after_s
-            finding = judge_hang(self._plan.world, self._plan.num_nodes, nodes, wall, after_s)
+        if finding is None and len(silent) == len(self._node.ranks):
+            finding = self._judge(now, wall)
         if finding is not None:
             self._act(finding)
+        elif self._suspected is not None:
+            self._suspect(None)
+
+    def _judge(self, now: float, wall: float) -> Optional[Finding]:
+        """Compare the ranks of all nodes, if no node before this one does."""
+        index, plan = self._node.index, self._plan
+        if index >= MOST_JUDGES:
+            return None
+        self._beats.look(self._attempt, range(index), now)
+        absent = self._beats.find_absent(now)
+        if len(absent) < index:
+            return None
+        others = [one for one in range(plan.num_nodes) if one != index]
+        self._beats.look(self._attempt, others, now)
+        absent = self._beats.find_absent(now)
+        nodes = read_signs(self._attempt, plan.num_nodes)
+        nodes = {one: signs for one, signs in nodes.items() if one not in absent}
+        lost = absent or self._find_cut(others, nodes)
+        finding = judge_hang(plan.world, plan.num_nodes, nodes, wall, plan.hang_after_s, lost)
+        if finding is None or finding.hang.witness not in (HangWitness.SILENT, HangWitness.LOST):
+            return finding
+        if wall - finding.hang.since < FLOOR_S or (lost and finding.hang.rank is not None):
+            return finding
+        down = self._ask_scheduler(
+            {self._name_host(one, nodes): one for one in range(plan.num_nodes)}
+        )
+        if down:
+            lost = {one: self._name_host(one, nodes) for one in down}
+            finding = judge_hang(plan.world, plan.num_nodes, nodes, wall, plan.hang_after_s, lost)
+        return finding
+
+    def _find_cut(self, others: Sequence[int], nodes: Mapping[int, NodeSigns]) -> Dict[int, str]:
+        """Nodes without a connection; this one where no other has one."""
+        cut = read_cut(self._attempt) & set(others)
+        if len(cut) > 1 and len(cut) == len(others):
+            cut = frozenset((self._node.index,))
+        return {index: self._name_host(index, nodes) for index in sorted(cut)}
+
+    def _name_host(self, index: int, nodes: Mapping[int, NodeSigns]) -> str:
+        if index == self._node.index:
+            return self._host
+        return nodes[index].node if index in nodes else self._beats.find_host(index)
+
+    def _ask_scheduler(self, hosts: Mapping[str, int]) -> List[int]:
+        """Nodes that Slurm calls down, or that do not answer it."""
+        if self._plan.scheduler != "slurm" or time.monotonic() < self._next_question:
+            return self._down
+        self._next_question = time.monotonic() + QUESTION_S
+        argv = ["scontrol", "--oneliner", "show", "node", ",".join(filter(None, hosts))]
+        shown = run_command(argv, timeout_s=SCHEDULER_S)
+        self._down = parse_down(shown.out if shown.code == 0 else "", hosts)
+        return self._down
 
     # Looks.
 
@@ -251,10 +374,22 @@ class Guard(threading.Thread):
         self._ended.wait(ANSWER_S)
         stats = list_stats()
         num_bytes = self._measure_output()
-        return [self._look_at(rank, pid, stats, num_bytes, now) for rank, pid in mains.items()]
+        received, before = _measure_received(), self._received
+        self._received, is_receiving = received, received - before > START_BYTES
+        return [
+            self._look_at(rank, pid, stats, num_bytes, now, is_receiving=is_receiving)
+            for rank, pid in mains.items()
+        ]
 
     def _look_at(
-        self, rank: int, pid: int, stats: Mapping[int, Stat], num_bytes: int, now: float
+        self,
+        rank: int,
+        pid: int,
+        stats: Mapping[int, Stat],
+        num_bytes: int,
+        now: float,
+        *,
+        is_receiving: bool,
     ) -> RankSigns:
         track = self._tracks[rank]
         held = [one for one in {pid} | list_below([pid], stats) if one in stats]
@@ -278,6 +413,8 @@ class Guard(threading.Thread):
         place = _name_place(frames)
         num_moved = sum(map(_read_bytes, held))
         if num_moved - track.moved > 2 * size + MOVED_BYTES:
+            track.moved_at = now
+        if not track.has_stepped and is_receiving:
             track.moved_at = now
         track.moved = num_moved
         # A library's loop that asks again and again, as a data loader's, is no movement.
@@ -311,9 +448,15 @@ class Guard(threading.Thread):
             in_collective=in_collective,
             is_mute=now - track.heard_at >= MUTE_S,
             below=below,
+            has_joined=not track.has_stepped and _has_socket(pid, self._find_port()),
             place=place,
             calls=calls,
         )
+
+    def _find_port(self) -> int:
+        master = read_json(self._attempt.master)
+        port = master.get("port") if isinstance(master, dict) else None
+        return port if isinstance(port, int) else 0
 
     def _ask(self, rank: int) -> bool:
         """False where nobody listens."""
@@ -351,24 +494,39 @@ class Guard(threading.Thread):
 
     # Acts.
 
+    def _suspect(self, hang: Optional[Hang]) -> None:
+        """Tell what will be done, and when, once for each that is suspected."""
+        mark = None if hang is None else (hang.witness, hang.rank, hang.node, hang.action)
+        if mark != self._suspected:
+            self._suspected = mark
+            tell_suspicion(self._attempt, hang)
+
     def _act(self, finding: Finding) -> None:
         if self._is_done or (self._found is not None and not finding.is_due):
             return
         hang, action = finding.hang, choose_action(self._plan)
+        if not finding.is_due:
+            self._suspect(replace(hang, action=action, acts_at=finding.due_at))
+            return
+        if self._suspected is not None:
+            self._suspect(None)
         if finding.is_due and is_guard_paused(self._run):
             if not self._has_told_pause:
                 self._has_told_pause = True
                 self._say(f"{describe_hang(hang)}; the guard is paused: nothing is done")
             return
-        hang = replace(hang, action=action if finding.is_due else HangAction.REPORT)
-        if not finding.is_due or action is HangAction.REPORT:
-            if self._found is None and finding.is_due and write_hang(self._attempt, hang):
+        hang = replace(hang, action=action)
+        if action is HangAction.REPORT:
+            if self._found is None and write_hang(self._attempt, hang):
                 self._found = hang
                 self._say(describe_hang(hang))
-            return
+            if read_signal(self._attempt) is None:
+                return
+            # The time limit is near, or somebody asked for a save: who can, saves on the SIGTERM.
         self._is_done = True
         hang = self._save_evidence(hang)
-        write_hang(self._attempt, replace(hang, until=hang.seen_at))
+        if not write_hang(self._attempt, replace(hang, until=hang.seen_at)):
+            end_hang(self._attempt, replace(hang, until=hang.seen_at))
         reason = describe_hang(hang)
         # A manager starts again after whatever else stops an attempt.
         kind = "cancel" if self._plan.morph and action is HangAction.STOP else HANG
@@ -397,6 +555,9 @@ class Guard(threading.Thread):
 
     def _forget(self) -> None:
         self._num_looks = 0
+        self._beats.forget()
+        if self._suspected is not None:
+            self._suspect(None)
         if self._has_written:
             self._has_written = False
             remove_signs(self._attempt, self._node.index)
@@ -407,6 +568,43 @@ def choose_action(plan: Plan) -> HangAction:
     if plan.hang_do == "auto":
         return HangAction.RESTART if plan.morph or plan.restarts else HangAction.REPORT
     return HangAction(plan.hang_do)
+
+
+def parse_down(text: str, hosts: Mapping[str, int]) -> List[int]:
+    """Nodes of `scontrol --oneliner show node` that are down or do not answer."""
+    found = []
+    for line in text.splitlines():
+        name = re.search(r"(?:^|\s)NodeName=(\S+)", line)
+        state = re.search(r"\sState=(\S+)", line)
+        if name and state and name[1] in hosts and re.search(r"DOWN|FAIL|\*", state[1]):
+            found.append(hosts[name[1]])
+    return sorted(found)
+
+
+def _has_socket(pid: int, port: int) -> bool:
+    """True if the process has a TCP connection to this port, or listens there."""
+    found, mark = set(), f":{port:04X}"
+    with contextlib.suppress(OSError, IndexError):
+        for name in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+                words = line.split()
+                if words[1].endswith(mark) or words[2].endswith(mark):
+                    found.add(f"socket:[{words[9]}]")
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(entry.path) in found:
+                    return True
+    return False
+
+
+def _measure_received() -> int:
+    """Bytes that this machine has received, but those from itself."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+        parts = [line.partition(":") for line in lines]
+        return sum(int(rest.split()[0]) for name, _, rest in parts if name.strip() != "lo")
+    return 0
 
 
 def _find_main_frames(answer: Mapping[str, Any]) -> List[Mapping[str, Any]]:
