@@ -44,7 +44,7 @@ cluster:
   lost_s: 30
   join_s: 60
   {more}
-  nodes: [{{group: all, count: {nodes}, queue: gpu2, ranks: {ranks}}}]
+  nodes: [{{group: all, count: {nodes}, queue: gpu2, ranks: {ranks}, sbatch: {{exclusive: true}}}}]
 log_folder: {folder}
 """
 TEXT = Path(__file__).with_name("train.py")

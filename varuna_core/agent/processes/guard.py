@@ -145,6 +145,8 @@ class RankTrack:
         self.still_at = now
         self.cpu: Optional[Tuple[float, float]] = None
         """Seconds of processor time, and when they were read."""
+        self.own_s = 0.0
+        """Seconds of these that answers to the agent took."""
         self.sight: Any = None
         self.moved, self.moved_at = 0, now
         self.heard_at = now
@@ -230,6 +232,8 @@ class Guard(threading.Thread):
 
     def end(self) -> None:
         self._ended.set()
+        if self._suspected is not None:
+            self._suspect(None)
         for rank in self._node.ranks:  # a reader of all files would wait for ever
             with contextlib.suppress(OSError):
                 self._attempt.ask(rank).unlink()
@@ -393,12 +397,15 @@ class Guard(threading.Thread):
     ) -> RankSigns:
         track = self._tracks[rank]
         held = [one for one in {pid} | list_below([pid], stats) if one in stats]
+        answer, size = self._read_answer(rank)
         cpu_s = sum(stats[one].ticks for one in held) / _TICKS_S
+        own_s = answer.get("own_cpu_s", track.own_s)
+        track.own_s = own_s if isinstance(own_s, float) else track.own_s
+        cpu_s -= track.own_s
         share = 0.0
         if track.cpu is not None and now > track.cpu[1]:
             share = (cpu_s - track.cpu[0]) / (now - track.cpu[1])
         track.cpu = (cpu_s, now)
-        answer, size = self._read_answer(rank)
         if answer:
             track.heard_at = now
         frames = _find_main_frames(answer)
