@@ -145,6 +145,8 @@ class RankTrack:
         self.still_at = now
         self.cpu: Optional[Tuple[float, float]] = None
         """Seconds of processor time, and when they were read."""
+        self.answer: Mapping[str, Any] = {}
+        """The last one since the last step."""
         self.own_s = 0.0
         """Seconds of these that answers to the agent took."""
         self.sight: Any = None
@@ -164,7 +166,7 @@ class RankTrack:
         self.num_changes += token is not None
         self.token, self.changed_at, self.still_at = token, now, now
         self.cpu = self.sight = None
-        self.heard_at = now
+        self.heard_at, self.answer = now, {}
 
     def excuse(self, gap_s: float) -> None:
         self.changed_at += gap_s
@@ -407,7 +409,8 @@ class Guard(threading.Thread):
             share = (cpu_s - track.cpu[0]) / (now - track.cpu[1])
         track.cpu = (cpu_s, now)
         if answer:
-            track.heard_at = now
+            track.heard_at, track.answer = now, answer
+        answer = answer or track.answer  # a busy node: it comes late, and says the same
         frames = _find_main_frames(answer)
         calls = read_flight(answer.get("flight")) or {}
         is_idle = share <= IDLE
