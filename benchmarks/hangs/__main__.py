@@ -271,6 +271,11 @@ def render(results: list[Result]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def read_part(heading: str) -> str:
+    _, _, rest = (RESULTS / "hangs.md").read_text().partition(f"\n## {heading}\n")
+    return rest.partition("\n## ")[0]
+
+
 def write_part(heading: str, rows: list[str]) -> None:
     """Replace one part of the page, and leave the other as its own command made it."""
     page = RESULTS / "hangs.md"
@@ -289,10 +294,10 @@ def main() -> None:
     if options.on == "lab":
         from benchmarks.hangs.lab import HEADING, stage_on_lab
 
-        rows = stage_on_lab(options.only, options.at_once)
+        before = read_part(HEADING)
+        rows = stage_on_lab(options.only, options.at_once, before)
         print("\n".join(rows))
-        if not options.only:
-            write_part(HEADING, rows)
+        write_part(HEADING, rows)
         return
     cases = [x for x in CASES if not options.only or any(word in x.name for word in options.only)]
     held: dict[str, Any] = {}

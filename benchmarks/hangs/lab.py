@@ -12,9 +12,11 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +32,7 @@ from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 HEADING = "On the Slurm lab"
-STEPS, AT, LIMIT_S = 80, 40, 480
+STEPS, AT, LIMIT_S = 80, 40, 330
 SAME = 2e-5
 SCRIPT = """
 name: {name}
@@ -93,6 +95,14 @@ class Case:
     again: bool = False
     """True for a fault of each attempt."""
     after: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, bool]:
+        return self.nodes, self.ranks, self.built_in
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.act and not self.fault
 
 
 def fault(name: str, rank: int = 1, step: int = AT) -> str:
@@ -294,6 +304,14 @@ class Stage:
         self.vjob = Vjob(folder, lab.env)
         self._submits = threading.Lock()
 
+    def try_stage(self, case: Case) -> Result | None:
+        """The others go on where a case cannot be staged."""
+        try:
+            return self.stage(case)
+        except (AssertionError, OSError, subprocess.SubprocessError):
+            traceback.print_exc()
+            return None
+
     def stage(self, case: Case) -> Result:
         name = re.sub(r"\W+", "-", case.name)
         conf = self.folder / f"{name}.yaml"
@@ -382,16 +400,16 @@ class Stage:
         )
 
 
-def stage_on_lab(names: list[str], at_once: int) -> list[str]:
-    """Lines of the page about the named cases, or all, beside undisturbed runs."""
+def stage_on_lab(names: list[str], at_once: int, before: str) -> list[str]:
+    """Lines of the page: rows of the named cases, or all; others stay as they were `before`."""
     with tempfile.TemporaryDirectory(prefix="hangs-") as text:
         Path(text).chmod(0o755)
-        return render_rows(run_on_lab(names, at_once, Path(text)))
+        return render_rows(run_on_lab(names, at_once, Path(text)), before)
 
 
 def run_on_lab(names: list[str], at_once: int, folder: Path) -> list[Result]:
     cases = [case for case in CASES if not names or case.name in names]
-    shapes = sorted({(case.nodes, case.ranks, case.built_in) for case in cases})
+    shapes = sorted({case.shape for case in cases})
     plain = [
         Case(f"plain {nodes} {ranks} {built_in}", nodes=nodes, ranks=ranks, built_in=built_in)
         for nodes, ranks, built_in in shapes
@@ -401,7 +419,8 @@ def run_on_lab(names: list[str], at_once: int, folder: Path) -> list[Result]:
     lab = Lab.start(num_a=2, num_b=12)
     try:
         with ThreadPoolExecutor(at_once) as pool:
-            return list(pool.map(Stage(lab, folder).stage, [*plain, *cases]))
+            found = pool.map(Stage(lab, folder).try_stage, [*plain, *cases])
+            return [one for one in found if one is not None]
     finally:
         if lab.started_here:
             lab.stop()
@@ -415,44 +434,46 @@ def describe_difference(loss: str, other: str) -> str:
     return "yes" if apart == 0 else f"to {apart:.0e}" if apart < SAME else "no"
 
 
-def render_rows(results: list[Result]) -> list[str]:
-    """The section of the lab in the page."""
-    plain = {
-        (x.case.nodes, x.case.ranks, x.case.built_in): x.loss
-        for x in results
-        if not x.case.act and not x.case.fault
+def render_row(one: Result, plain: str) -> str:
+    """One row of the page; `plain` is the last loss of the undisturbed run."""
+    said = one.hang.witness.value if one.hang else "nothing"
+    who = "" if one.hang is None else f"{one.hang.rank}, {one.hang.node}"
+    then = f"{one.attempts} attempts" + (", without it" if one.without else "")
+    then += "" if one.end == "completed" else f", {one.end}"
+    same = describe_difference(one.loss, plain) if one.end == "completed" else ""
+    seconds = "" if one.seconds is None else f"{one.seconds:.0f}"
+    right = "yes" if one.named_right else "no"
+    cells = (one.case.name, one.case.do, said, who, seconds, right, then, same)
+    return f"| {' | '.join(cells)} |"
+
+
+def render_rows(results: list[Result], before: str) -> list[str]:
+    """The part of the page, with the rows of `before` that were not staged now."""
+    plain = {x.case.shape: x.loss for x in results if x.case.is_plain}
+    held = {
+        line.split(" | ")[0]: line
+        for line in before.splitlines()
+        if line.startswith("| ") and not line.startswith("| staged")
     }
+    for one in results:
+        if not one.case.is_plain:
+            held[f"| {one.case.name}"] = render_row(one, plain.get(one.case.shape, ""))
     rows = [
         "Jobs on virtual nodes of a real Slurm, by `python -m benchmarks.hangs --on lab`: from",
         "`vjob submit` to the next step. Processors and memory are those of one machine.",
         "",
         "| staged | do | said | rank, node | s | named right | then | last loss as without |",
         "|---|---|---|---|---|---|---|---|",
+        *held.values(),
     ]
-    times: dict[bool, list[float]] = {}
-    for one in results:
-        case = one.case
-        if not case.act and not case.fault:
-            continue
-        said = one.hang.witness.value if one.hang else "nothing"
-        who = "" if one.hang is None else f"{one.hang.rank}, {one.hang.node}"
-        then = f"{one.attempts} attempts" + (", without it" if one.without else "")
-        then += "" if one.end == "completed" else f", {one.end}"
-        same = ""
-        if one.end == "completed":
-            same = describe_difference(one.loss, plain[case.nodes, case.ranks, case.built_in])
-        seconds = "" if one.seconds is None else f"{one.seconds:.0f}"
-        right = "yes" if one.named_right else "no"
-        rows.append(
-            f"| {case.name} | {case.do} | {said} | {who} | {seconds} | {right} | {then} | {same} |"
-        )
-        if one.seconds is not None:
-            is_sure = case.witness in ("stopped", "dead", "mismatched")
-            times.setdefault(is_sure, []).append(one.seconds)
+    times: dict[bool, list[int]] = {}
+    for line in held.values():
+        cells = line.strip("| ").split(" | ")
+        if cells[4].strip():
+            times.setdefault(cells[2] in ("stopped", "dead", "mismatched"), []).append(
+                int(cells[4])
+            )
     for is_sure, values in sorted(times.items(), reverse=True):
         what = "Stopped, dead or mismatched" if is_sure else "Where nobody can tell"
-        rows += [
-            "",
-            f"{what}: median {statistics.median(values):.0f} s, worst {max(values):.0f} s.",
-        ]
+        rows += ["", f"{what}: median {statistics.median(values):.0f}, worst {max(values)} s."]
     return rows
