@@ -289,13 +289,14 @@ def main() -> None:
     parser.add_argument("--on", choices=("local", "lab"), default="local")
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--at-once", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=60, help="no case on the lab begins later")
     parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
     if options.on == "lab":
         from benchmarks.hangs.lab import HEADING, stage_on_lab
 
         before = read_part(HEADING)
-        rows = stage_on_lab(options.only, options.at_once, before)
+        rows = stage_on_lab(options.only, options.at_once, options.minutes, before)
         print("\n".join(rows))
         write_part(HEADING, rows)
         return

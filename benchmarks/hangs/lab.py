@@ -299,13 +299,16 @@ def describe_end(run: RunFolder) -> str:
 class Stage:
     """One lab with its cases."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
+    def __init__(self, lab: Lab, folder: Path, minutes: float) -> None:
         self.lab, self.folder = lab, folder
+        self.until = time.monotonic() + 60 * minutes
         self.vjob = Vjob(folder, lab.env)
         self._submits = threading.Lock()
 
     def try_stage(self, case: Case) -> Result | None:
-        """The others go on where a case cannot be staged."""
+        """The others go on where a case cannot be staged; none begins once the time is over."""
+        if time.monotonic() > self.until:
+            return None
         try:
             return self.stage(case)
         except (AssertionError, OSError, subprocess.SubprocessError):
@@ -400,14 +403,14 @@ class Stage:
         )
 
 
-def stage_on_lab(names: list[str], at_once: int, before: str) -> list[str]:
+def stage_on_lab(names: list[str], at_once: int, minutes: float, before: str) -> list[str]:
     """Lines of the page: rows of the named cases, or all; others stay as they were `before`."""
     with tempfile.TemporaryDirectory(prefix="hangs-") as text:
         Path(text).chmod(0o755)
-        return render_rows(run_on_lab(names, at_once, Path(text)), before)
+        return render_rows(run_on_lab(names, at_once, Path(text), minutes), before)
 
 
-def run_on_lab(names: list[str], at_once: int, folder: Path) -> list[Result]:
+def run_on_lab(names: list[str], at_once: int, folder: Path, minutes: float = 60) -> list[Result]:
     cases = [case for case in CASES if not names or case.name in names]
     shapes = sorted({case.shape for case in cases})
     plain = [
@@ -419,7 +422,7 @@ def run_on_lab(names: list[str], at_once: int, folder: Path) -> list[Result]:
     lab = Lab.start(num_a=2, num_b=12)
     try:
         with ThreadPoolExecutor(at_once) as pool:
-            found = pool.map(Stage(lab, folder).try_stage, [*plain, *cases])
+            found = pool.map(Stage(lab, folder, minutes).try_stage, [*plain, *cases])
             return [one for one in found if one is not None]
     finally:
         if lab.started_here:
