@@ -36,6 +36,9 @@ CERTAIN = frozenset((HangWitness.STOPPED, HangWitness.DEAD, HangWitness.MISMATCH
 OF_ONE_NODE = frozenset((HangWitness.STOPPED, HangWitness.DEAD, HangWitness.LOST))
 """Witnesses that blame one node: a run that morphs goes on without it."""
 
+SAID_EARLY = CERTAIN | {HangWitness.LOST}
+"""Witnesses that are told before anything is done."""
+
 
 class HangAction(str, Enum):
     """The action that vjob took against a hang."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from varuna_core.facts.hang import parse_hang
+from varuna_core.facts.hang import SAID_EARLY, Hang, parse_hang
 from varuna_core.facts.partition import Partition
 from varuna_core.records.checkpoints import parse_skipped
 from varuna_core.records.exits import RankExit, parse_exits, parse_judged
@@ -215,7 +215,7 @@ class AttemptReader:
             stop=stop,
             outcome=outcome,
             attempt_end=None if outcome is None else parse_judged(outcome, written, stop),
-            hang=parse_hang(self._state.values.get("hang")),
+            hang=choose_hang(self._state.values),
             skipped=parse_skipped(self._state.values.get("skipped")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()
@@ -410,3 +410,11 @@ def _list(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:
         return []
+
+
+def choose_hang(values: Mapping[str, Any]) -> Hang | None:
+    """The hang that was found, else one that is suspected and needs no longer silence."""
+    found, suspected = (parse_hang(values.get(name)) for name in ("hang", "hanging"))
+    is_open = found is not None and found.until is None
+    is_early = suspected is not None and suspected.witness in SAID_EARLY
+    return suspected if is_early and not is_open else found

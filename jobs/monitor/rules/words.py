@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from varuna_core.facts.finding import Finding
-from varuna_core.facts.hang import parse_hang
+from varuna_core.facts.hang import Hang, HangAction, parse_hang
 from varuna_core.facts.known import NotKnown, Value
 from varuna_core.facts.remedy import COMMANDS, SPELLINGS, Action, Context, Remedy, render_all
 from varuna_core.facts.sentences import describe_hang
@@ -344,7 +344,21 @@ def _hangs(values: Values) -> str:
     hang = parse_hang(values["hang"])
     said = "" if hang is None else describe_hang(hang)
     silence = format_duration(values["silence_s"])
-    return f"{said}; no step for {silence}, {values['rank_hours']:.2g} rank-hours"
+    done = "" if hang is None else _tell_action(hang, hang.since + values["silence_s"])
+    return f"{said}; no step for {silence}, {values['rank_hours']:.2g} rank-hours; {done}"
+
+
+def _tell_action(hang: Hang, now: float) -> str:
+    """The action that follows, and about when."""
+    if hang.action is HangAction.REPORT:
+        return "nothing is done about it (on_hang, vjob guard)"
+    at = hang.seen_at if hang.acts_at is None else hang.acts_at
+    when = f"in {format_duration(at - now)}" if at > now + 1 else "now"
+    return {
+        HangAction.RESTART: f"its ranks are ended and started again {when}",
+        HangAction.REQUEUE: f"the job goes back into the queue {when}",
+        HangAction.STOP: f"the run is ended {when}",
+    }[hang.action]
 
 
 def _held_up(values: Values) -> str:

@@ -516,7 +516,12 @@ class Guard(threading.Thread):
             return
         hang, action = finding.hang, choose_action(self._plan)
         if not finding.is_due:
-            self._suspect(replace(hang, action=action, acts_at=finding.due_at))
+            is_paused = is_guard_paused(self._run)
+            self._suspect(
+                replace(hang, action=HangAction.REPORT)
+                if is_paused
+                else replace(hang, action=action, acts_at=finding.due_at)
+            )
             return
         if self._suspected is not None:
             self._suspect(None)

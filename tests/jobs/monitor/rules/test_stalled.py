@@ -24,8 +24,9 @@ from tests.jobs.monitor.builders import (
     with_state,
 )
 from varuna_core.facts.cluster import NodeCondition, NodeState
-from varuna_core.facts.hang import Hang, HangWitness
+from varuna_core.facts.hang import Hang, HangAction, HangWitness
 from vjob.jobs.monitor.model.snapshot import Health
+from vjob.jobs.monitor.readers.attempt import choose_hang
 from vjob.jobs.monitor.rules.judge import judge
 
 
@@ -326,3 +327,37 @@ def test_an_error_from_before_a_checkpoint_does_not_end_it() -> None:
     assert judge(snapshot).health is Health.CHECKPOINTING
     within = replace(snapshot, errors=(replace(OOM, written_by=NOW + 20),))
     assert judge(within).health is Health.FAILING
+
+
+@pytest.mark.parametrize(
+    ("action", "acts_at", "words"),
+    [
+        (HangAction.RESTART, NOW + 12, "its ranks are ended and started again in 12 s"),
+        (HangAction.REQUEUE, NOW, "the job goes back into the queue now"),
+        (HangAction.STOP, NOW + 12, "the run is ended in 12 s"),
+        (HangAction.REPORT, None, "nothing is done about it"),
+    ],
+)
+def test_a_hang_that_is_suspected_says_what_will_be_done_and_when(
+    action: HangAction, acts_at: float | None, words: str
+) -> None:
+    hang = Hang(HangWitness.STOPPED, NOW - 20, NOW - 15, 1, "n1", action=action, acts_at=acts_at)
+    files = {"hanging": hang.as_json()}
+    found = choose_hang(files)
+    assert found == hang
+    assert words in judge(replace(healthy(), hang=found)).reason
+
+
+@pytest.mark.parametrize(
+    ("witness", "until", "expected"),
+    [("silent", None, None), ("lost", None, "lost"), ("lost", NOW, "lost")],
+)
+def test_a_silence_without_a_reason_is_not_told_early(
+    witness: str, until: float | None, expected: str | None
+) -> None:
+    hang = Hang(HangWitness(witness), NOW - 20, NOW - 15, acts_at=NOW)
+    files = {"hanging": hang.as_json()}
+    if until is not None:
+        files["hang"] = Hang(HangWitness.SILENT, NOW - 90, NOW - 60, until=until).as_json()
+    found = choose_hang(files)
+    assert (found and found.witness.value) == expected
