@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.cluster.lab import Lab
+from tests.cluster.processes import find_in_namespace
 from tests.command import Vjob
 from tests.small_training import read_losses, write_slow_steps, write_text
 from varuna_core.facts.hang import Hang
@@ -215,30 +216,26 @@ class Result:
         return case.node is None or found.node == self.node
 
 
-def list_processes(run: RunFolder, node: str) -> dict[int, tuple[bytes, dict[bytes, bytes]]]:
+def list_processes(lab: Lab, run: RunFolder, node: str) -> dict[int, tuple[bytes, bytes]]:
     """Command and environment of the run's processes on a node, by pid."""
-    found = {}
-    mark = b"VJOB_RUN=" + os.fsencode(run.path)
-    for path in Path("/proc").iterdir():
-        if not path.name.isdigit():
-            continue
+    found, mark = {}, os.fsencode(run.path)
+    for process in find_in_namespace(lab.paths.namespace(node)):
+        folder = Path("/proc", str(process.pid))
         try:
-            environ, command = (path / "environ").read_bytes(), (path / "cmdline").read_bytes()
+            line, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
         except OSError:
             continue
-        parts = environ.split(b"\0")
-        if mark in parts and b"SLURMD_NODENAME=" + node.encode() in parts:
-            pairs = dict(part.split(b"=", 1) for part in parts if b"=" in part)
-            found[int(path.name)] = (command, pairs)
+        if mark in line or mark in environ:
+            found[process.pid] = (line, environ)
     return found
 
 
 def strike(lab: Lab, run: RunFolder, act: str, node: str, rank: int) -> None:
     """Do what is to happen from outside."""
-    held = list_processes(run, node)
+    held = list_processes(lab, run, node)
     if act == "stop-rank":
-        number = str(rank).encode()
-        pids = [pid for pid, (_, env) in held.items() if env.get(b"RANK") == number]
+        mark = b"RANK=%d" % rank
+        pids = [pid for pid, (_, environ) in held.items() if mark in environ.split(b"\0")]
     elif act == "stop-agent":
         pids = [pid for pid, (line, _) in held.items() if is_agent(line)]
     elif act == "stop-node":
