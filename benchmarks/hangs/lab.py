@@ -33,7 +33,7 @@ from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 HEADING = "On the Slurm lab"
-STEPS, AT, LIMIT_S = 80, 40, 330
+STEPS, AT, LIMIT_S = 160, 90, 330
 SAME = 2e-5
 SCRIPT = """
 name: {name}

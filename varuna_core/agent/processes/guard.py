@@ -145,8 +145,6 @@ class RankTrack:
         self.still_at = now
         self.cpu: Optional[Tuple[float, float]] = None
         """Seconds of processor time, and when they were read."""
-        self.answer: Mapping[str, Any] = {}
-        """The last one since the last step."""
         self.own_s = 0.0
         """Seconds of these that answers to the agent took."""
         self.sight: Any = None
@@ -166,7 +164,7 @@ class RankTrack:
         self.num_changes += token is not None
         self.token, self.changed_at, self.still_at = token, now, now
         self.cpu = self.sight = None
-        self.heard_at, self.answer = now, {}
+        self.heard_at = now
 
     def excuse(self, gap_s: float) -> None:
         self.changed_at += gap_s
@@ -275,7 +273,7 @@ class Guard(threading.Thread):
         write_signs(self._attempt, found)
         self._has_written = True
         self._num_looks += 1
-        if self._num_looks == 2:
+        if self._num_looks == 2 and not is_starting:
             threading.Thread(target=self._gather, args=(mains, False), daemon=True).start()
         finding = find_halted(signs, self._host, wall, self._plan.num_nodes)
         if finding is None and len(silent) == len(self._node.ranks):
@@ -369,7 +367,7 @@ class Guard(threading.Thread):
 
     def _is_silent(self, rank: int, now: float) -> bool:
         track = self._tracks[rank]
-        return track.has_stepped and now - track.changed_at >= track.look_s()
+        return now - track.changed_at >= track.look_s()
 
     def _look(self, mains: Mapping[int, int], now: float) -> List[RankSigns]:
         for rank in mains:
@@ -380,8 +378,10 @@ class Guard(threading.Thread):
         self._ended.wait(ANSWER_S)
         stats = list_stats()
         num_bytes = self._measure_output()
-        received, before = _measure_received(), self._received
-        self._received, is_receiving = received, received - before > START_BYTES
+        is_receiving = False
+        if not all(self._tracks[rank].has_stepped for rank in mains):
+            received, before = _measure_received(), self._received
+            self._received, is_receiving = received, received - before > START_BYTES
         return [
             self._look_at(rank, pid, stats, num_bytes, now, is_receiving=is_receiving)
             for rank, pid in mains.items()
@@ -409,8 +409,7 @@ class Guard(threading.Thread):
             share = (cpu_s - track.cpu[0]) / (now - track.cpu[1])
         track.cpu = (cpu_s, now)
         if answer:
-            track.heard_at, track.answer = now, answer
-        answer = answer or track.answer  # a busy node: it comes late, and says the same
+            track.heard_at = now
         frames = _find_main_frames(answer)
         calls = read_flight(answer.get("flight")) or {}
         is_idle = share <= IDLE
@@ -431,6 +430,8 @@ class Guard(threading.Thread):
         stack = tuple((one.get("filename"), one.get("line")) for one in _list_own(frames) or frames)
         last = tuple(sorted((key, each.last) for key, each in calls.items()))
         sight = (stack, last, num_bytes, track.moved_at, waits)
+        if not answer and track.sight is not None:  # on a busy node it may come too late
+            sight = (*track.sight[:2], num_bytes, track.moved_at, track.sight[4])
         if sight != track.sight:
             track.sight, track.still_at = sight, now
         is_watched = any(map(_is_held_by_a_person, held)) or _is_debugged(answer)
