@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -12,6 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from tests.reports.page.browser import DRAWN_MS, start_browser
+
+TYPE_UNTIL_FOUND = """() => {
+  const input = document.querySelector("input.md-search__input");
+  input.value = "sbatch";
+  input.focus();
+  input.dispatchEvent(new Event("keyup"));
+  return document.querySelector(".md-search-result__item");
+}"""
+"""What is typed before the page listens is lost."""
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +65,15 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not found, page.name
     for sheet in site.rglob("*.css"):
         assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", sheet.read_text())
+
+
+@pytest.mark.browser
+def test_the_site_can_be_searched_without_a_server(site: Path) -> None:
+    """Browsers start no worker for a page of file://, which is where the search runs otherwise."""
+    with contextlib.contextmanager(start_browser)() as browser:
+        page = browser.new_page()
+        page.goto((site / "index.html").as_uri())
+        page.wait_for_function(TYPE_UNTIL_FOUND, polling=500, timeout=DRAWN_MS)
 
 
 def test_every_picture_is_small_and_stands_on_a_page() -> None:

@@ -16,12 +16,14 @@ _LINK = re.compile(r"\]\(\.\./((?:benchmarks/results/|CHANGELOG|CONTRIBUTING)[^)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds each linked file under the path that it has from the root."""
+    """Adds each linked file under the path that it has from the root, and the script of the search."""
     found: set[str] = set()
     for page in list(files.documentation_pages()):
         found |= set(_LINK.findall(page.content_string))
     for name in sorted(found):
         files.append(File.generated(config, name, content=(ROOT / name).read_text()))
+    script = Path(__file__).with_name("iframe-worker.js")
+    files.append(File.generated(config, script.name, content=script.read_text()))
     return files
 
 
