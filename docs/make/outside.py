@@ -16,7 +16,7 @@ _LINK = re.compile(r"\]\(\.\./((?:benchmarks/results/|CHANGELOG|CONTRIBUTING)[^)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds each linked file under the path that it has from the root, and the script of the search."""
+    """Adds each linked file under the path that it has from the root, and the search's script."""
     found: set[str] = set()
     for page in list(files.documentation_pages()):
         found |= set(_LINK.findall(page.content_string))
