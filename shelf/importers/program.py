@@ -49,7 +49,7 @@ LAUNCHER_REASONS: Mapping[str, str] = {
     ),
     "no_local_rank": "ranks find LOCAL_RANK in their environment always",
     "enable_each_rank_log": "lines are kept by node and rank",
-    "elastic_training": "a run goes on with fewer nodes with morph.enabled",
+    "elastic_training": "a run continues with fewer nodes with morph.enabled",
     "min_elastic_nodes": "it is morph.min_nodes",
     "max_elastic_nodes": "it is the number of nodes",
     "venv_script": "write its lines in setup",
