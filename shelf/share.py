@@ -15,7 +15,7 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,15 @@ from varuna_core.records.runfolder import (
     may_share_folder,
     shared_copy,
 )
-from vjob.jobs.conf.redact import (
+from varuna_core.records.secrets import (
     LEAST_SECRET,
     REDACTED,
+    find_drawn,
     find_secrets,
     is_secret_name,
     is_value_secret,
+    redact_arguments,
+    withhold,
 )
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import is_over, view_run
@@ -51,6 +54,12 @@ OVERLAP_BYTES = 1 << 13
 """A secret that lies across two pieces of a file is found in the second."""
 MOST_READ = 1 << 24
 """Of a closed file that is searched for the values of secrets."""
+DRAWN = "a word that looks drawn by chance"
+LOOKS_SECRET = "what looks like a secret"
+DIGESTS = ("commit", "digest", "image", "checksum", "line", "hash")
+"""Keys of plan.json that hold numbers of commits and of images."""
+MOST_WORDS = 20
+"""Of a file that `--show-what` names."""
 WHY = "only its owner decides who reads it"
 
 
@@ -64,6 +73,17 @@ class Held:
     lines: int
     """How many."""
     what: str
+    words: tuple[Found, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A word that others may not see, as it may be named."""
+
+    line: int
+    what: str
+    hint: str
+    """Its first letters and its length: enough to find it in the file."""
 
 
 @dataclass(kw_only=True)
@@ -99,7 +119,7 @@ class Shared:
             "group": self.group,
             "shared": sorted([*sharing.files, *copies]),
             "private": sorted([*sharing.private, *sharing.copies]),
-            "held": [vars(held) for held in sharing.held],
+            "held": [asdict(held) for held in sharing.held],
             "hidden_by": list(self.hidden_by),
         }
 
@@ -183,6 +203,12 @@ def find_shareable(run: RunFolder, secrets: Secrets, *, anyway: bool) -> Sharing
     return sharing
 
 
+def is_written(name: str) -> bool:
+    """True for a file that holds what somebody wrote: there each word is judged, and not only what
+    stands beside a name; a log has too many words drawn by chance that say nothing."""
+    return name in ("conf.yaml", "resolved.yaml", "code.diff", "packages.txt")
+
+
 def _list_entries(top: Path, below: str = "") -> Iterator[tuple[str, bool]]:
     """(path in the run folder, whether it is a folder), folders that stay closed as one."""
     with os.scandir(top / below) as entries:
@@ -232,21 +258,28 @@ class Secrets:
 
     def find_in(self, path: Path, name: str) -> Held | None:
         """Look for them in a file, and for what is a secret by its shape."""
-        lines: set[int] = set()
-        what = ""
+        lines: dict[int, Found] = {}
+        is_drawn = is_written(name)
         for text, first in _read_pieces(path):
-            found = {hit: "" for hit in find_secrets(text, in_output=True)}
+            found = dict.fromkeys(find_drawn(text) if is_drawn else (), DRAWN)
+            found.update(dict.fromkeys(find_secrets(text, in_output=True), LOOKS_SECRET))
             for value, of in self._names.items():
                 for spelled in {value, json.dumps(value)[1:-1], html.escape(value)}:
                     if spelled in text:
-                        found[spelled] = of
-            for hit, of in found.items():
-                what = what or (f"the value of {of}" if of else "what looks like a secret")
+                        found[spelled] = f"the value of {of}" if of else LOOKS_SECRET
+            for hit, what in found.items():
                 at = text.find(hit)
                 while at >= 0:
-                    lines.add(first + text.count("\n", 0, at))
+                    line = first + text.count("\n", 0, at)
+                    hint = f"{hit[:2]}... ({len(hit)} characters)"
+                    lines.setdefault(line, Found(line=line, what=what, hint=hint))
                     at = text.find(hit, at + len(hit) or 1)
-        return Held(file=name, line=min(lines), lines=len(lines), what=what) if lines else None
+        if not lines:
+            return None
+        words = tuple(lines[line] for line in sorted(lines))
+        return Held(
+            file=name, line=words[0].line, lines=len(words), what=words[0].what, words=words
+        )
 
     def hide(self, path: Path) -> Any:
         """The parsed file without secrets; values of an environment are hidden all, and where the
@@ -262,6 +295,8 @@ class Secrets:
                 return dict.fromkeys(value, REDACTED)
             return {key: self._hide(inner, str(key)) for key, inner in value.items()}
         if isinstance(value, list):
+            if name in ("args", "command") and all(isinstance(item, str) for item in value):
+                value = redact_arguments(value)
             flags = ["", *value][: len(value)]
             return [
                 self._hide(item, flag if isinstance(flag, str) and flag.startswith("-") else name)
@@ -273,7 +308,7 @@ class Secrets:
             return REDACTED
         for secret in sorted({*self._names, *find_secrets(value)}, key=len, reverse=True):
             value = value.replace(secret, REDACTED)
-        return value
+        return value if name in DIGESTS else withhold(value)
 
 
 def _read_passed(run: RunFolder) -> frozenset[str]:
@@ -364,6 +399,22 @@ def _explain(run: RunFolder) -> Iterator[None]:
         raise VjobError(
             f"{error.filename or run.path}: {error.strerror}; what was not shared by then is closed"
         ) from None
+
+
+def render_what(shared: Shared) -> str:
+    """Every file that would go, and every word for which one is held."""
+    said = shared.as_json()
+    lines = [f"{len(said['shared'])} files go:"]
+    lines += [f"  {name}" for name in said["shared"]]
+    lines += [f"{len(said['private'])} stay yours:", *(f"  {name}" for name in said["private"])]
+    for held in shared.sharing.held:
+        lines.append(f"{held.file} is held for {held.lines} of its lines:")
+        for word in held.words[:MOST_WORDS]:
+            lines.append(f"  line {word.line}: {word.what}, {word.hint}")
+        if held.lines > MOST_WORDS:
+            lines.append(f"  ... and {held.lines - MOST_WORDS} more lines")
+    lines.append("nothing was changed; with --anyway the held files would go as they are")
+    return "\n".join(lines)
 
 
 def render_shared(shared: Shared, *, is_preview: bool) -> str:

@@ -12,8 +12,8 @@ from dataclasses import is_dataclass, replace
 from typing import Any
 
 from varuna_core.records.plan import LAYOUT_KEYS, NODE_KEYS, mark_layout
+from varuna_core.records.secrets import is_secret
 from vjob.jobs.conf.parse import OTHER_WORDS, list_conf_keys, suggest
-from vjob.jobs.conf.redact import is_secret
 from vjob.jobs.conf.schema import OWN, JobConf
 from vjob.jobs.conf.slurm_words import WORDS
 from vjob.jobs.conf.world_size import get_replicas, require_number

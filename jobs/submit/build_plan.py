@@ -23,6 +23,7 @@ from varuna_core.records.plan import (
     TrackPlan,
 )
 from varuna_core.records.rank_map import build_stages, encode_stage_map
+from varuna_core.records.secrets import withhold
 from varuna_core.records.training import TrainingFacts
 from vjob.containers.runtime import ImageKind, Mount, Request, Unsuitable
 from vjob.jobs.conf.fates import (
@@ -236,9 +237,9 @@ def build_config(conf: JobConf, written: Collection[str]) -> dict[str, Any]:
                 add(f"{key}[{index}]", inner)
         elif isinstance(value, list | tuple):
             if value:
-                found[key] = " ".join(map(str, value))
+                found[key] = withhold(" ".join(map(str, value)))
         elif value is not None and (key.startswith(OF_PROGRAMS) or not is_default(key, value)):
-            found[key] = value
+            found[key] = withhold(value) if isinstance(value, str) else value
 
     def is_default(key: str, value: Any) -> bool:
         return key in list_leaves() and value == find_default(key)

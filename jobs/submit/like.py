@@ -18,8 +18,8 @@ from varuna_core.records.files import read_text
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import RunRecord, format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.secrets import REDACTED
 from vjob.jobs.conf.parse import PROGRAM_KEYS
-from vjob.jobs.conf.redact import REDACTED
 from vjob.jobs.conf.write import dump_yaml
 from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from varuna_core.records.formatting import align_columns
 from varuna_core.records.logs.tail import clean
 from varuna_core.records.plan import render_plan
+from varuna_core.records.secrets import REDACTED, redact_string
 from vjob.jobs.conf.loading.site import Origin, list_origins
-from vjob.jobs.conf.redact import REDACTED, redact_string, redact_value
+from vjob.jobs.conf.redact import redact_value
 from vjob.jobs.errors import InputError
 from vjob.jobs.runs.listing import shorten_keys
 from vjob.jobs.schedulers import choose as schedulers

@@ -9,6 +9,7 @@ import numpy as np
 
 from varuna_core.records.files import read_text
 from varuna_core.records.formatting import format_duration
+from varuna_core.records.secrets import withhold
 from vjob.reports.analysis.accounting import Accounting, describe_class, format_least
 from vjob.reports.analysis.findings import OWN_PROGRAMS, Finding
 from vjob.reports.analysis.headline import list_facts
@@ -386,7 +387,7 @@ def _read_conf(job: Job) -> str:
     if job.sources.run is None:
         return ""
     try:
-        text = read_text(job.sources.run.resolved, "replace")
+        text = withhold(read_text(job.sources.run.resolved, "replace"))
     except OSError:
         return ""
     return text[:MOST_CONF]

@@ -186,20 +186,29 @@ def prune(
 @click.option("--private", is_flag=True, help="Close it again.")
 @click.option("--anyway", is_flag=True, help="Also files in which a secret was found.")
 @click.option("--dry-run", is_flag=True, help="Say what would be shared; change nothing.")
+@click.option("--show-what", is_flag=True, help="As --dry-run: list what goes and what is held.")
 @json_option
 def share(
-    job: str, group: str | None, private: bool, anyway: bool, dry_run: bool, as_json: bool
+    job: str,
+    group: str | None,
+    private: bool,
+    anyway: bool,
+    dry_run: bool,
+    show_what: bool,
+    as_json: bool,
 ) -> None:
     """Let a group read JOB with status, logs, report and compare; secrets are kept back.
 
     What may be seen is a list: confs, records, events, logs, traces. Everything else stays yours:
     values of the environment, scripts, code, pickles. A file in which a secret stands, one of this
-    run or one known by its shape (ghp_..., AKIA...), is kept back and named with its line. Files
+    run or one known by its name or shape (ghp_..., AKIA...), is kept back and named with its line;
+    a conf, patch or list of packages for each word that looks drawn by chance. Files
     that a running JOB goes on writing stay shared, whatever it prints then; a later attempt's are
     shared by another `vjob share`.
 
     \b
     vjob share last --group ml --dry-run   what they would see
+    vjob share last --group ml --show-what every file, and each word for which one is held
     vjob share last --group ml             they type: vjob status /path/of/the/run
     vjob share last --private
     """
@@ -208,16 +217,18 @@ def share(
 
     if (group is None) != private:
         raise InputError("give --group NAME to share it, or --private to close it, one of them")
-    if private and (anyway or dry_run):
-        raise InputError("--anyway and --dry-run go with --group")
+    if private and (anyway or dry_run or show_what):
+        raise InputError("--anyway, --dry-run and --show-what go with --group")
     run = find_run(job, Path.cwd())
     if group is None:
         num_files = sharing.close_run(run)
         said: dict[str, Any] = {"run": run.name, "private": num_files}
         text = f"{run.name} is yours alone again: {num_files} files"
     else:
-        shared = sharing.share_run(run, group, is_preview=dry_run, anyway=anyway)
+        shared = sharing.share_run(run, group, is_preview=dry_run or show_what, anyway=anyway)
         said, text = shared.as_json(), sharing.render_shared(shared, is_preview=dry_run)
+        if show_what:
+            text = sharing.render_what(shared)
     if as_json:
         print_object(said)
     else:

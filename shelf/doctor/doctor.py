@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from varuna_core.agent.checks.gpus import DRIVER
 from varuna_core.agent.meeting.network import list_addresses
+from varuna_core.records.secrets import withhold
 from vjob.jobs.conf.loading import load
 from vjob.jobs.conf.loading.site import SITE, list_default_keys, load_site
 from vjob.jobs.errors import VjobError
@@ -140,9 +141,9 @@ def render(diagnoses: list[Diagnosis]) -> str:
     """One line a diagnosis, the remedy below."""
     lines = []
     for diagnosis in diagnoses:
-        lines.append(f"{diagnosis.status:<5} {diagnosis.name}: {diagnosis.text}")
+        lines.append(f"{diagnosis.status:<5} {diagnosis.name}: {withhold(diagnosis.text)}")
         if diagnosis.remedy and diagnosis.status != "ok":
-            lines.append(f"      {diagnosis.remedy}")
+            lines.append(f"      {withhold(diagnosis.remedy)}")
     return "\n".join(lines)
 
 

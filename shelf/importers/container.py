@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import shlex
 
-from vjob.jobs.conf.redact import redact_string
+from varuna_core.records.secrets import redact_string
 from vjob.shelf.importers.bash.recording import Word
 from vjob.shelf.importers.copies import build_copies, list_inside
 from vjob.shelf.importers.draft import Draft

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from varuna_core.records.secrets import redact_string
 from vjob.jobs.conf.document import render_value
-from vjob.jobs.conf.redact import redact_string
 from vjob.jobs.conf.slurm_words import to_number
 from vjob.shelf.importers.launchers import Lines
 from vjob.shelf.importers.script import Assignment, ShellConf

@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.secrets import REDACTED, is_secret, redact_string
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths
 from vjob.jobs.conf.loading.load import parse_conf_lines
-from vjob.jobs.conf.redact import REDACTED, is_secret, redact_string
 from vjob.jobs.conf.references import spell_value
 from vjob.jobs.errors import ConfError, Problem
 from vjob.shelf.importers.draft import Draft, render_draft

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from varuna_core.agent.gpu.accelerator import list_variables
+from varuna_core.records.secrets import redact_string
 from vjob.jobs.conf.parse import find_text_problem
-from vjob.jobs.conf.redact import redact_string
 from vjob.jobs.conf.slurm_words import WORDS, explain_option, to_gigabytes, to_number
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs.launchers import find_launcher

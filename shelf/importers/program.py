@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vjob.jobs.conf.redact import is_secret_name
+from varuna_core.records.secrets import is_secret_name
 from vjob.jobs.conf.references import spell_value
 from vjob.jobs.conf.slurm_words import to_number
 from vjob.jobs.programs.deepspeed import CONFIG_WORD

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from varuna_core.plugins import list_plugins, load_plugin
+from varuna_core.records.secrets import is_secret, redact_string
 from vjob.jobs.conf.loading.check import list_own_env
 from vjob.jobs.conf.loading.check_cluster import EPHEMERAL
 from vjob.jobs.conf.parse import find_text_problem
-from vjob.jobs.conf.redact import is_secret, redact_string
 from vjob.jobs.conf.slurm_words import to_name, to_number
 from vjob.jobs.errors import InputError
 from vjob.jobs.programs.launchers import find_launcher

@@ -25,9 +25,9 @@ import yaml
 
 from varuna_core.records.files import read_text
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.secrets import REDACTED, withhold
 from vjob.jobs import process
 from vjob.jobs.conf.loading.load import read_conf
-from vjob.jobs.conf.redact import REDACTED, redact_string
 from vjob.jobs.conf.schema import Notify
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.owner import is_ours
@@ -160,7 +160,7 @@ def send(notice: Notice, channels: Channels, pause: Pause) -> dict[str, str]:
         try:
             deliver(value)
         except VjobError as error:
-            problems[name] = redact_string(str(error).replace(channels.webhook or "\n", REDACTED))
+            problems[name] = withhold(str(error).replace(channels.webhook or "\n", REDACTED))
     return problems
 
 

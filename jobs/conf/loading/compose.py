@@ -21,9 +21,10 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
+from varuna_core.records.secrets import is_secret
 from vjob.jobs.conf.parse import get_hints, get_members
 from vjob.jobs.conf.paths import resolve_path
-from vjob.jobs.conf.redact import is_secret, show
+from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.references import REFERENCE, STEP, is_kept_literal, suggest_reference
 from vjob.jobs.conf.schema import MODELS, JobConf
 from vjob.jobs.conf.yaml_tree import (

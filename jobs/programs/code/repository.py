@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from varuna_core.records.secrets import redact_code
 from vjob.jobs import process
-from vjob.jobs.conf.redact import redact_code
 from vjob.jobs.errors import VjobError
 
 GIT_S = 4.0

@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from vjob.jobs.conf.redact import is_secret
+from varuna_core.records.secrets import is_secret
 from vjob.jobs.errors import InputError
 from vjob.shelf.importers.bash.passes import (
     Jail,

@@ -11,10 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.jobs.conf.test_load import MINIMAL, find_more, find_problems, parse, parse_more
+from varuna_core.records.secrets import is_secret
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.parse import get_hints
-from vjob.jobs.conf.redact import is_secret, show
+from vjob.jobs.conf.redact import show
 from vjob.jobs.conf.yaml_tree import parse_tree
 from vjob.jobs.errors import ConfError, Problem
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from vjob.jobs.conf.redact import REDACTED, find_secrets, is_secret, redact_code, redact_string
+from varuna_core.records.secrets import (
+    REDACTED,
+    find_secrets,
+    is_secret,
+    redact_code,
+    redact_string,
+)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from varuna_core.facts.partition import Partition
+from varuna_core.records.secrets import redact_string
 from vjob.jobs.conf.document import (
     get_doc,
     list_sections,
@@ -23,7 +24,7 @@ from vjob.jobs.conf.document import (
 from vjob.jobs.conf.loading.check import check_conf
 from vjob.jobs.conf.loading.load import complete_groups, parse_conf, parse_conf_lines, read_conf
 from vjob.jobs.conf.parse import find_plugin_group, get_hints, get_members, get_section_class
-from vjob.jobs.conf.redact import redact_string, redact_text
+from vjob.jobs.conf.redact import redact_text
 from vjob.jobs.conf.schema import Data, JobConf, Llama, Model, NodeGroup, Parallel, Program, Track
 from vjob.jobs.conf.write import dump_yaml, render_resolved, resolve_conf
 

@@ -23,6 +23,7 @@ from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan, TrackPlan
 from varuna_core.records.record import format_commit, read_record
 from varuna_core.records.runfolder import RunFolder
+from varuna_core.records.secrets import REDACTED, is_value_secret, withhold
 
 INIT_S = 20
 """For W&B's server to answer; then it goes on offline."""
@@ -330,18 +331,15 @@ def choose_tool(name: str) -> Callable[[Tracked], Tool]:
     return cast(Callable[[Tracked], Tool], found)
 
 
-_SECRET = re.compile(r"KEY|TOKEN|PASSWORD|SECRET", re.IGNORECASE)
-
-
 def shorten(error: BaseException, environ: Optional[Mapping[str, str]] = None) -> str:
     """The first line of an error, without what is secret in it."""
     text = (str(error).strip().splitlines() or [""])[0] or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     for name, value in (os.environ if environ is None else environ).items():
-        if _SECRET.search(name) and len(value) >= 6:
-            text = text.replace(value, "<redacted>")
-    text = re.sub(r"://[^/@\s]+@", "://<redacted>@", text)
+        if is_value_secret(name, value):
+            text = text.replace(value, REDACTED)
+    text = withhold(text)
     with contextlib.suppress(ValueError):
         text = text[: text.index(" See https://")]
     return text[:300]
