@@ -369,6 +369,15 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "2"),
     ),
     Benchmark(
+        name="secrets",
+        module="secrets",
+        title="Secrets that others would see",
+        peer="detect-secrets; gitleaks' rules, from a file that --rules names",
+        needs=("detect_secrets",),
+        words=("--write",),
+        quick=("--seeds", "1"),
+    ),
+    Benchmark(
         name="containers",
         module="commands.containers",
         title="Containers",

@@ -208,7 +208,7 @@ def share(
 
     \b
     vjob share last --group ml --dry-run   what they would see
-    vjob share last --group ml --show-what every file, and each word for which one is held
+    vjob share last --group ml --show-what # every file, each word that is held
     vjob share last --group ml             they type: vjob status /path/of/the/run
     vjob share last --private
     """

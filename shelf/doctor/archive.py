@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from varuna_core.agent.meeting.network import list_addresses
-from vjob.jobs.conf.redact import redact_string
+from varuna_core.records.secrets import withhold
 from vjob.jobs.errors import VjobError
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.shelf.doctor.doctor import find_version, render
@@ -84,4 +84,4 @@ class Hider:
     def __call__(self, text: str) -> str:
         for word, mask in self._words.items():
             text = re.sub(rf"(?<!\w){re.escape(word)}(?!\w)", mask, text)
-        return redact_string(text)
+        return withhold(text)

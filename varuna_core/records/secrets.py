@@ -289,7 +289,7 @@ _TOKENS = (
     r"eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]*)?",  # JSON web tokens
     r"eyJhcGlf[\w+/=-]{16,}",  # Neptune
     r"wandb_v\d_\w{20,}",
-    r"(?:gsk|xai|pplx|fw|csk|tgp_v1|pcsk|rpa|tvly)[_-][A-Za-z0-9_-]{20,}",  # Groq, xAI and more
+    r"(?:gsk|xai|pplx|fw|csk|tgp_v1|pcsk|rpa|tvly|esecret)[_-][A-Za-z0-9_-]{20,}",  # Groq and more
     r"lsv2_(?:pt|sk)_[\w-]{20,}",  # LangSmith
     r"gl(?:sa|c|ev)_[\w+/=-]{16,}",  # Grafana
     r"shp(?:at|ss|ca|pa|ua)_[A-Fa-f0-9]{16,}",  # Shopify
@@ -302,7 +302,7 @@ _TOKENS = (
     r"[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{30,36}",  # Azure AD
 )
 _VENDORS = (  # noqa: SIM905
-    "jina voyage pa esecret e2b fc lf nk ollama vck bb_live deepinfra novita cw lambda secret hyp"
+    "jina voyage pa e2b fc lf nk ollama vck bb_live deepinfra novita cw lambda secret hyp"
     " re ops rnd bkua CCIPAT pul figd figu lin_api ntn PMAK sbp sb_secret pscale_tkn pscale_pw"
     " pscale_oauth phc phx tfp dt0c01 dt0s01 NRAK NRII NRJS shippo_live duffel_live sq0atp sq0csp"
     " EAAA EAAC tk-us pat-na1 pat-eu1 ddp ddapp key mg sl pnu pnb modal as ak oy2 cio LTAI AKID SCW"
@@ -361,7 +361,7 @@ _NETRC = re.compile(
 )
 _PGPASS = re.compile(r"(?m)(^[+ ]?[\w.*-]{1,100}:(?:\d{2,5}|\*):[\w*-]{1,60}:[\w*-]{1,60}:)(\S+)$")
 _KEY_SAID = re.compile(
-    r"((?:using|with|API|api)[ \t]+key[ \t]*[:=]?[ \t]*[\"']?)([A-Za-z0-9_-]{20,})"
+    r"((?:using|with|API|api)[ \t]{1,8}key[ \t]{0,8}[:=]?[ \t]{0,8}[\"']?)([A-Za-z0-9_-]{20,})"
 )
 _SQL = re.compile(
     r"((?:IDENTIFIED BY|(?:WITH|ENCRYPTED) PASSWORD)[ \t]+)('[^'\n]*')", re.IGNORECASE
@@ -583,7 +583,7 @@ _PAIRS = (
     "454533764c9667639652767558", "55564577498443528533766866", "3767178739b76847b757777867",
 )  # fmt: skip
 """Bits of each letter after none, after a, after b ...: counted over 43,000 words of programs, of
-this one and of Python's library (benchmarks/secrets/letters.py)."""
+this one and of Python's library ."""
 _LETTER_BITS = {
     before + letter: int(bits, 16)
     for before, row in zip("^" + _LETTERS, _PAIRS)  # noqa: B905
@@ -601,6 +601,8 @@ LEAST_SURPRISE = 8.0
 are above, and of the words of programs, numbers of commits apart, 1 in 10,000."""
 LEAST_DRAWN = 12
 """Shorter words are not judged."""
+LEAST_RUN = 6
+"""Shorter runs of letters in a longer word, `MLP_FC2`, prove nothing."""
 _WORD = re.compile(r"[A-Za-z0-9+/=_.~%-]{12,}")
 _RUN = re.compile(r"[A-Za-z0-9]+")
 _HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
@@ -618,7 +620,7 @@ HARMLESS = (
     (r"(?:git\+|github\.com|gitlab\.com|huggingface\.co)[^\s\"']{1,300}", "public address"),
     (r"@[0-9a-f]{40}(?![A-Za-z0-9])", "commit of a package or of an action"),
     (
-        r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
+        r"(?:GPU-|MIG-)?[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
         "UUID: an identity, of a GPU for one; a secret one has a name that says so",
     ),
     (r"data:[\w/+.-]{1,60};base64,[A-Za-z0-9+/=]+", "picture in a page"),
@@ -683,7 +685,10 @@ def is_drawn(word: str) -> bool:
 
 def _surprise_of(word: str) -> float:
     """Bits by which the word is likelier drawn than written, over all its runs of letters."""
-    return sum(map(_measure, _RUN.findall(word)), 0.0)
+    bits = 0.0
+    for run in _RUN.findall(word):
+        bits += _measure(run) if len(run) >= LEAST_RUN else min(0.0, _measure(run))
+    return bits
 
 
 def _measure(run: str) -> float:

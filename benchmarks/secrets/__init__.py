@@ -1,0 +1,1 @@
+"""Secrets of many shapes, and which of them others would see."""

@@ -1,0 +1,66 @@
+"""Words that others may not see, by name, shape or entropy; and words that they may."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.secrets.__main__ import misses_ours
+from benchmarks.secrets.corpus import Shape, draw_shapes
+from varuna_core.records.secrets import find_drawn, is_secret, redact_code, withhold
+
+
+def test_shapes_of_the_corpus_are_hidden_in_every_artefact() -> None:
+    shapes = list(draw_shapes(1))
+    assert len({shape.name for shape in shapes}) > 120
+    assert [(shape.name, shape.artefact) for shape in shapes if misses_ours(shape)] == []
+
+
+def test_a_miss_of_the_corpus_is_noticed() -> None:
+    assert misses_ours(Shape(name="a", artefact="code", text="x = wombatwombat", secret="wombatwo"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "commit 0a1b2c3d4e5f60718293a4b5c6d7e8f9012a3b4c",
+        "index 3f2a9c1..9b8d7e6 100644",
+        "image: nvcr.io/nvidia/pytorch@sha256:" + "0a9b" * 16,
+        "x @ git+https://github.com/firm/x@0a1b2c3d4e5f60718293a4b5c6d7e8f9012a3b4c",
+        "GPU-8f14e45f-ceea-467f-a8b2-3d1f0c9b7e65",
+        "models--meta-llama--Llama-3.1-8B/snapshots/0e9e39f249a16976918f6564b8830bc894c89659/x.json",
+        "/scratch/project_465000123/checkpoints/gpt2-xl-20261128-184500/iter_0000500/rank0.pt",
+        "NVIDIA-A100-SXM4-80GB CUDA_VISIBLE_DEVICES PYTORCH_CUDA_ALLOC_CONF expandable_segments",
+        "BertForSequenceClassification Qwen2.5-Coder-7B-Instruct llama3_8b_fp8_e4m3 MLP_FC2_BIAS",
+        "torch==2.9.0+cu128 nvidia-cublas-cu12==12.8.4.1 transformers==4.57.1",
+        "def __init__(self, token: str, key: Optional[int] = None): self.token = token",
+        "model(input_ids, pad_token_id=tokenizer.pad_token_id, max_new_tokens=64)",
+        "for key, value in state_dict.items(): print(f'{key}={value}')",
+    ],
+)
+def test_words_of_programs_are_seen(text: str) -> None:
+    assert withhold(text) == text
+
+
+def test_a_word_in_no_list_is_held_for_its_entropy() -> None:
+    word = "q7Zm" + "4Tk9" + "Xw2Lr8" + "Bn5V"
+    assert list(find_drawn(f"resume {word} now")) == [word]
+    assert word not in withhold(f"resume {word} now")
+
+
+@pytest.mark.parametrize(
+    "name", ["PW", "MY_CREDS", "LDAP_BIND_PW", "accessKey", "dbPass", "S3_SECRETKEY", "NETRC"]
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "pad_token", "num_tokens_per_rank", "sort_key", "forward_pass", "bypass"]
+)
+def test_names_of_text_and_mappings(name: str) -> None:
+    assert not is_secret(name)
+
+
+def test_code_that_hands_a_secret_on_stays() -> None:
+    text = "+login(token=self.token, password=args.password)\n+token = get_token()\n"
+    assert redact_code(text) == text
