@@ -369,6 +369,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "2"),
     ),
     Benchmark(
+        name="storm",
+        module="commands.storm",
+        title="Live pages under a storm of connections",
+        peer="none; the owner is served within 2 s",
+        words=("--write",),
+        quick=("--connections", "1000", "--asks", "5"),
+    ),
+    Benchmark(
         name="secrets",
         module="secrets",
         title="Secrets that others would see",

@@ -66,6 +66,8 @@ class PluginOf:
 
 
 PositiveInt = Annotated[int, Bound(">=", 1)]
+RankCount = Annotated[int, Bound(">=", 1), Bound("<=", 4096)]
+"""Of one node: no machine has as many processors."""
 NodeCount = Annotated[int, Bound(">=", 1), Bound("<=", 100_000)]
 NonNegativeInt = Annotated[int, Bound(">=", 0)]
 PositiveFloat = Annotated[float, Bound(">", 0)]
@@ -387,7 +389,7 @@ class NodeGroup:
     """Memory asked for on each node; 0 for all of it."""
     interface: str = "auto"
     """Network interface; auto follows the route to the master."""
-    ranks: PositiveInt | None = None
+    ranks: RankCount | None = None
     """Processes on each node; default: one a GPU, or one."""
     devices: tuple[int, ...] | None = None
     """GPU indices to use, such as [4, 5]."""

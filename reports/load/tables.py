@@ -253,7 +253,7 @@ def load_job(
     held = {*chosen.values(), *choose_more(traces, more_events)}
     tables = LogTables()
     plan = read_plan_facts(sources.run.plan) if sources.run is not None else PlanFacts()
-    pattern = read_pattern(plan.progress)
+    pattern = read_pattern(plan.progress, sources.run.path if sources.run is not None else None)
     for attempt in sources.attempts:
         readers: list[LogReader] = []
         for node, log in attempt.logs:

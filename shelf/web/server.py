@@ -12,13 +12,16 @@ send requests there. Hence
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hmac
 import json
 import re
 import secrets
+import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -53,6 +56,10 @@ TYPES = {
 REQUEST_S = 20.0
 """For a connection that says nothing."""
 MOST_CONNECTIONS = 64
+TO_SHOW_TOKEN_S = 5.0
+"""For a new connection until a request with the token has come whole, however it trickles."""
+WAITING = 1024
+"""Connections that the kernel keeps for us, where it keeps so many."""
 PACKED_FROM = 1000
 """Bytes from which on an answer is compressed: it may go through ssh."""
 MOST_PAGES = 32
@@ -208,11 +215,13 @@ class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
-    request_queue_size = MOST_CONNECTIONS
+    request_queue_size = WAITING
 
     def __init__(self, site: Site, port: int = 0) -> None:
         self.site = site
-        self._connections: set[Any] = set()
+        self._connections: dict[Any, float] = {}
+        """When each began, the oldest first; 0.0 for one that showed the token."""
+        self._seats = threading.Lock()
         try:
             super().__init__((HOST, port), Handler)
         except (OSError, OverflowError) as error:
@@ -223,14 +232,39 @@ class Server(socketserver.ThreadingTCPServer):
         self.port = int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if len(self._connections) >= MOST_CONNECTIONS:
+        if len(self._connections) >= MOST_CONNECTIONS and not self._drop_stranger(0.0):
             self.shutdown_request(request)
             return
-        self._connections.add(request)
+        with self._seats:
+            self._connections[request] = time.monotonic()
         super().process_request(request, client_address)
 
+    def service_actions(self) -> None:
+        """Called between connections, and twice a second without any."""
+        while self._drop_stranger(TO_SHOW_TOKEN_S):
+            pass
+
+    def welcome(self, request: Any) -> None:
+        """Keep a connection that showed the token before those that did not."""
+        with self._seats:
+            if request in self._connections:
+                self._connections[request] = 0.0
+
+    def _drop_stranger(self, least_s: float) -> bool:
+        """End the oldest connection without the token, if it is so old; True if one was ended."""
+        with self._seats:
+            strangers = (one for one, since in self._connections.items() if since)
+            found = next(strangers, None)
+            if found is None or time.monotonic() - self._connections[found] < least_s:
+                return False
+            del self._connections[found]
+        with contextlib.suppress(OSError):
+            found.shutdown(socket.SHUT_RDWR)  # its thread reads an end, and closes it
+        return True
+
     def shutdown_request(self, request: Any) -> None:
-        self._connections.discard(request)
+        with self._seats:
+            self._connections.pop(request, None)
         super().shutdown_request(request)
 
     def server_close(self) -> None:
@@ -251,10 +285,10 @@ class Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_S
 
     def do_GET(self) -> None:
-        self._send(
-            self.server.site.answer(self.command, self.path, self._find_host()),
-            is_packed="gzip" in self.headers.get("Accept-Encoding", ""),
-        )
+        reply = self.server.site.answer(self.command, self.path, self._find_host())
+        if reply.status != 403:
+            self.server.welcome(self.connection)
+        self._send(reply, is_packed="gzip" in self.headers.get("Accept-Encoding", ""))
 
     do_HEAD = do_POST = do_PUT = do_DELETE = do_OPTIONS = do_PATCH = do_GET
     do_TRACE = do_CONNECT = do_GET

@@ -19,11 +19,21 @@ _WORD = re.compile(r"[^\s,\x00-\x1f\x7f]+")
 _QUEUES = re.compile(r"[^\s\x00-\x1f\x7f]+")
 _OPTION = re.compile(r"[a-z][a-z0-9-]*")
 
+MOST_RANKS = 200_000
+MOST_GROUPS = 2_000
+
 
 def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
     """Check each group by itself, but for its numbers: those have bounds in the schema."""
     if not conf.cluster.nodes:
         yield "cluster.nodes", (), "must have at least one group, such as {group: master}"
+    total = sum(group.count * (group.ranks or 1) for group in conf.cluster.nodes)
+    if total > MOST_RANKS or len(conf.cluster.nodes) > MOST_GROUPS:
+        message = (
+            f"has {len(conf.cluster.nodes)} groups and {total} ranks; {MOST_GROUPS} and "
+            f"{MOST_RANKS} at most"
+        )
+        yield "cluster.nodes", conf.cluster.nodes, message
     seen: dict[str, int] = {}
     for index, group in enumerate(conf.cluster.nodes):
         key = f"cluster.nodes[{index}]"

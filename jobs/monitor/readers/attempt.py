@@ -70,7 +70,7 @@ class AttemptReader:
         self._traces = TraceFolder(attempt)
         self._steps = StepsFolder(attempt)
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
-        self._pattern = read_pattern(plan.progress if plan is not None else None)
+        self._pattern = read_pattern(plan.progress if plan is not None else None, attempt.path)
         self._classifier = Classifier(
             STEP_MARKS if self._pattern is None else find_marks(self._pattern.pattern)
         )

@@ -533,6 +533,12 @@ def test_a_number_out_of_its_range_is_told_the_bound(text: str, problem: str) ->
     assert found.endswith(problem)
 
 
+def test_a_job_of_too_many_ranks_is_refused_before_it_is_built() -> None:
+    """10^10 ranks ended in a MemoryError after 37 s."""
+    problems = find_in_groups("group: a, count: 100000, ranks: 4096")
+    assert any("cluster.nodes" in text and "409600000 ranks" in text for text in problems)
+
+
 def test_a_price_below_zero_hides_no_problem_of_the_layout() -> None:
     problems = find_problems("prices: {a10: -1}\nparallel: {pipeline: 2, partition: 4-4-4}\n")
     assert "prices.a10 = -1.0: must be at least 0" in problems[0] and len(problems) > 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -10,7 +12,7 @@ import pytest
 
 from vjob.jobs.errors import InputError
 from vjob.shelf.web.feed import Feed, Made
-from vjob.shelf.web.server import LivePage, Server, Site, is_own_host
+from vjob.shelf.web.server import MOST_CONNECTIONS, LivePage, Server, Site, is_own_host
 
 TOKEN = "secret-of-this-server"
 OWN = "127.0.0.1:8765"
@@ -141,8 +143,6 @@ def test_it_listens_on_this_machine_alone_and_keeps_still(
 
 
 def test_what_is_no_http_gets_nothing(server: Server) -> None:
-    import socket
-
     for text in (
         b"\0\1\2\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
@@ -159,6 +159,31 @@ def test_what_is_no_http_gets_nothing(server: Server) -> None:
                 pass
             assert b"html" not in answer.lower() and b"python" not in answer.lower()
     assert ask(server, "GET", f"/{TOKEN}/")[0] == 200
+
+
+def test_strangers_that_trickle_do_not_keep_the_owner_out(server: Server) -> None:
+    """64 connections without the token held every seat for as long as they liked."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST_CONNECTIONS + 8):
+            link = stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            link.sendall(b"GET / HTTP/1.1\r\nX-A: b\r\n")
+        assert ask(server, "GET", f"/{TOKEN}/")[0] == 200
+
+
+def test_a_stranger_ends_however_it_trickles_and_the_owner_stays(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    owner.request("GET", f"/{TOKEN}/")
+    owner.getresponse().read()
+    monkeypatch.setattr("vjob.shelf.web.server.TO_SHOW_TOKEN_S", 0.0)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert stranger.recv(100) == b""
+    owner.request("GET", f"/{TOKEN}/")
+    assert owner.getresponse().status == 200
+    owner.close()
 
 
 def test_a_port_that_is_taken_is_said(server: Server, site: Site) -> None:

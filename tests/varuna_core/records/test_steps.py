@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from varuna_core.records.logs.literals import find_marks
-from varuna_core.records.logs.progress import PatternError, compile_pattern, parse_own
+from varuna_core.records.logs.progress import (
+    PatternError,
+    compile_pattern,
+    parse_own,
+    read_pattern,
+)
 from varuna_core.records.logs.steps import BAR, LINE, UNNAMED, StepReader, StepReading
 
 
@@ -161,11 +168,27 @@ def test_a_pattern_of_the_users_own_is_read() -> None:
         ("step (", "no regular expression"),
         (r"(\d+)", "a group of the step"),
         (r"(?P<step>\d+) (?P<lose>\S+)", "'lose'; groups: step, total"),
+        (r"(?P<step>\d+) (a|aa)+$", "may take for ever on some line"),
+        (r"(?P<step>\d+)(a+)+$", "may take for ever on some line"),
     ],
 )
 def test_a_pattern_that_has_no_use_says_why(text: str, word: str) -> None:
     with pytest.raises(PatternError, match=re.escape(word)):
         compile_pattern(text)
+
+
+def test_a_pattern_with_many_open_ends_meets_the_start_of_a_line_alone() -> None:
+    own = compile_pattern(r"step (?P<step>\d+).*loss (?P<loss>[\d.]+)")
+    assert parse_own(own, "step 7" + "x" * 300 + " loss 2") is not None
+    assert parse_own(own, "step 7" + "x" * 500 + " loss 2") is None
+
+
+def test_a_pattern_of_another_users_run_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read_pattern(r"(?P<step>\d+)", tmp_path) is not None
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    assert read_pattern(r"(?P<step>\d+)", tmp_path) is None
 
 
 def test_a_pattern_whose_case_does_not_matter_is_tried_on_all_lines() -> None:

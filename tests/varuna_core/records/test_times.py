@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from varuna_core.records.logs.times import Cut, format_mark, move_marks, parse_marks
+from varuna_core.records.logs.times import Cut, MarkReader, format_mark, move_marks, parse_marks
 
 
 @given(
@@ -40,6 +43,15 @@ def test_a_torn_mark_and_a_clock_that_steps_back_do_no_harm() -> None:
     assert out.find(0) == 100.0 and out.find(60) == 100.0
     assert err.offsets == (0, 8)
     assert parse_marks(b"")[0].find(0) is None
+
+
+def test_a_file_without_an_end_of_line_is_not_held(tmp_path: Path) -> None:
+    """A sparse file of 10 GB was one line, and a MemoryError."""
+    path = tmp_path / "a.times"
+    path.write_bytes(b"1.0 5 0\n")
+    os.truncate(path, 1 << 40)
+    reader = MarkReader(path, is_err=False)
+    assert reader.find_exact(5) == (1.0, 0.0)
 
 
 def test_marks_move_with_the_log_out_of_which_a_part_was_cut() -> None:

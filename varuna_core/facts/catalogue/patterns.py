@@ -49,15 +49,21 @@ class PatternError(ValueError):
 
 def check_pattern(pattern: str) -> None:
     """Refuse a pattern that is not valid, or that may take long on some line."""
-    try:
-        items = list(_parse.parse(pattern))
-    except (re.error, RecursionError, OverflowError) as error:
-        raise PatternError(f"{pattern!r} is not a regular expression: {error}") from None
-    if sum(_steps_on_line(branch) for branch in _list_branches(items)) > MOST_STEPS:
+    if count_steps(pattern) > MOST_STEPS:
         raise PatternError(
             f"{pattern!r} may take long on a long line: have fewer repeats whose end is open, such "
             "as .*, or bound them, as in .{0,80}"
         )
+
+
+def count_steps(pattern: str) -> int:
+    """Steps that the pattern may take on a line of MOST_CHARS; PatternError for one that is not
+    valid, or whose steps double with each character."""
+    try:
+        items = list(_parse.parse(pattern))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise PatternError(f"{pattern!r} is not a regular expression: {error}") from None
+    return sum(_steps_on_line(branch) for branch in _list_branches(items))
 
 
 def _list_branches(items: List[Item]) -> List[List[Item]]:

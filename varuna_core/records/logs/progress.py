@@ -21,13 +21,17 @@ that are read or praised, bars of anything else than steps. Pure, and no line ma
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import os
 import re
 from dataclasses import fields, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Dict, Mapping, Match, Optional, Pattern, Sequence, Tuple
 
+from varuna_core.facts.catalogue import patterns
 from varuna_core.records.logs.training_log import (
     LABELS,
     UNITS_MS,
@@ -45,6 +49,8 @@ NO_STEP = -1
 """The step of a line that names none, as Hugging Face's."""
 LONGEST = 4000
 """Characters that are searched of a line in no known layout."""
+SHORTER = 400
+"""Of those, what a pattern meets that may take long."""
 
 _COLOUR = re.compile(r"(?:\x1b|\\x1b)\[[0-9;]*m|[\x08\x0c]+|(?:\\x08)+")
 _NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
@@ -202,6 +208,10 @@ def compile_pattern(text: str) -> Pattern[str]:
         pattern = re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:
         raise PatternError(f"{text!r} is no regular expression: {error}") from None
+    try:
+        _choose_cut(text)
+    except patterns.PatternError as error:
+        raise PatternError(f"{text!r} may take for ever on some line: {error}") from None
     unknown = [name for name in pattern.groupindex if name not in GROUPS]
     if unknown:
         raise PatternError(f"has no use for the group {unknown[0]!r}; groups: {', '.join(GROUPS)}")
@@ -210,17 +220,32 @@ def compile_pattern(text: str) -> Pattern[str]:
     return pattern
 
 
-def read_pattern(text: Any) -> Optional[Pattern[str]]:
-    """That of a plan: None where it has none, or one that another version would have refused."""
+def read_pattern(text: Any, folder: Optional[Path] = None) -> Optional[Pattern[str]]:
+    """That of a plan: None where it has none, or one that another version would have refused.
+
+    None too where the `folder` is another user's: their pattern and their lines may be made for
+    each other, and the formats that we know are read without it.
+    """
     try:
-        return compile_pattern(text) if isinstance(text, str) else None
-    except PatternError:
+        if not isinstance(text, str) or (
+            folder is not None and os.lstat(folder).st_uid != os.geteuid()
+        ):
+            return None
+        return compile_pattern(text)
+    except (PatternError, OSError):
         return None
+
+
+@functools.lru_cache(maxsize=64)
+def _choose_cut(text: str) -> int:
+    """Characters of a line that a user's own pattern meets: fewer where several of its repeats may
+    end anywhere, so that even a line that is made for it takes seconds at most."""
+    return LONGEST if patterns.count_steps(text) <= patterns.MOST_STEPS else SHORTER
 
 
 def parse_own(pattern: Pattern[str], text: str) -> Optional[Iteration]:
     """A line by the user's own pattern; None where that does not fit, or gives no step."""
-    match = pattern.search(split_tag(clean(text[:LONGEST]))[1])
+    match = pattern.search(split_tag(clean(text[:LONGEST]))[1][: _choose_cut(pattern.pattern)])
     if match is None:
         return None
     found = {

@@ -148,12 +148,18 @@ class MarkReader:
         return self._now[1], 0.0 if self._now[0] == offset else MARK_S
 
 
+MOST_LINE = 4096
+"""Bytes; a line of ours has forty."""
+
+
 def _iterate_marks(path: Path, column: int) -> Iterator[Tuple[int, float]]:
     """Places and times, both rising."""
     latest, last = float("-inf"), 0
     try:
         with open_file(path) as handle:
-            for line in handle:
+            while line := handle.readline(MOST_LINE):
+                if len(line) == MOST_LINE:  # no file of ours: not held, not read to its end
+                    return
                 words = line.split()
                 try:
                     time, place = float(words[0]), int(words[column])

@@ -1,0 +1,116 @@
+"""The server of live pages under a storm of connections without the token.
+
+    python -m benchmarks.commands.storm [--connections 10000] [--asks 40] [--write]
+
+A process of its own opens the connections as fast as it can, again wherever one ends, and trickles
+a header on each. The owner asks for the page on a new connection each time, as a browser that lost
+its own does, and once more where the connection was dropped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import multiprocessing
+import resource
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from statistics import median
+
+from benchmarks import RESULTS
+from vjob.shelf.web.feed import Feed, Made
+from vjob.shelf.web.server import LivePage, Server, Site
+
+PAGE = RESULTS / "storm.md"
+TOKEN = "of-the-owner"
+GIVE_UP_S = 20.0
+
+
+def storm(port: int, number: int, began: object) -> None:
+    """Hold as many connections open as the machine lets us, until killed."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    held: list[socket.socket] = []
+    opened = 0
+    while True:
+        if len(held) >= min(number, most - 50):
+            for link in held[: number // 10]:
+                link.close()
+            del held[: number // 10]
+        link = socket.socket()
+        link.setblocking(False)
+        with contextlib.suppress(OSError):
+            link.connect_ex(("127.0.0.1", port))
+        held.append(link)
+        for one in held[-64:]:
+            with contextlib.suppress(OSError):
+                one.send(b"GET / HTTP/1.1\r\nX-A: b\r\n")
+        opened += 1
+        began.value = opened  # type: ignore[attr-defined]
+
+
+def ask(port: int) -> float:
+    """Seconds until the owner has the page; more than GIVE_UP_S without."""
+    start = time.monotonic()
+    while time.monotonic() - start < GIVE_UP_S:
+        link = http.client.HTTPConnection("127.0.0.1", port, timeout=GIVE_UP_S)
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            link.request("GET", f"/{TOKEN}/")
+            if link.getresponse().status == 200:
+                return time.monotonic() - start
+        link.close()
+    return time.monotonic() - start
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Live pages under a storm of connections.")
+    parser.add_argument("--connections", type=int, default=10_000)
+    parser.add_argument("--asks", type=int, default=40)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args(words)
+    feed = Feed(lambda: Made(parts={"page": b"x"}, note="live"), every_s=1000)
+    feed.renew()
+    site = Site(LivePage(document=lambda: b"x" * 4000, feed=feed), token=TOKEN)
+    with Server(site) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        calm = [ask(server.port) for _ in range(given.asks)]
+        began = multiprocessing.Value("q", 0)
+        other = multiprocessing.Process(
+            target=storm, args=(server.port, given.connections, began), daemon=True
+        )
+        other.start()
+        while began.value < given.connections:
+            time.sleep(0.05)
+        first = began.value
+        start = time.monotonic()
+        stormy = []
+        for _ in range(given.asks):
+            stormy.append(ask(server.port))
+            time.sleep(0.1)
+        rate = (began.value - first) / (time.monotonic() - start)
+        other.kill()
+        other.join()
+        server.shutdown()
+    lines = [
+        "# Live pages under a storm",
+        "",
+        f"{given.connections} connections without the token from another process, each with a "
+        f"header that never ends; {rate:.0f} new ones a second meanwhile. The owner asked "
+        f"{given.asks} times.",
+        "",
+        "| seconds until the owner has the page | median | largest | bound |",
+        "|---|---|---|---|",
+        f"| alone | {median(calm):.3f} | {max(calm):.3f} | 2 |",
+        f"| in the storm | {median(stormy):.3f} | {max(stormy):.3f} | 2 |",
+        "",
+    ]
+    print("\n".join(lines))
+    if given.write:
+        PAGE.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
