@@ -29,11 +29,8 @@ def check_groups(conf: JobConf) -> Iterator[KeyProblem]:
         yield "cluster.nodes", (), "must have at least one group, such as {group: master}"
     total = sum(group.count * (group.ranks or 1) for group in conf.cluster.nodes)
     if total > MOST_RANKS or len(conf.cluster.nodes) > MOST_GROUPS:
-        message = (
-            f"has {len(conf.cluster.nodes)} groups and {total} ranks; {MOST_GROUPS} and "
-            f"{MOST_RANKS} at most"
-        )
-        yield "cluster.nodes", conf.cluster.nodes, message
+        asked = f"{len(conf.cluster.nodes)} groups, {total} ranks"
+        yield "cluster.nodes", asked, f"at most {MOST_GROUPS} groups and {MOST_RANKS} ranks"
     seen: dict[str, int] = {}
     for index, group in enumerate(conf.cluster.nodes):
         key = f"cluster.nodes[{index}]"
