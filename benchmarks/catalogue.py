@@ -246,6 +246,15 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--draws", "50", "--seed", "2"),
     ),
     Benchmark(
+        name="mismatches",
+        module="runtime.mismatches",
+        title="A rank that differs",
+        peer="a bound of ten seconds",
+        needs=("torch",),
+        ranks=True,
+        quick=("--only", "seed"),
+    ),
+    Benchmark(
         name="morph",
         module="morph",
         title="A node is lost",

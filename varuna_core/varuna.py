@@ -50,7 +50,7 @@ from varuna_core.runtime.engine.microbatch import (
     find_first,
 )
 from varuna_core.runtime.engine.plans import count_stages
-from varuna_core.runtime.given import describe_batch
+from varuna_core.runtime.given import describe_batch, describe_shapes
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizers, refuse_whole
 from varuna_core.runtime.rank_module import RankModule
 from varuna_core.runtime.settings import VarunaSettings, refuse_unknown, refuse_zero
@@ -196,7 +196,7 @@ class Varuna(RankModule):
 
         self.plans, self.stage_map = parts.plans, parts.plans.stage_map
         self.adapting = self._find_adapting(recompute)
-        in_replica = self.stage_map.depth * self.stage_map.tensor
+        in_replica = sorted(stages.list_replica(self.replica))
         part, rank = f"replica {self.replica}", dist.get_rank() if dist.is_initialized() else 0
         self._first_batch: Meeting | None = open_meeting(rank, in_replica, part)
         self.exchange, self._splitter = parts.exchange, parts.splitter
@@ -414,6 +414,7 @@ class Varuna(RankModule):
         try:
             inputs = self._names.name(inputs)
             size = self._splitter.count(inputs)
+            self.links.arrivals.batch = describe_shapes(inputs)
             self._compare_first(inputs)
             place = self.replica, self.stage_map.num_replicas
             first = find_first(size, self.batch_size, self.samples, *place, bounded=bounded)
@@ -449,7 +450,9 @@ class Varuna(RankModule):
         if meeting is None:
             return
         difference = meeting.compare(
-            describe_batch(inputs), lambda waited_s: self.links.look(waited_s, asks_board=True)
+            describe_batch(inputs),
+            lambda waited_s: self.links.look(waited_s, asks_board=True),
+            "take its first step",
         )
         if difference is None:
             return

@@ -126,6 +126,10 @@ class StageMap:
         first = self.ranks[place][replica] - self.tensor_rank
         return list(range(first, first + self.tensor))
 
+    def list_replica(self, replica: int) -> list[int]:
+        """All ranks of a replica."""
+        return [r for place in range(self.depth) for r in self.sharing(place, replica)]
+
     def stages_of(self, place: int) -> tuple[int, ...]:
         return tuple(stage for stage, owner in enumerate(self.placement) if owner == place)
 

@@ -41,7 +41,7 @@ from varuna_core.runtime.engine.microbatch import (
 from varuna_core.runtime.engine.passes import Passes
 from varuna_core.runtime.engine.plans import Plans, settle_stages
 from varuna_core.runtime.engine.weight_grads import WeightGrads
-from varuna_core.runtime.given import describe_training
+from varuna_core.runtime.given import WARNED, describe_training
 from varuna_core.runtime.optim.grads import Gradients, list_shared
 from varuna_core.runtime.optim.hooks import ParameterHooks, list_parts
 from varuna_core.runtime.optim.precision import Masters, MicroBatchWeight
@@ -103,7 +103,7 @@ def assemble(
 ) -> RankParts:
     """Make all parts of this rank."""
     world, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
-    meeting = open_meeting(rank, world)
+    meeting = open_meeting(rank, range(world))
     with meeting.refusing():
         whole = parse_stage_map(stage_to_rank_map, world, settings.tensor)
         ranks = whole.slice(rank % settings.tensor)
@@ -115,8 +115,8 @@ def assemble(
         refuse_offload(split, settings)
         samples = deal_samples(settings.batch_size, settings.chunk_size, ranks.num_replicas)
         plans = plan_schedule(split, ranks, samples, settings)
-    meeting.require_same(describe_training(split, whole, settings))
-    meeting = open_meeting(rank, world)
+    meeting.require_same(describe_training(split, whole, settings), warned=WARNED)
+    meeting = open_meeting(rank, range(world))
     with meeting.refusing():
         sharding = share_layers(split, plans.stage_map, rank, settings)
         stages = make_stages(split, plans.stage_map.stages_of(place), sharding, settings)

@@ -14,6 +14,7 @@ from varuna_core.records.rank_map import StageMap
 from varuna_core.runtime.comm.meeting import Given
 from varuna_core.runtime.comm.values import describe, sign, tensors_of
 from varuna_core.runtime.settings import VarunaSettings
+from varuna_core.runtime.split.record import Record
 from varuna_core.runtime.split.split import Split
 
 OPTIONS = (
@@ -21,6 +22,9 @@ OPTIONS = (
     *("opportunistic", "costs", "zero", "compile", "cuda_graphs", "offload", "seed"),
 )
 """Settings that must be the same on all ranks."""
+
+WARNED = ("torch", "operations")
+"""Differences that are warned of: each rank's own code may differ in what it only prints."""
 
 
 def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -> Given:
@@ -31,8 +35,17 @@ def describe_training(split: Split, ranks: StageMap, settings: VarunaSettings) -
         "cuts": str([cut.name for cut in split.record.cuts]),
         "partition": "-".join(str(len(held)) for held in split.stages),
         "precision": settings.precision.name,
+        "operations": describe_operations(split.record),
+        "torch": torch.__version__.partition("+")[0],
         **{name: repr(getattr(settings, name)) for name in OPTIONS},
     }
+
+
+def describe_operations(record: Record) -> str:
+    """Describe the dry run; not one on values, which may go other ways on another batch."""
+    if record.real:
+        return "by values"
+    return f"{record.num_operations} in the forward (of digest {record.digest:08x})"
 
 
 def describe_model(model: nn.Module) -> str:
@@ -43,9 +56,10 @@ def describe_model(model: nn.Module) -> str:
     )
     digest = hashlib.sha256(lines.encode()).hexdigest()[:8]
     elements = sum(parameter.numel() for parameter in model.parameters())
+    types = sorted({str(p.dtype).removeprefix("torch.") for p in named.values()})
     return (
-        f"{type(model).__name__} of {len(named)} parameters with {elements} elements "
-        f"(names, shapes and types {digest})"
+        f"{type(model).__name__} of {len(named)} parameters with {elements} elements in "
+        f"{' and '.join(types)} (names in their order, shapes and types {digest})"
     )
 
 
@@ -56,8 +70,15 @@ def describe_batch(inputs: Mapping[str, Any]) -> Given:
         if tensor.layout is torch.strided:
             held = tensor.detach().cpu().contiguous()
             digest.update(view_bytes(held))
-    shapes = (
+    return {
+        "shapes": describe_shapes(inputs),
+        "values": f"of digest {digest.hexdigest()[:8]}",
+    }
+
+
+def describe_shapes(inputs: Mapping[str, Any]) -> str:
+    """The names, types and shapes of a batch."""
+    return ", ".join(
         f"{name} {describe(value.dtype, value.shape) if isinstance(value, Tensor) else sign(value)}"
         for name, value in inputs.items()
     )
-    return {"shapes": ", ".join(shapes), "values": f"of digest {digest.hexdigest()[:8]}"}

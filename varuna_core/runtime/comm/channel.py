@@ -85,6 +85,9 @@ class ReceivingEnd(Protocol):
     came_s: float
     """When the message that was taken last had come, by `time.perf_counter`."""
 
+    batch: str
+    """The shapes of the sender's batch, in words, as that message told them."""
+
     @property
     def descriptors(self) -> Sequence[int]:
         """Ready to read when a message has come; none where a thread waits for it."""
@@ -117,6 +120,9 @@ class Arrivals:
 
         self.patience_s = patience_s
         """How long a rank waits for another one; None: for ever."""
+
+        self.batch = ""
+        """The shapes of this step's batch, in words, which go with the messages of the step."""
 
         self._bell: Bell | None = None
         """Rung by those threads, where others are waited for at the same time."""
@@ -167,11 +173,15 @@ class MessageLayout:
 
     specs: list[tuple[torch.Size, torch.dtype, tuple[int, ...] | None] | None]
     structure: Structure | None
+    batch: str = ""
+    """The shapes of the sender's batch, in words."""
 
     def __eq__(self, other: object) -> bool:
         """Equal to the types of values that are no tensors: 1, 1.0 and True are equal, and not the
         same."""
         if not isinstance(other, MessageLayout) or self.specs != other.specs:
+            return False
+        if self.batch != other.batch:
             return False
         mine, theirs = self.structure, other.structure
         if mine is theirs:
@@ -187,24 +197,25 @@ class MessageLayout:
 
 
 def describe_message(
-    tensors: Sequence[Tensor | None], structure: Structure | None
+    tensors: Sequence[Tensor | None], structure: Structure | None, batch: str = ""
 ) -> MessageLayout:
     return MessageLayout(
         specs=[None if t is None else (t.shape, t.dtype, find_strides(t)) for t in tensors],
         structure=structure,
+        batch=batch,
     )
 
 
 def describe_layout(layout: MessageLayout) -> bytes:
     """The text that describes it to the receiver."""
     shown = None if layout.structure is None else [layout.structure.show(HOLE)]
-    return spell([layout.specs, shown])
+    return spell([layout.specs, shown, layout.batch])
 
 
 def read_layout(text: bytes) -> MessageLayout:
-    specs, shown = read(text)
+    specs, shown, batch = read(text)
     structure = None if shown is None else Structure.of(shown[0], HOLE)
-    return MessageLayout(specs=specs, structure=structure)
+    return MessageLayout(specs=specs, structure=structure, batch=batch)
 
 
 class Sender:
@@ -228,7 +239,7 @@ class Sender:
         while len(self._under_way) >= self.capacity:
             self._wait_for_oldest()
         tensors = [t if t is None else make_dense(t) for t in tensors]
-        layout = describe_message(tensors, structure)
+        layout = describe_message(tensors, structure, self.arrivals.batch)
         works: list[tuple[Any, Tensor]] = []
         if layout != self._layout:
             described = torch.frombuffer(bytearray(describe_layout(layout)), dtype=torch.uint8)
@@ -283,8 +294,9 @@ class Receiver:
 
         self.capacity = 1
         self.came_s = 0.0
+        self.batch = ""
         self.descriptors = ()
-        self._messages: deque[tuple[float, Crossing]] = deque()
+        self._messages: deque[tuple[float, Crossing, str]] = deque()
         self._changed = arrivals.changed
         self._error: BaseException | None = None
         self._discarding = False
@@ -303,7 +315,7 @@ class Receiver:
                 raise ChannelClosed(
                     f"nothing comes from rank {self.peer}: {describe_error(self._error)}"
                 ) from self._error
-            self.came_s, message = self._messages.popleft()
+            self.came_s, message, self.batch = self._messages.popleft()
             self._changed.notify_all()
         self.wire.enter(message.tensors)
         return message
@@ -355,7 +367,7 @@ class Receiver:
                 self.wire.receive([tensors[places[0]]], self._look)
                 if not _is_head_of(number, head):
                     self.wire.receive([tensors[i] for i in places[1:]], self._look)
-                    self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
+                    self._put(tensors, layout)
                     continue
             coming.wait()
             word = int(head[1])
@@ -368,7 +380,7 @@ class Receiver:
                 layout = _receive_layout(self.wire, word)
                 tensors = self.wire.make(layout.specs)
             self.wire.receive([t for t in tensors if t is not None and t.numel()], self._look)
-            self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
+            self._put(tensors, layout)
 
     def _read_apart(self, heads: Heads) -> None:
         def look(waited_s: float) -> None:
@@ -379,7 +391,7 @@ class Receiver:
             layout = heads.take()
             tensors = self.wire.make(layout.specs)
             self.wire.receive([t for t in tensors if t is not None and t.numel()], look)
-            self._put(Crossing(tuple(self.wire.bring(tensors)), layout.structure))
+            self._put(tensors, layout)
 
     def _look(self, waited_s: float) -> None:
         """For waits until the GPU has a message: raise where they must end."""
@@ -389,13 +401,14 @@ class Receiver:
         if patience_s is not None and waited_s > patience_s:
             raise describe_hanging([self.peer], patience_s)
 
-    def _put(self, message: Crossing) -> None:
+    def _put(self, tensors: list[Any], layout: MessageLayout) -> None:
+        message = Crossing(tuple(self.wire.bring(tensors)), layout.structure)
         now = time.perf_counter()
         with self._changed:
             while len(self._messages) >= self.capacity and not self._discarding:
                 self._changed.wait()
             if not self._discarding:
-                self._messages.append((now, message))
+                self._messages.append((now, message, layout.batch))
             self.arrivals.notify()
 
 

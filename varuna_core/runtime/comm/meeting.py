@@ -3,7 +3,7 @@
     each rank    what it was given, or why it cannot begin ─► the store
     the last     compares ─► the answer, the same for all
 
-Five operations of the store a rank, however many ranks there are; of those that were given other
+Six operations of the store a rank, however many ranks there are; of those that were given other
 things than the first to come, a few are named.
 """
 
@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -20,6 +22,8 @@ from typing import Any
 import torch.distributed as dist
 
 from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_connection_error
+
+log = logging.getLogger(__name__)
 
 Given = Mapping[str, str]
 """The things that a rank was given, in words, by name."""
@@ -31,6 +35,8 @@ LONGEST = 120
 """Characters of a value in an answer."""
 
 LOOK_S = 1.0
+LATE_S = 5.0
+"""After so long the ranks that have not come are named in a warning."""
 
 _numbers = itertools.count()
 
@@ -46,10 +52,11 @@ class Difference:
 
 
 class Meeting:
-    """One meeting of `size` ranks; each calls `compare` or `refuse` once."""
+    """One meeting of ranks; each calls `compare` once, or fails within `refusing`."""
 
-    def __init__(self, store: Any, key: str, rank: int, size: int) -> None:
-        self.store, self.key, self.rank, self.size = store, key, rank, size
+    def __init__(self, store: Any, key: str, rank: int, ranks: Sequence[int]) -> None:
+        self.store, self.key, self.rank, self.ranks = store, key, rank, ranks
+        self.size = len(ranks)
 
     @contextmanager
     def refusing(self) -> Iterator[None]:
@@ -63,12 +70,17 @@ class Meeting:
             raise
 
     def compare(
-        self, given: Given, look: Callable[[float], None] | None = None
+        self,
+        given: Given,
+        look: Callable[[float], None] | None = None,
+        purpose: str = "begin",
     ) -> Difference | None:
         """Wait for all ranks; on all of them what they were given differently. RankFailed if one
         cannot begin.
 
-        `look`, called every second with the seconds waited, may raise.
+        `look`, called every second with the seconds waited, may raise; without it nobody waits
+        longer than the store. `purpose` says in a warning
+        what those that are late were expected to do.
         """
         if self.size == 1:
             return None
@@ -77,18 +89,24 @@ class Meeting:
         if first["given"] != given:
             number = self.store.add(f"{self.key}/others", 1)
             self.store.set(f"{self.key}/other/{number}", json.dumps(mine))
+        self.store.set(f"{self.key}/here/{self.rank}", "")
         if self.store.add(f"{self.key}/arrived", 1) == self.size:
             self._answer(asdict(self._find_difference(first)))
-        answer = json.loads(self._wait(look))
+        answer = json.loads(self._wait(look, purpose))
         if "refusal" in answer:
             raise RankFailed(f"rank {self.rank} cannot begin: {answer['refusal']}")
         return Difference(**answer) if answer["names"] else None
 
-    def require_same(self, given: Given) -> None:
-        """Wait for all ranks; ValueError on all of them if they were given different things."""
+    def require_same(self, given: Given, warned: Collection[str] = ()) -> None:
+        """Wait for all ranks; ValueError on all of them if they were given different things, or a
+        warning where those of `warned` alone differ."""
         difference = self.compare(given)
-        if difference is not None:
-            raise ValueError(f"the ranks were given different things: {difference.text}")
+        if difference is None:
+            return
+        text = f"the ranks were given different things: {difference.text}"
+        if not {*difference.names} <= {*warned}:
+            raise ValueError(text)
+        log.warning("%s", text)
 
     def _set_first(self, name: str, value: Any) -> str:
         text: str = self.store.compare_set(f"{self.key}/{name}", "", json.dumps(value)).decode()
@@ -97,17 +115,31 @@ class Meeting:
     def _answer(self, answer: Mapping[str, Any]) -> None:
         self._set_first("answer", answer)
 
-    def _wait(self, look: Callable[[float], None] | None) -> str:
+    def _wait(self, look: Callable[[float], None] | None, purpose: str) -> str:
         key = f"{self.key}/answer"
-        waited_s = 0.0
-        while look is not None:
+        look = look or self._look
+        began_s, is_told = time.monotonic(), False
+        while True:
             try:
                 self.store.wait([key], timedelta(seconds=LOOK_S))
-                break
+                return bytes(self.store.get(key)).decode()
             except RuntimeError:  # not yet: each store has an error of its own for it
-                waited_s += LOOK_S
+                waited_s = time.monotonic() - began_s
                 look(waited_s)
-        return bytes(self.store.get(key)).decode()
+                if waited_s >= LATE_S and not is_told:
+                    is_told = True
+                    late = self._name_late(waited_s)
+                    log.warning("rank %d waits to %s: %s", self.rank, purpose, late)
+
+    def _look(self, waited_s: float) -> None:
+        if waited_s > self.store.timeout.total_seconds():
+            raise RankFailed(f"rank {self.rank} cannot begin: {self._name_late(waited_s)}")
+
+    def _name_late(self, waited_s: float) -> str:
+        late = [r for r in self.ranks if not self.store.check([f"{self.key}/here/{r}"])]
+        more = f" and {len(late) - MOST} more" if len(late) > MOST else ""
+        named = ", ".join(map(str, late[:MOST]))
+        return f"rank {named}{more} has not come so far in {waited_s:.0f} s"
 
     def _find_difference(self, first: Mapping[str, Any]) -> Difference:
         """Find the ranks that were given other things; without names if there are none."""
@@ -148,8 +180,8 @@ def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
-def open_meeting(rank: int, size: int, part: str = "all") -> Meeting:
-    """A meeting of all ranks of the default group, or of one of its parts, of so many ranks each;
-    every rank opens as many, in the same order."""
-    store = dist.distributed_c10d._get_default_store() if size > 1 else None
-    return Meeting(store, f"varuna/meeting/{next(_numbers)}/{part}", rank, size)
+def open_meeting(rank: int, ranks: Sequence[int], part: str = "all") -> Meeting:
+    """A meeting of all ranks of the default group, or of one of its parts; every rank opens as
+    many, in the same order."""
+    store = dist.distributed_c10d._get_default_store() if len(ranks) > 1 else None
+    return Meeting(store, f"varuna/meeting/{next(_numbers)}/{part}", rank, ranks)

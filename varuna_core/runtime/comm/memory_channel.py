@@ -242,7 +242,7 @@ class MemorySender:
             self._wait_for_room()
         began = time.perf_counter()
         tensors = [t if t is None else make_dense(t) for t in tensors]
-        layout, described = describe_message(tensors, structure), b""
+        layout, described = describe_message(tensors, structure, self.arrivals.batch), b""
         if layout != self._layout:
             described = describe_layout(layout)
             self._layout = layout
@@ -315,6 +315,7 @@ class MemoryReceiver:
 
     def __init__(self, line: Line, lane: Lane, peer: int, arrivals: Arrivals) -> None:
         self.line, self.lane, self.peer, self.arrivals = line, lane, peer, arrivals
+        self.batch = ""
         self.came_s = 0.0
         """When the message that was taken last was sent, by the sender's clock, plus the time of
         copying it out: that is what it is on its way for, beside the two ranks' actions."""
@@ -367,6 +368,7 @@ class MemoryReceiver:
         self._num_taken += 1
         self.lane.taken.ring()
         self.came_s = sent_s + time.perf_counter() - began
+        self.batch = self._layout.batch
         return Crossing(tuple(tensors), self._layout.structure)
 
     def _make_room(self) -> list[Any]:

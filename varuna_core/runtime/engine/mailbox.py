@@ -98,6 +98,12 @@ class Mailbox:
         if channel is None:
             return self._in_memory.pop(message)
         received = channel.take()
+        mine = self.links.arrivals.batch
+        if channel.batch != mine:
+            raise ValueError(
+                "the ranks of a replica take the same batch in each step: "
+                f"rank {channel.peer} has {channel.batch}, this rank {mine}"
+            )
         self.ready_s = self._now()
         if self._times is not None:
             self._times.has_come(message, channel.came_s)

@@ -143,6 +143,9 @@ class Record:
     """It ran on real tensors, since the model looks at values."""
 
     problem: SplitError | None = None
+    num_operations: int = 0
+    digest: int = 0
+    """Of the operations' names, in order."""
 
     def list_input_traces(self) -> list[InputTrace]:
         return [self.inputs, *([self.in_training.inputs] if self.in_training else [])]
@@ -217,10 +220,9 @@ def list_written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyped
-    """Calls `spend` with the nominal seconds of each operation, `read` with its tensors,
-    `write` with what it wrote, `draw` with what random numbers it draws and `compose` where
-    it takes functions, as flex attention does; of that only the tensors are seen.
-    """
+    """Calls `see` with the name of each operation, `spend` with its nominal seconds, `read` with
+    its tensors, `write` with what it wrote, `draw` with what random numbers it draws and `compose`
+    where it takes functions, as flex attention does; of that only the tensors are seen."""
 
     supports_higher_order_operators = True
 
@@ -231,14 +233,16 @@ class OperationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torc
         write: Callable[[list[Tensor]], None],
         draw: Callable[[Draw], None],
         compose: Callable[[], None],
+        see: Callable[[str], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.spend, self.read, self.write, self.draw = spend, read, write, draw
-        self.compose = compose
+        self.compose, self.see = compose, see
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        self.see(str(func))
         if not hasattr(func, "_schema"):
             self.read(tensors_of((args, kwargs, out)))
             self.compose()
