@@ -204,6 +204,9 @@ class Varuna(RankModule):
         self.last_grad_norm: Tensor | None = None
         """Norm of the last step's gradients before clipping, not read from the device."""
 
+        self._untouched: list[tuple[nn.Parameter, int]] = []
+        """Parameters before the first step, and how often each had been changed."""
+
         weakref.finalize(self, self.links.close)  # at exit too
 
     # Training.
@@ -238,6 +241,24 @@ class Varuna(RankModule):
                 self._steps.watch_optimizer(one)
         self.saving.optimizers_set()
         return optimizer
+
+    def _warn_of_no_updates(self) -> None:
+        """Warn once where the gradients of the first step were cleared and changed nothing: an
+        optimizer that was made before Varuna holds other parameters."""
+        masters = [p for p in self._masters.by_name.values() if p.requires_grad]
+        if self.iteration == 0:
+            self._untouched = [(p, p._version) for p in masters]
+        elif self.iteration == 1 and not self.updates.optimizers and masters:
+            is_cleared = not self.gradients.hold_any()
+            if is_cleared and all(p._version == version for p, version in self._untouched):
+                log.warning(
+                    "%s: the gradients of the first step were cleared, and no parameter has "
+                    "changed: make the optimizer after Varuna, of model.parameters(), and give it "
+                    "to set_optimizer",
+                    self.links.name,
+                )
+        if self.iteration == 1:
+            self._untouched = []
 
     def _name_pieces(self) -> str:
         """What gives this rank pieces of tensors in place of whole ones, if anything does."""
@@ -289,6 +310,7 @@ class Varuna(RankModule):
         if asked is not None and form.path is not None:
             asked.check(self.split.record.output)
         self.updates.check_ready()
+        self._warn_of_no_updates()
         self._handle_signals()
 
         def run(microbatches: list[MicroBatch], size: int) -> tuple[Tensor, Any]:

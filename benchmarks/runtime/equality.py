@@ -35,7 +35,7 @@ from tests.varuna_core.equality.judge import (
 from tests.varuna_core.equality.plain import COMMON_FLOOR, OWN_FLOOR
 from tests.varuna_core.equality.shrink import shrink
 from tests.varuna_core.equality.spec import Spec, show
-from tests.varuna_core.equality.worlds import Verdict, Worlds
+from tests.varuna_core.equality.worlds import HANG_S, Verdict, Worlds
 
 RESULT = RESULTS / "equality.md"
 BLOCK = 50
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> list[Row]:
     rows = read_rows(kept, options.seed)
     done = {row["draw"] for row in rows}
     began = time.monotonic()
-    with Worlds(at_once=options.at_once) as worlds, kept.open("a") as out:
+    with Worlds(options.at_once, options.hang_s) as worlds, kept.open("a") as out:
         for first in range(0, options.draws, BLOCK):
             count = min(BLOCK, options.draws - first)
             if all(number in done for number in range(first, first + count)):
@@ -157,7 +157,7 @@ def find_defect(worlds: Worlds, name: str, seed: int) -> tuple[int, int, str]:
 def find_defects(names: Sequence[str], options: argparse.Namespace) -> dict[str, Row]:
     kept = Path(options.kept).with_suffix(".defects")
     known: dict[str, Row] = json.loads(kept.read_text()) if kept.exists() else {}
-    with Worlds(at_once=options.at_once) as worlds:
+    with Worlds(options.at_once, options.hang_s) as worlds:
         for name in names:
             draws, shown, message = find_defect(worlds, name, options.seed)
             known[name] = {"draws": draws, "shown": shown, "message": message.partition("\n")[0]}
@@ -268,6 +268,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=2, help="trainings at a time")
     parser.add_argument("--kept", default=str(Path(tempfile.gettempdir()) / "equality.jsonl"))
     parser.add_argument("--limit-min", type=float, default=0.0, help="stop after so long")
+    parser.add_argument("--hang-s", type=float, default=HANG_S, help="limit of a training")
     parser.add_argument("--no-shrink", dest="shrink", action="store_false")
     parser.add_argument("--defect", action="append", default=[], help="a name, or all")
     parser.add_argument("--show", type=int, help="print one draw and what comes of it")

@@ -157,9 +157,10 @@ def cut_model(
 ) -> Split:
     """Split the model into the stages of all ranks, in the precision that was asked for."""
     settings.precision.check_names(model, dummies)
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    is_first = not dist.is_initialized() or dist.get_rank() == 0
+    if is_first:
         settings.precision.warn_of_lost_numbers(dummies)
-    return split_model(
+    split = split_model(
         model,
         settings.precision.cast(dummies),
         ranks.depth * settings.stages_per_rank,
@@ -169,6 +170,12 @@ def cut_model(
         types=settings.precision.choose_types(model),
         kept=settings.precision.find_kept(model),
     )
+    if is_first and split.record.loss.is_sum:
+        log.warning(
+            "the model's loss ends in a sum, and Varuna takes losses for means over the samples: "
+            "return a mean, or TokenMean(sum, count) of what is summed"
+        )
+    return split
 
 
 def refuse_offload(split: Split, settings: VarunaSettings) -> None:

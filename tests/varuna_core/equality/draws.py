@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from math import lcm
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
@@ -118,8 +119,7 @@ def specs(draw: st.DrawFn) -> Spec:
     sizes = [batch] * NUM_STEPS
     if any(each.zero == 3 and each.data > 1 for each in layouts_used):
         if draw(st.integers(0, 9)):  # replicas must have as many micro-batches
-            batch = most_replicas * chunk * draw(st.integers(1, 2))
-            batch = batch if most_replicas != 3 else 6 * chunk
+            batch = chunk * lcm(*(each.data for each in layouts_used)) * draw(st.integers(1, 2))
             sizes = [batch] * NUM_STEPS
     elif draw(st.booleans()):
         sizes = draw(st.lists(st.integers(1, batch), min_size=NUM_STEPS, max_size=NUM_STEPS))

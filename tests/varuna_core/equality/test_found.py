@@ -69,6 +69,30 @@ FOUND = {
     "a result that a buffer of the stage changes from run to run is no leak": Spec(
         blocks=blocks("|count"), layout=Layout(pipeline=2, partition="1-1")
     ),
+    "several optimizers are saved, and taken up by another layout": Spec(
+        blocks=blocks("|mlp", "|norm"),
+        layout=Layout(pipeline=2, partition="1-2"),
+        other=Layout(data=2, zero=2),
+        precision="fp16",
+        optimizer="several",
+    ),
+    "a forked child that collects and ends harms nobody": Spec(
+        blocks=blocks("|linear"), layout=Layout(pipeline=2, partition="1-1"), forks=True
+    ),
+    "weights that hooks compute are no obstacle to a copy": Spec(
+        blocks=blocks("|pruned", "|old_norm"),
+        layout=Layout(pipeline=2, partition="2-1", schedule="zero_bubble"),
+    ),
+    "flex attention is recomputed in full": Spec(
+        blocks=blocks("|flex"), layout=Layout(recompute="selective")
+    ),
+    "a graph that torch lets nobody see is not measured": Spec(
+        blocks=blocks("|inner_grad"), layout=Layout(recompute="auto", memory_limit=8000.0)
+    ),
+    "a dict that crossed a cut may be edited": Spec(
+        blocks=(Block(kind="linear", form="edited"), Block(kind="extra", form="edited")),
+        layout=Layout(pipeline=2, partition="2-1"),
+    ),
     "the gradient of a linear layer's input keeps its memory order": Spec(
         blocks=blocks("|norm", "|norm2d"),
         layout=Layout(schedule="gpipe"),

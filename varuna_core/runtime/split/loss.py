@@ -122,6 +122,9 @@ class LossForm:
     problem: SplitError | None = None
     """Why the model cannot be trained; it may be run for its outputs."""
 
+    is_sum: bool = False
+    """Its last operation is a sum, as of `reduction="sum"`, and it is no TokenMean."""
+
     @property
     def is_weighed_after(self) -> bool:
         """The counts are known only when all forwards have run."""
@@ -152,7 +155,16 @@ def read_form(output: Any, is_counted: bool) -> LossForm:
         num_terms=terms,
         is_counted=is_counted and terms > 0,
         problem=problem,
+        is_sum=mean is None and _is_sum(follow(output, path)),
     )
+
+
+def _is_sum(loss: Tensor) -> bool:
+    """Decide by the last operation whether a loss is a sum."""
+    node: Any = loss.grad_fn
+    if node is None:
+        return False
+    return node.name().startswith("SumBackward") or getattr(node, "_saved_reduction", 0) == 2
 
 
 class AmbiguousLoss(SplitError):
