@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch import nn
 
 from tests.varuna_core.equality import model
@@ -21,9 +22,11 @@ from tests.varuna_core.equality.spec import STATEFUL, Spec
 from varuna_core import varuna
 from varuna_core.runtime.comm import links
 from varuna_core.runtime.engine import weight_grads
+from varuna_core.runtime.engine.graph_offload import SavedGraph
 from varuna_core.runtime.engine.loss_seed import LossSeed
 from varuna_core.runtime.optim.hooks import ParameterHooks
-from varuna_core.runtime.split import random_streams, split
+from varuna_core.runtime.optim.updates import Updates
+from varuna_core.runtime.split import random_streams, rehearsal, split
 from varuna_core.runtime.split.attributes import KeptAttributes
 from varuna_core.runtime.split.inputs import FreshInputs
 from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
@@ -154,7 +157,111 @@ def read_computed_weights() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def split_all_linears() -> Iterator[None]:
+    def may_split(self: Any, input: Any, weight: Any, bias: Any) -> bool:
+        return torch.is_grad_enabled()
+
+    with change(weight_grads._LinearForward, "_may_split", may_split):
+        yield
+
+
+@contextmanager
+def make_rows() -> Iterator[None]:
+    def make(grad: Any, input: Any, weight: Any) -> Any:
+        return grad @ weight
+
+    with change(weight_grads, "_make_input_grad", make):
+        yield
+
+
+@contextmanager
+def close_in_children() -> Iterator[None]:
+    with change(links.Links, "_is_ours", lambda self: True):
+        yield
+
+
+@contextmanager
+def keep_results() -> Iterator[None]:
+    with change(rehearsal, "list_results", lambda model: {}):
+        yield
+
+
+@contextmanager
+def hook_all_graphs() -> Iterator[None]:
+    with change(rehearsal, "may_hook_saved", lambda: True):
+        yield
+
+
+@contextmanager
+def take_last_optimizer() -> Iterator[None]:
+    real = Updates.attach
+
+    def attach(self: Updates, optimizers: Any, loss_scale: Any) -> None:
+        real(self, optimizers[-1:], loss_scale)
+
+    with change(Updates, "attach", attach):
+        yield
+
+
+@contextmanager
+def keep_selective() -> Iterator[None]:
+    with change(rehearsal.Rehearsal, "_note_composed", lambda self: None):
+        yield
+
+
+@contextmanager
+def offload_nested() -> Iterator[None]:
+    real = SavedGraph._take
+
+    def take(self: SavedGraph, tensor: Any) -> Any:
+        return self._take_parts(tensor) if tensor.is_nested else real(self, tensor)
+
+    with change(SavedGraph, "_take", take):
+        yield
+
+
 DEFECTS |= {
+    "complex_linear": Defect(
+        what="linear layers of complex numbers, and within vmap and jvp, go the fast way",
+        patch=split_all_linears,
+        shows=lambda spec: spec.has("complex", "mapped", "pushed", "inner_grad"),
+    ),
+    "row_gradients": Defect(
+        what="the gradient of a layer's input has another memory order than torch's",
+        patch=make_rows,
+        shows=lambda spec: spec.has("norm", "norm2d") and spec.precision != "fp32",
+    ),
+    "forked_child": Defect(
+        what="a forked child that ends closes its parent's channels",
+        patch=close_in_children,
+        shows=lambda spec: spec.forks,
+    ),
+    "computed_attributes": Defect(
+        what="a model with pruned or normed weights cannot be copied",
+        patch=keep_results,
+        shows=lambda spec: spec.has("pruned", "old_norm"),
+    ),
+    "hooked_graphs": Defect(
+        what="graphs within torch.func.grad are measured and offloaded",
+        patch=hook_all_graphs,
+        shows=lambda spec: spec.has("inner_grad"),
+    ),
+    "one_optimizer": Defect(
+        what="of several optimizers the last one counts",
+        patch=take_last_optimizer,
+        shows=lambda spec: spec.optimizer == "several" and spec.other is not None,
+    ),
+    "selective_flex": Defect(
+        what="flex attention is watched while its products are kept",
+        patch=keep_selective,
+        shows=lambda spec: spec.has("flex") and spec.layout.recompute == "selective",
+    ),
+    "offloaded_nested": Defect(
+        what="nested tensors are offloaded, and come back of another ragged size",
+        patch=offload_nested,
+        shows=lambda spec: spec.has("ragged") and spec.layout.recompute == "offload",
+    ),
     "attributes": Defect(
         what="checks and recomputes leave plain attributes of modules changed",
         patch=leave_attributes,

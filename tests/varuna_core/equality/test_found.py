@@ -89,6 +89,13 @@ FOUND = {
     "a graph that torch lets nobody see is not measured": Spec(
         blocks=blocks("|inner_grad"), layout=Layout(recompute="auto", memory_limit=8000.0)
     ),
+    "a nested tensor stays where a graph is offloaded": Spec(
+        blocks=blocks("|linear", "|ragged"),
+        layout=Layout(schedule="gpipe", recompute="offload"),
+        batch_size=3,
+        batches=(2, 2, 3),
+        chunk_size=1,
+    ),
     "a dict that crossed a cut may be edited": Spec(
         blocks=(Block(kind="linear", form="edited"), Block(kind="extra", form="edited")),
         layout=Layout(pipeline=2, partition="2-1"),

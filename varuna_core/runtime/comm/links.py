@@ -228,11 +228,15 @@ class Links:
         """RuntimeError after `close`, or after a failure of any rank."""
         if self.closed:
             raise RuntimeError("this Varuna is closed, or a rank has failed: restart the training")
-        if os.getpid() != self.pid:
+        if not self._is_ours():
             raise RuntimeError("this process was forked by a rank, which alone may take a step")
 
+    def _is_ours(self) -> bool:
+        """True in the process that made them, and not in a child that it forked."""
+        return os.getpid() == self.pid
+
     def _send_last_word(self, word: int) -> bool:
-        if self.closed or os.getpid() != self.pid:
+        if self.closed or not self._is_ours():
             return False
         self.closed = True
         for sender in self.senders:
@@ -424,7 +428,8 @@ class SharedGloo(dist.ProcessGroupGloo):
     _devices: ClassVar[dict[bool, list[Any]]] = {}
     """gloo's devices, each with a thread: for channels (True) and for all other groups."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **more: Any) -> None:
+        """`more` is what newer torch says besides (`enable_reconfigure=False` in 2.15)."""
         options: Any = self._Options()  # type: ignore[attr-defined]  # torch: without the line
         options._devices = self._find_devices(getattr(_current, "channels", False))
         options._threads = 2 * len(options._devices)
@@ -462,7 +467,7 @@ def our_groups(channels: bool = False) -> Iterator[None]:
             _entered[-1] if _entered else (world, world.bound_device_id, c10d.ProcessGroupGloo)
         )
         world.bound_device_id = None
-        if hasattr(dist.ProcessGroupGloo, "_Options"):  # torch 2.9 to 2.13; no promise of theirs
+        if hasattr(dist.ProcessGroupGloo, "_Options"):  # torch 2.9 to 2.15; no promise of theirs
             c10d.ProcessGroupGloo = SharedGloo
     before, _current.channels = getattr(_current, "channels", False), channels
     try:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-TRIED = ("2.9", "2.13")
-"""The oldest and the newest version that the names were tried with."""
+TRIED = ("2.9", "2.13", "2.15")
+"""Versions that the names were tried with."""
 
 
 def is_transformed() -> bool:

@@ -247,6 +247,8 @@ class SavedGraph:
         """None if the tensor stays."""
         if hasattr(tensor, "trigger_wait"):  # what a collective is making
             return self._take(tensor.trigger_wait())
+        if tensor.is_nested:  # one that is made anew has another ragged size than its kin (2.13)
+            return None
         if is_traceable_wrapper_subclass(tensor):
             return self._take_parts(tensor)
         # Others have no memory (fake ones of DTensor's own dry runs), or are more than it.

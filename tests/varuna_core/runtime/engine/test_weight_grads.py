@@ -16,7 +16,7 @@ from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.schedule.registry import SCHEDULES
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script` is deprecated:DeprecationWarning"  # torch.func.jvp itself (2.13)
+    "ignore:`torch.jit.script` is deprecated"  # torch.func.jvp itself (2.13, 2.15)
 )
 
 
