@@ -34,6 +34,7 @@ class Watched:
         monkeypatch.setattr(self.guard, "_read_token", lambda rank: self.token)
         monkeypatch.setattr(self.guard, "_ask", self.ask)
         monkeypatch.setattr(guard, "ANSWER_S", 0.0)
+        monkeypatch.setattr(guard, "_read_bytes", lambda pid: 0)  # this process reads for the guard
         self.now = 0.0
         for self.token in range(1, 11):
             self.tick()
