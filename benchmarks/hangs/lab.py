@@ -33,7 +33,7 @@ from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 HEADING = "On the Slurm lab"
-STEPS, AT, LIMIT_S = 160, 90, 330
+STEPS, AT, LIMIT_S = 160, 90, 240
 SAME = 2e-5
 SCRIPT = """
 name: {name}
@@ -204,7 +204,8 @@ class Result:
     attempts: int
     without: bool
     end: str
-    note: str = ""
+    told: str = ""
+    """The reason that `vjob status` gave before anything was done."""
 
     @property
     def named_right(self) -> bool:
@@ -320,7 +321,7 @@ class Stage:
             said = self.vjob("submit", str(conf), "--json").stdout
         run = RunFolder(Path(json.loads(said)["folder"]))
         until = time.monotonic() + LIMIT_S
-        node, struck = "", False
+        node, struck, told = "", False, ""
         while time.monotonic() < until and not self.is_over(run):
             if not struck and self.count_steps(run) >= AT:
                 struck = True
@@ -329,12 +330,19 @@ class Stage:
                 for act in filter(None, (case.act, case.and_then)):
                     target = hosts[0] if act == "kill-manager" else node
                     strike(self.lab, run, act, target, case.rank or 0)
+            if not told and run.attempt(0).hanging.exists():
+                told = self.ask_status(run)
             time.sleep(0.5)
         if not self.is_over(run):
             self.vjob("cancel", str(run.path), "--now", code=None)
         if case.act == "cut":
             self.lab.mend_link(node)
-        return self.read_result(case, run, node)
+        return replace(self.read_result(case, run, node), told=told)
+
+    def ask_status(self, run: RunFolder) -> str:
+        """The verdict while the ranks stand, and nothing is done yet."""
+        said = self.vjob("status", str(run.path), "--json", code=None).stdout
+        return str(json.loads(said)["verdict"]["reason"])
 
     def write_conf(self, case: Case, name: str) -> str:
         after = "" if case.after is None else f", after: {case.after}"
