@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from varuna_core.agent.processes import guard
-from varuna_core.agent.processes.guard import MUTE_S, TICK_S, Guard
+from varuna_core.agent.processes.guard import (
+    ABSENT_S,
+    MUTE_S,
+    TICK_S,
+    BeatTrack,
+    Guard,
+    parse_down,
+)
 from varuna_core.hang.signs import read_signs
 from varuna_core.records.files import write_json
 from varuna_core.records.runfolder import RunFolder
@@ -110,3 +117,24 @@ def test_a_library_that_asks_again_and_again_is_no_movement(tmp_path, monkeypatc
     assert seen[-1].still_s == 5 * TICK_S
     watched.frames = [{**own, "line": 8}]
     assert watched.look().still_s == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [("DOWN*", [1]), ("IDLE", []), ("ALLOCATED*", [1]), ("DOWN+DRAIN", [1]), ("MIXED", [])],
+)
+def test_a_node_that_slurm_calls_down_or_that_does_not_answer_it_is_lost(state, expected):
+    text = f"NodeName=a1 Arch=x86_64 State=MIXED CPUAlloc=1\nNodeName=a2 Cores=1 State={state} X=1"
+    assert parse_down(text, {"a1": 0, "a2": 1}) == expected
+
+
+def test_an_agent_is_absent_once_its_beats_stand_unless_it_said_that_it_is_done(tmp_path):
+    attempt, beats = RunFolder(tmp_path).attempt(0), BeatTrack()
+    attempt.make()
+    for now in (0.0, ABSENT_S):
+        for index, state in ((1, "running"), (2, "done"), (3, "running")):
+            count = int(now) if index == 3 else 7
+            facts = {"host": f"n{index}", "count": count, "state": state}
+            write_json(attempt.beat(index), facts)
+        beats.look(attempt, (1, 2, 3, 4), now)
+    assert beats.find_absent(ABSENT_S) == {1: "n1"}

@@ -323,6 +323,28 @@ def test_a_node_whose_rank_stood_still_is_left_out_at_once() -> None:
     assert text == "node 1 is left out: rank 3 on b is stopped"
 
 
+def test_a_hang_that_comes_back_on_another_node_ends_the_run() -> None:
+    story = Story()
+    story.start()
+    for culprit, repeats in (("1/b", ""), ("2/c", "twice")):
+        story.tell(story.failed("a rank is stopped"))
+        story.end_ranks()
+        judged = Judged(FAILED, 114, "stopped", culprit, repeats, is_sure=not repeats)
+        actions = story.tell(judged)
+    assert [one.reason for one in actions if isinstance(one, End)] == ["stopped; twice"]
+
+
+def test_a_hang_gives_the_job_back_where_the_conf_says_so_but_not_twice_after_one_step() -> None:
+    for repeats, requeue in (("", True), ("twice", False)):
+        story = Story()
+        story.start()
+        story.tell(story.failed("a rank is stopped"))
+        story.end_ranks()
+        judged = Judged(FAILED, 114, "stopped", repeats=repeats, wants_requeue=True)
+        (end,) = story.tell(Saved(3), judged)
+        assert isinstance(end, End) and end.requeue == requeue
+
+
 def test_nobody_is_left_out_where_the_rest_is_too_few() -> None:
     story = Story(replace(RULES, min_nodes=4))
     story.start()
