@@ -252,5 +252,10 @@ def kept_buffers(model: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer, values in kept:
             module._buffers[name] = buffer
-            if not torch.equal(buffer, values):
+            if not torch.equal(as_strided(buffer), as_strided(values)):
                 buffer.copy_(values)
+
+
+def as_strided(tensor: Tensor) -> Tensor:
+    """The tensor, or the dense one of a sparse tensor, which `torch.equal` does not take."""
+    return tensor if tensor.layout == torch.strided else tensor.to_dense()
