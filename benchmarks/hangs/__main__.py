@@ -1,6 +1,7 @@
 """Stages hangs, and healthy runs that look like one; writes their part of results/hangs.md.
 
-    python -m benchmarks.hangs [--on lab] [--only WORD ...] [--at-once 3] [--rows rows.json]
+    python -m benchmarks.hangs [--on lab] [--only WORD ...] [--at-once 3]
+                               [--rows rows.json] [--part HEADING]
 
 With --rows, local rows of earlier calls are taken from that file, and not staged again.
 
@@ -262,7 +263,8 @@ def render(results: list[Result]) -> str:
                 "",
                 f"{name}: median {statistics.median(values):.0f} s, worst {max(values):.0f} s.",
             ]
-    rows += ["", *NOTE]
+    if any(one.case.ranks == 3 for one in results):
+        rows += ["", *NOTE]
     rows += ["", "| healthy | attempts | said | left alone |", "|---|---|---|---|"]
     for one in (x for x in results if not x.case.witness and not x.case.ends_itself):
         said = one.hang.witness.value if one.hang else "nothing"
@@ -291,6 +293,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60, help="no case on the lab begins later")
     parser.add_argument("--rows", type=Path)
+    parser.add_argument("--part", help="heading of the page's part with these rows")
     options = parser.parse_args()
     if options.on == "lab":
         from benchmarks.hangs.lab import HEADING, stage_on_lab
@@ -323,7 +326,9 @@ def main() -> None:
     results.sort(key=lambda one: [case.name for case in CASES].index(one.case.name)
                  if one.case.fault else -1)  # fmt: skip
     print(render(results))
-    if {case.name for case in CASES} <= set(held):
+    if options.part:
+        write_part(options.part, render(results).splitlines()[2:])
+    elif {case.name for case in CASES} <= set(held):
         page = RESULTS / "hangs.md"
         _, mark, other = page.read_text().partition("\n## ")
         page.write_text(render(results) + mark + other)

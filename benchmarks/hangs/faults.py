@@ -186,8 +186,10 @@ def strike(step: int, compute: Any) -> None:
     if FAULT == "cut":
         cut_link(is_odd)
     if FAULT in ("nfs", "nfs-all", "nfs-pause") and is_odd:
+        if FAULT == "nfs":
+            time.sleep(3)  # the others have this step's samples by then
         HOLD.touch()
-        if FAULT == "nfs":  # the others have this step's samples
+        if FAULT == "nfs":
             os.pread(os.open(DATA, os.O_RDONLY), 64, 0)
         if FAULT == "nfs-pause":
             threading.Timer(60, HOLD.unlink).start()

@@ -20,8 +20,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import RESULTS
-from benchmarks.hangs.__main__ import Case, Result, stage
+from benchmarks.hangs.__main__ import Case, Result, stage, write_part
 from benchmarks.hangs.simulated import simulate
 
 STEPS, NUM_EACH = 110, 4
@@ -80,7 +79,9 @@ def main() -> None:
     parser.add_argument("--simulated", type=int, default=0)
     options = parser.parse_args()
     if options.simulated:
-        print("\n".join(simulate(options.simulated, options.seed)))
+        rows = simulate(options.simulated, options.seed)
+        print("\n".join(rows))
+        write_part(f"{HEADING}, simulated", rows)
         return
     with tempfile.TemporaryDirectory(prefix="healthy-") as text:
         seeds = range(options.seed, options.seed + options.runs)
@@ -88,7 +89,7 @@ def main() -> None:
             results = list(pool.map(lambda seed: run(seed, Path(text)), seeds))
     rows = render(results, options.seed)
     print("\n".join(rows))
-    (RESULTS / "hangs_healthy.txt").write_text("\n".join(rows) + "\n")
+    write_part(HEADING, rows)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def draw_events(source: random.Random, num_ranks: int) -> list[Event]:
 def watch(world: World, attempt: AttemptFolder, until: float) -> None:
     """Let the guard look at the world until it acts, or the time is over."""
     ranks = list(range(world.ranks))
-    plan: Any = SimpleNamespace(num_nodes=1, world=world.ranks, count_steps=True,
+    plan: Any = SimpleNamespace(scheduler="local", num_nodes=1, world=world.ranks, count_steps=True,
                                 hang_after_s=None, morph=None, restarts=3,
                                 hang_do="restart")  # fmt: skip
     node: Any = SimpleNamespace(index=0, ranks=ranks)

@@ -19,6 +19,7 @@ from varuna_core.facts.known import (
     Within,
     value_of,
 )
+from varuna_core.facts.sentences import describe_hang
 from varuna_core.planner.profile.gpus import GpuProduct, list_gpus
 from varuna_core.planner.profile.transformer import LAUNCH_S, Transformer, list_parts
 from varuna_core.records.formatting import format_duration, format_seconds, format_share
@@ -83,6 +84,10 @@ class Headline:
     cost: Known[float]
     """In the unit of the conf's prices."""
     speeds: tuple[Speed, ...]
+    hung: str = ""
+    """The longest hang, in a sentence; empty where there was none."""
+    hung_hours: float = 0.0
+    """Rank-hours of all hangs."""
 
     @property
     def has_gpus(self) -> bool:
@@ -135,7 +140,16 @@ def summarise(
         rank_hours=hours,
         cost=_compute_cost(job, hours),
         speeds=tuple(_measure_speeds(job, value_of(step_s))),
+        hung=_describe_hangs(job),
+        hung_hours=accounting.seconds.get("hung", 0.0) / 3600,
     )
+
+
+def _describe_hangs(job: Job) -> str:
+    """The longest one, and how many more there were."""
+    hangs = sorted(job.hangs.values(), key=lambda one: (one.until or one.seen_at) - one.since)
+    more = f"; and {len(hangs) - 1} more" if len(hangs) > 1 else ""
+    return describe_hang(hangs[-1]) + more if hangs else ""
 
 
 STEP_LINES = "lines about steps"
@@ -236,6 +250,9 @@ class Fact(NamedTuple):
 def list_facts(found: Headline) -> Iterator[Fact]:
     """List the known figures, and the reason for a goodput or pace that is not known."""
     yield Fact("state", found.state)
+    if found.hung:
+        unit = "GPU-hours" if found.has_gpus else "rank-hours"
+        yield Fact("hung", f"{found.hung_hours:.2g} {unit} lost: {found.hung}")
     nodes = f"{found.nodes} node{'s' if found.nodes != 1 else ''}"
     devices = ", ".join(f"{count} x {kind}" for kind, count in found.devices.items())
     yield Fact("on", f"{nodes}, {devices}" if devices else nodes)

@@ -21,6 +21,7 @@ from varuna_core.schedule.costs import build_even_costs
 from varuna_core.schedule.registry import build_schedule
 from vjob.reports.analysis import findings
 from vjob.reports.analysis.accounting import describe_class
+from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import analyse
 from vjob.reports.load.tables import PlanFacts, choose_steps, load_job
 
@@ -176,6 +177,10 @@ def test_a_hang_is_said_first_with_what_it_cost(tmp_path: Path) -> None:
     first = findings.find_all(load_job(tmp_path), analyse(load_job(tmp_path)))[0]
     assert (first.rule, first.lost_s) == ("hang", pytest.approx(30))
     assert "rank 1 on n1 is stopped (SIGSTOP)" in first.sentence and "hours" in first.cost
+    headline = analyse(load_job(tmp_path)).headline
+    assert [fact.name for fact in list_facts(headline)][:2] == ["state", "hung"]
+    assert headline.hung == "rank 1 on n1 is stopped (SIGSTOP)"
+    assert headline.hung_hours == pytest.approx(30 / 3600)
 
 
 def make_waiting(*hosts: str) -> tuple[Any, Any]:
