@@ -376,7 +376,9 @@ def _to_lines(progress: Progress | None) -> Lines | None:
     if progress is None:
         return None
     pairs = tuple((point.step, point.at) for point in progress.points)
-    return Lines(progress.step, progress.num_steps, pairs, progress.source, BAR_SLACK_S)
+    return Lines(
+        progress.step, progress.num_steps, pairs, progress.source, BAR_SLACK_S, progress.unit
+    )
 
 
 def join_counts(

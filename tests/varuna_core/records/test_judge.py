@@ -133,3 +133,23 @@ def test_ranks_are_told_apart() -> None:
     assert found.slowest is not None
     assert (found.slowest.rank, found.slowest.done) == (0, 25)
     assert [one.rank for one in found.ranks] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("step", "count_", "unit", "said", "other"),
+    [
+        (320, 80, "step", 80, 320),  # a bar of micro-batches, drawn once: four a step
+        (321, 80, "step", 80, 321),
+        (1000, 80, "step", 1000, None),  # a program that went on from step 920
+        (12, 4, "step", 12, None),  # too few to tell
+        (1, 80, "epoch", 80, 1),
+        (2, 3, "epoch", 3, 2),
+    ],
+)
+def test_one_number_of_another_thing_is_not_told_as_the_step(
+    step: int, count_: int, unit: str, said: int, other: int | None
+) -> None:
+    one = Lines(step, step, ((step, BEGIN + count_ * PACE),), "n0.out", unit=unit)
+    found = judge_steps(one, {0: count(count_)})
+    assert isinstance(found.step, Value) and found.step.value == said
+    assert found.other == other

@@ -34,6 +34,8 @@ NEAR = 0.1
 """A ratio within this distance of a whole number is that number."""
 TWICE = 0.34
 """Largest error of a ratio: with a larger one, 1 and 2 cannot be distinguished."""
+EXACT = 16
+"""Share of the count by which a multiple of it may be missed, beside a line's lag."""
 MOST_PARTS = 100_000
 SURE_STEPS = 1.0
 """An offset that is sure to fewer steps is exact."""
@@ -67,6 +69,8 @@ class Lines:
     file: str = ""
     slack_s: float = 0.0
     """Error of each time."""
+    unit: str = "step"
+    """`epoch` for lines that count epochs alone."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +158,10 @@ def judge_steps(
     if not own.is_captured:
         fit = fit_lines(lines, counts[most if reference not in counts else reference])
     by_lines = _take_lines(lines, ranks)
+    if lines.unit == "epoch" and not own.is_captured:
+        fit = fit if fit is not None and fit.unit is Unit.SEVERAL else None
     if fit is None:
-        if own.is_captured or lines.step >= own.count / 2 or own.count < SAME:
+        if own.is_captured or (lines.unit == "step" and _may_be_steps(lines.step, own.count)):
             return _with(by_lines, done=done)
         total = NotKnown("it is not known yet what the lines count")
         return Steps(done, total, done, own.last_at, Source.COUNTER, None, lines.step, ranks)
@@ -171,6 +177,16 @@ def judge_steps(
     return Steps(
         done, _convert(lines, fit), done, own.last_at, Source.COUNTER, fit, lines.step, ranks
     )
+
+
+def _may_be_steps(step: int, count: int) -> bool:
+    """False for a number far below the count, and for a multiple of it: that of a program that
+    counts micro-batches, most likely."""
+    if count < SAME:
+        return True
+    parts = round(step / count)
+    is_multiple = parts > 1 and abs(step - parts * count) <= min(parts, count // EXACT)
+    return step >= count / 2 and not is_multiple
 
 
 def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:

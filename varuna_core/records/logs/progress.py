@@ -105,8 +105,8 @@ _EPOCH = re.compile(
 )
 _EPOCH_LAST = re.compile(r"(?<![\d./])(\d{1,6})(?:/(\d{1,6})) ?epochs?\b")
 _DICT = re.compile(r"\{[^{]*'(?:train_)?loss': ")
-_SHARE = re.compile(r"'epoch': '?(\d{1,6}\.\d{1,18})(?![\deE])")
-"""Epochs that Hugging Face has done, with a fraction."""
+_SHARE = re.compile(r"'epoch': '?(\d{1,6}(?:\.\d{1,18})?)(?![\d.eE])")
+"""Epochs that Hugging Face has done, most often with a fraction."""
 _AFTER = re.compile(
     r"\b(?:eval|valid|validation|validate|test)[_ ]?(?:loss|step)|'train_runtime'", re.IGNORECASE
 )
