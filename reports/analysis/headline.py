@@ -100,7 +100,8 @@ def summarise(
     """`times` as of build_step_times."""
     step, is_counted = _find_last(goodput)
     total = goodput.attempts[-1].steps.total if is_counted else find_num_steps(job)
-    if is_counted and not any(one.steps.fit for one in goodput.attempts):
+    judged = [one.steps for one in goodput.attempts]
+    if is_counted and all(one.fit is None and one.other is None for one in judged):
         total = find_num_steps(job)  # the conf's: no line is about steps
     step_s = measure_pace(times, goodput)
     state = _describe_state(job)

@@ -166,6 +166,8 @@ JUDGED: list[tuple[str, Lines, int, tuple[int | None, int | None, bool]]] = [
     ("parts of a step", [(15.0 + at / 4, f"step {at}/320 loss 1.0") for at in range(8, 241, 8)],
      60, (60, 80, True)),
     ("lines alone", count(10, 60, 10, 15, 80), 0, (60, 80, False)),
+    ("a bar of micro-batches, drawn once",
+     [(95.0, "train: 100%|##| 320/320 [01:20<00:00,  4.00it/s]")], 80, (80, None, True)),
 ]  # fmt: skip
 
 
