@@ -109,6 +109,7 @@ BELOW = {
         "shelf/watch",
         "shelf/web",
         "shelf/run",
+        "shelf/launcher",
         "shelf/host",
         "shelf/commands",
     ],

@@ -218,4 +218,4 @@ def _follow(resolved: Resolved, given: Given, *, as_json: bool) -> int:
         print_submitted(run, record, plan, {}, as_json=as_json, follow=False, err=True)
 
     lines = LineFilter.make(as_json=True) if as_json else None
-    return start_run(resolved, Screen("vjob"), announce, lines)
+    return start_run(resolved, Screen("vjob"), announce, wanted=lines)

@@ -85,21 +85,29 @@ def start_run(
     resolved: Resolved,
     screen: Screen,
     announce: Announce,
+    *,
     wanted: LineFilter | None = None,
+    fill: submitting.Fill = submitting.no_more,
+    with_batch: bool = False,
 ) -> int:
     """Submit a run and follow it; its exit code. Ctrl-C and SIGTERM end it from its first moment.
 
     Without `wanted` a single rank's lines are shown as they are.
     """
     made: list[RunFolder] = []
+
+    def keep(run: RunFolder) -> None:
+        made.append(run)
+        fill(run)
+
     executor = VjobExecutor(resolved.conf.log_folder)
     with note_sigterm() as sigterms:
         try:
-            run, record = submitting.submit(resolved, executor=executor, fill=made.append)
+            run, record = submitting.submit(resolved, executor=executor, fill=keep)
             announce(run, record)
             plan = read_plan(run.plan)
             wanted = wanted or LineFilter.make(bare=plan is not None and plan.world == 1)
-            return follow_run(run, screen, sigterms, wanted)
+            return follow_run(run, screen, sigterms, wanted, with_batch=with_batch)
         except (KeyboardInterrupt, Terminated) as end:  # from submit it comes once the job is there
             for run in made:
                 if read_record(run) is not None:
@@ -112,6 +120,8 @@ def follow_run(
     screen: Screen,
     sigterms: list[int],
     wanted: LineFilter,
+    *,
+    with_batch: bool = False,
 ) -> int:
     """Show the run to its end, within `note_sigterm`, whose list is `sigterms`; the exit code."""
 
@@ -127,7 +137,7 @@ def follow_run(
     def on_call(number: int, frame: FrameType | None) -> None:
         _pass_on(run, number, screen)
 
-    lines = RunLines(run, say, wanted, show=show)
+    lines = RunLines(run, say, wanted, show=show, with_batch=with_batch)
     before = {number: signal.signal(number, on_call) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         signal.signal(signal.SIGTERM, on_end)
