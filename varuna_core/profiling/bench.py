@@ -153,6 +153,8 @@ class Inlet:
 
     def __init__(self) -> None:
         self.tensors: tuple[Tensor | None, ...] = ()
+        self.batch = ""
+        """No sender: the shapes of the batch are those that the engine has, which are not set."""
         self.copying = False
         """As from a channel each message has memory of its own."""
 

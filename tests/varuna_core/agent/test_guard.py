@@ -2,6 +2,8 @@
 
 import os
 import queue
+import signal
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -16,6 +18,7 @@ from varuna_core.agent.processes.guard import (
     Guard,
     parse_down,
 )
+from varuna_core.agent.processes.proc import read_stat
 from varuna_core.hang.signs import read_signs
 from varuna_core.records.files import write_json
 from varuna_core.records.runfolder import RunFolder
@@ -117,6 +120,28 @@ def test_a_library_that_asks_again_and_again_is_no_movement(tmp_path, monkeypatc
     assert seen[-1].still_s == 5 * TICK_S
     watched.frames = [{**own, "line": 8}]
     assert watched.look().still_s == 0
+
+
+def test_a_process_below_a_rank_is_stopped_for_longer_with_each_look(tmp_path, monkeypatch):
+    """A data loader's worker, say; the rank itself only waits for it."""
+    watched = Watched(tmp_path, monkeypatch)
+    with subprocess.Popen(["sleep", "600"]) as worker:
+        try:
+            assert watched.look().below == 0
+            worker.send_signal(signal.SIGSTOP)
+            while read_stat(worker.pid).state != "T":
+                pass
+            seen = [watched.look() for _ in range(4)]
+            worker.send_signal(signal.SIGCONT)
+            while read_stat(worker.pid).state == "T":
+                pass
+            after = watched.look()
+        finally:
+            worker.kill()
+    assert [(one.below, one.state) for one in seen] == [(worker.pid, "T")] * 4
+    first = seen[0].halted_s
+    assert [one.halted_s for one in seen[1:]] == [TICK_S, 2 * TICK_S, 3 * TICK_S], first
+    assert (after.below, after.halted_s) == (0, 0.0)
 
 
 @pytest.mark.parametrize(

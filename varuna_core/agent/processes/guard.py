@@ -142,6 +142,9 @@ class RankTrack:
         self.was_held = False
         """In this silence somebody or something stopped it: that teaches nothing."""
         self.halted_at: Optional[float] = None
+        """When it was first seen stopped or dead itself."""
+        self.below_at: Optional[float] = None
+        """When a process that it has started was first seen stopped, in this silence."""
         self.still_at = now
         self.cpu: Optional[Tuple[float, float]] = None
         """Seconds of processor time, and when they were read."""
@@ -168,7 +171,7 @@ class RankTrack:
 
     def excuse(self, gap_s: float) -> None:
         self.changed_at += gap_s
-        self.halted_at, self.sight, self.cpu = None, None, None
+        self.halted_at, self.below_at, self.sight, self.cpu = None, None, None, None
         self.still_at += gap_s
         self.heard_at += gap_s
 
@@ -441,10 +444,12 @@ class Guard(threading.Thread):
         state = stats[pid].state if pid in stats else "X"
         stopped = [one for one in held if stats[one].state == "T"]
         below = min(stopped) if stopped and state != "T" else 0
-        if below:
-            state = "T"
-            if track.halted_at is None and self._is_silent(rank, now):
-                track.halted_at = now
+        if not below:
+            track.below_at = None
+        elif track.below_at is None and self._is_silent(rank, now):
+            track.below_at = now
+        state = "T" if below else state
+        halted_at = track.below_at if track.halted_at is None else track.halted_at
         return RankSigns(
             rank=rank,
             pid=pid,
@@ -452,7 +457,7 @@ class Guard(threading.Thread):
             channel=_read_channel(pid),
             silence_s=round(now - track.changed_at, 1) if self._is_silent(rank, now) else 0.0,
             has_stepped=track.has_stepped,
-            halted_s=0.0 if track.halted_at is None else max(now - track.halted_at, 0.1),
+            halted_s=0.0 if halted_at is None else max(now - halted_at, 0.1),
             still_s=round(now - track.still_at, 1),
             is_watched=is_watched,
             waits=waits,
