@@ -309,6 +309,8 @@ _VENDORS = (  # noqa: SIM905
     " zpka ctx7sk crsr bws vercel nfp HRKU cfut cfat v1.0"
 ).split()
 """Before a word that is drawn; before another they are words of any program."""
+_BLOB = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{2000,}")
+"""Data in base64, a picture or a script: in a megabyte of it every short shape stands somewhere."""
 _KNOWN_TOKEN = re.compile(rf"(?<![A-Za-z0-9_.-])(?:{'|'.join(_TOKENS)})")
 _LIKELY_TOKEN = re.compile(
     rf"(?<![A-Za-z0-9_.-])(?:{'|'.join(map(re.escape, _VENDORS))})[._-]?[A-Za-z0-9_+/=-]{{16,}}"
@@ -530,6 +532,7 @@ def find_secrets(text: str, *, in_output: bool = False) -> Iterator[str]:
 def _find_shapes(text: str) -> Iterator[str]:
     for match in _KEY_BLOCK.finditer(text):
         yield match[2].strip()
+    text = _BLOB.sub(" ", text)
     for match in _KNOWN_TOKEN.finditer(text):
         yield match[0]
     for match in _LIKELY_TOKEN.finditer(text):

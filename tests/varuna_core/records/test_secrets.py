@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import string
+
 import pytest
 
-from varuna_core.records.secrets import find_drawn, is_secret, redact_code, withhold
+from varuna_core.records.secrets import (
+    find_drawn,
+    find_secrets,
+    is_secret,
+    redact_code,
+    withhold,
+)
 
 
 @pytest.mark.parametrize(
@@ -52,3 +61,13 @@ def test_names_of_text_and_mappings(name: str) -> None:
 def test_code_that_hands_a_secret_on_stays() -> None:
     text = "+login(token=self.token, password=args.password)\n+token = get_token()\n"
     assert redact_code(text) == text
+
+
+def test_a_short_shape_within_data_in_base64_is_chance() -> None:
+    """A report's page has a megabyte of it, and nothing of it could be shared."""
+    drawn = random.Random(1)
+    letters = "".join(drawn.choices(string.ascii_letters + string.digits + "+/", k=400_000))
+    data = f"{letters}/1//0{letters[:40]}/hf_{letters[:40]}"
+    assert not list(find_secrets(f'<script src="data:text/javascript;base64,{data}">'))
+    token = "hf_" + "".join(drawn.choices(string.ascii_letters, k=34))
+    assert list(find_secrets(f"{data} {token}")) == [token]
