@@ -89,6 +89,9 @@ FOUND = {
     "a graph that torch lets nobody see is not measured": Spec(
         blocks=blocks("|inner_grad"), layout=Layout(recompute="auto", memory_limit=8000.0)
     ),
+    "a weight without a gradient does not decay, sharded or not": Spec(
+        blocks=blocks("|linear", "|flex"), layout=Layout(data=2, zero=3), optimizer="adamw"
+    ),
     "a nested tensor stays where a graph is offloaded": Spec(
         blocks=blocks("|linear", "|ragged"),
         layout=Layout(schedule="gpipe", recompute="offload"),

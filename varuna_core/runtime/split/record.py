@@ -108,6 +108,10 @@ class Record:
     uses: dict[str, set[tuple[int, int | None]]] = field(default_factory=dict)
     """Parameter or buffer name to (segment, innermost call) of each use."""
 
+    learning: set[str] = field(default_factory=set)
+    """Parameters that are used where gradients are recorded: others, a teacher's under no_grad,
+    get none."""
+
     changes: dict[str, set[int]] = field(default_factory=dict)
     """Buffer name to the segments that change it."""
 

@@ -353,6 +353,8 @@ class Rehearsal:
     def _use(self, name: str) -> None:
         innermost = self.open[-1] if self.open else None
         self.record.uses.setdefault(name, set()).add((self.segment, innermost))
+        if torch.is_grad_enabled():
+            self.record.learning.add(name)
 
     def _use_stream(self, generator: Any) -> None:
         self._streams.setdefault(id(generator), set()).add(self.segment)
@@ -510,6 +512,7 @@ def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any
         new = {(segment, None) for segment, _ in uses if segment not in known}
         record.uses.setdefault(name, set()).update(new)
     record.attributes = {**record.attributes, **trained.attributes}
+    record.learning |= trained.learning
     record.draws_foreign |= trained.draws_foreign
     record.unhooked |= trained.unhooked
     record.composed |= trained.composed
