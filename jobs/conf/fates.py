@@ -74,7 +74,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     **{f"profile.{name}": ("profile.nsys", "profile.ncu") for name in ("ranks", "options")},
     **{
         f"morph.{name}": ("morph.enabled",)
-        for name in ("layout", "min_nodes", "max_nodes", "warm", "look_s", *_MORPH_LIMITS)
+        for name in ("mode", "min_nodes", "max_nodes", "warm", "look_s", *_MORPH_LIMITS)
     },
 }
 """Keys that act with one of these others, which switches them on. Where one of the others is
