@@ -75,6 +75,8 @@ _OWN = frozenset(
     "OPTIND OSTYPE PATH PIPESTATUS PPID PS1 PWD PYTHONPATH RANDOM REPLY SECONDS SHELL SHLVL TERM "
     "TMPDIR UID USER VIRTUAL_ENV".split()
 )
+_NEVER_EXPORTED = frozenset(("LC_ALL", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "TMPDIR", "USER", "_"))
+"""What every shell and every login has, whatever the script says."""
 JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_JOB_ID": ("7300421", "7300842"),
     "SLURM_JOBID": ("7300421", "7300842"),
@@ -697,7 +699,7 @@ def _find_env(
     """Variables that the script exported."""
     found = {}
     for name, value in record.env.items():
-        if name.startswith("SLURM_") or name in ("OLDPWD", "SHLVL", "PWD", "_", "TMPDIR", "LC_ALL"):
+        if name.startswith("SLURM_") or name in _NEVER_EXPORTED:
             continue
         if environ.get(name) == value or (name == "PATH" and value == "$PATH"):
             continue
