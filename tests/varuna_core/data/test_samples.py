@@ -113,7 +113,7 @@ def test_a_blend_reads_each_data_set_in_its_order(tmp_path: Path) -> None:
         expected = found.sets[found.which[k]].read(int(found.number[k]))
         assert np.array_equal(found.read(k), expected)
     assert found.read_batch(range(3)).shape == (3, 6)
-    with pytest.raises(DataError, match="no 40"):
+    with pytest.raises(DataError, match="sample 40 does not exist"):
         found.read(40)
 
 

@@ -89,6 +89,23 @@ FOUND = {
     "a graph that torch lets nobody see is not measured": Spec(
         blocks=blocks("|inner_grad"), layout=Layout(recompute="auto", memory_limit=8000.0)
     ),
+    "a gradient within the forward is recomputed in full": Spec(
+        blocks=(
+            Block(kind="norm", form="edited"),
+            Block(kind="count", form="nested"),
+            Block(kind="norm", form="edited"),
+            Block(kind="inner_grad", form="popped"),
+            Block(kind="branch", form="edited"),
+            Block(kind="detached", form="popped"),
+        ),
+        layout=Layout(pipeline=2, schedule="interleaved", recompute="selective", reverse=True),
+        tokens=True,
+        full_loss=True,
+        hooks="after",
+        chunk_size=1,
+        optimizer="adamw",
+        seed=3,
+    ),
     "a weight without a gradient does not decay, sharded or not": Spec(
         blocks=blocks("|linear", "|flex"), layout=Layout(data=2, zero=3), optimizer="adamw"
     ),

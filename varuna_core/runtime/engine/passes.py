@@ -297,12 +297,12 @@ class Passes:
         """Stages whose products are kept for a recompute."""
 
         for stage in stages if is_selective else ():
-            if stage.record.composed.isdisjoint(stage.segments):
+            if (stage.record.composed | stage.record.unhooked).isdisjoint(stage.segments):
                 self.selective.add(stage.index)
             else:
                 log.warning(
-                    "stage %d: torch runs an operator such as flex attention unwatched: "
-                    "recompute='selective' is 'full' there",
+                    "stage %d: torch runs an operator such as flex attention, or torch.func.grad, "
+                    "unwatched: recompute='selective' is 'full' there",
                     stage.index,
                 )
         self._recordable: Collection[tuple[int, int]] = ()

@@ -125,7 +125,7 @@ class _UseMode(TorchFunctionMode):
 def uncompiled() -> AbstractContextManager[Any]:
     """Let what torch would compile run as it is: it compiles nothing that is watched, and flex
     attention insists on it. torch's compiler is loaded only for a model that may ask for it."""
-    if {"torch._dynamo", "torch.nn.attention.flex_attention"} & sys.modules.keys():
+    if {"torch._dynamo.eval_frame", "torch.nn.attention.flex_attention"} & sys.modules.keys():
         stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
         return stance
     return nullcontext()
