@@ -125,4 +125,4 @@ def test_a_part_that_hangs_or_fails_says_so_and_holds_up_no_other():
     assert late["gpus"] == {"problem": "no answer within 0 s"}
     found = gather_evidence({0: os.getpid()}, {"stacks": fail}, limit_s=60)
     assert found["stacks"] == {"problem": "OSError: no such device"}
-    assert found["processes"][0]["pid"] == os.getpid()
+    assert os.getpid() in {one["pid"] for one in found["processes"]}
