@@ -59,7 +59,7 @@ LOOKS_SECRET = "what looks like a secret"
 DIGESTS = ("commit", "digest", "image", "checksum", "line", "hash")
 """Keys of plan.json that hold numbers of commits and of images."""
 MOST_WORDS = 20
-"""Of a file that `--show-what` names."""
+"""Bound of the words of a file that `--show-what` prints."""
 WHY = "only its owner decides who reads it"
 
 

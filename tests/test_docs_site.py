@@ -22,7 +22,7 @@ TYPE_UNTIL_FOUND = """() => {
   input.dispatchEvent(new Event("keyup"));
   return document.querySelector(".md-search-result__item");
 }"""
-"""What is typed before the page listens is lost."""
+"""It types again and again, for a key pressed before the page listens is lost."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a release consists of beside the wheel: workflows, forms, and recipes of package managers.
+"""The parts of a release beside the wheel: workflows, forms, and recipes of package managers.
 
 They repeat facts of setup.cfg, which are compared here, and are held against the schemas and the
 linters that PyPI has. What Spack, conda and EasyBuild make of theirs is not tried.

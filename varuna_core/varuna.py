@@ -213,7 +213,7 @@ class Varuna(RankModule):
 
     @property
     def optimizer(self) -> Any:
-        """What `set_optimizer` took: an optimizer, or a list of several; None before."""
+        """The optimizer given to `set_optimizer`, or a list of several; None before the call."""
         held = [*self.updates.optimizers]
         return held if len(held) > 1 else next(iter(held), None)
 
@@ -261,13 +261,13 @@ class Varuna(RankModule):
             self._untouched = []
 
     def _name_pieces(self) -> str:
-        """What gives this rank pieces of tensors in place of whole ones, if anything does."""
+        """Name the option that gives this rank pieces of tensors; empty if it has whole ones."""
         if self._masters.slices:
             return "zero=3"
         return "tensor parallelism" if self.sharding is not None else ""
 
     def _name_spread(self) -> str:
-        """What gives this rank a part of the parameters, if anything does."""
+        """Name the option that gives this rank a part of the parameters; empty if it has all."""
         if self.stage_map.depth > 1:
             return f"{self.stage_map.depth} pipeline stages"
         return self._name_pieces() or ("zero" if self._masters.owned is not None else "")

@@ -193,7 +193,7 @@ CASES = [
 
 @dataclass(frozen=True)
 class Result:
-    """How a staged case went."""
+    """The outcome of a staged case."""
 
     case: Case
     hang: Hang | None
@@ -245,9 +245,6 @@ def strike(lab: Lab, run: RunFolder, act: str, node: str, rank: int) -> None:
         pids = [pid for pid, (line, _) in held.items() if b"\0manage\0" in line]
     elif act == "cut":
         lab.cut_link(node)
-        return
-    elif act == "mend":
-        lab.mend_link(node)
         return
     else:
         raise ValueError(act)

@@ -126,7 +126,7 @@ class World:
 
 
 def run(seed: int, hang: str = "") -> tuple[Hang | None, float, list[Event]]:
-    """What the guard did, seconds from the hang on, and the events; it looks every five seconds."""
+    """Simulate a run: the hang that the guard names, seconds from its begin, and the events."""
     source = random.Random(seed)
     num_ranks = source.choice((2, 3, 4, 8))
     events = draw_events(source, num_ranks)

@@ -36,7 +36,7 @@ def listen(rank: Rank, words: str, began: threading.Barrier, said: list[Said]) -
 
 
 def measure(kind: str) -> list[list[Said]]:
-    """What each rank said first that names the difference; nothing if it did not."""
+    """Measure when each rank first names the difference: one line a rank, or none."""
     said: list[list[Said]] = [[], []]
     began = threading.Barrier(2)
     with (

@@ -170,7 +170,7 @@ def main(words: Sequence[str] | None = None) -> None:
     lines = [
         "# Secrets that others would see",
         "",
-        f"{len(kinds)} shapes in {len({s.artefact for s in shapes})} artefacts, each drawn anew "
+        f"{len(kinds)} shapes in {len({s.artefact for s in shapes})} artefacts, each drawn "
         f"{given.seeds} times: {len(shapes)} texts. A miss is a text of which others would see "
         f"{LEAST_LEFT} letters of the secret; of a scanner, one in which it names no part of it. "
         "The corpus is this project's own, so its zero says less than the peers' share: they look "

@@ -67,7 +67,7 @@ class PluginOf:
 
 PositiveInt = Annotated[int, Bound(">=", 1)]
 RankCount = Annotated[int, Bound(">=", 1), Bound("<=", 4096)]
-"""Of one node: no machine has as many processors."""
+"""Bound of the ranks of one node: no machine has as many processors."""
 NodeCount = Annotated[int, Bound(">=", 1), Bound("<=", 100_000)]
 NonNegativeInt = Annotated[int, Bound(">=", 0)]
 PositiveFloat = Annotated[float, Bound(">", 0)]
@@ -164,7 +164,7 @@ class Model:
     """Parts of Llama and Qwen in place of GPT-2's."""
 
     def build_llama(self) -> LlamaParts | None:
-        """The parts of Llama with every default filled in."""
+        """Build the parts of a Llama with every default filled in; None for other models."""
         if self.llama is None:
             return None
         own = asdict(self.llama)

@@ -365,7 +365,7 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
 
 
 def _is_asked(job: Job, analysis: Analysis) -> bool:
-    """True for the layout of the conf, False for one after a loss of nodes."""
+    """True if the run had as many stages as its conf asks for, False after a loss of nodes."""
     asked, found = job.plan.pipeline, len(analysis.partition)
     return asked is None or not found or asked == found
 

@@ -45,7 +45,10 @@ LEAST_S = 0.001
 
 
 class Layout:
-    """The layout that the job's settings give; without them all ranks are one stage."""
+    """The ranks of each stage, from the sizes that Megatron prints at its start.
+
+    Without these sizes all ranks are one stage.
+    """
 
     def __init__(self, info: Mapping[str, str], num_ranks: int) -> None:
         self.tensor = read_size(info, "TENSOR_MP_SIZE") or 1

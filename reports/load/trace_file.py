@@ -125,7 +125,7 @@ class File:
         self.blocks = BlockReader(path, SPAN_BYTES)
 
     def take(self, place: int, length: int, lines: TracePiece, rows: StepRows) -> None:
-        """Take over what a piece of the file holds."""
+        """Add the events of a piece of the file, from byte `place` on, to the trace."""
         trace = self._now
         for value in lines.objects:
             if value.keys() == {"rank"}:

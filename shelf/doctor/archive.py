@@ -31,7 +31,10 @@ NAMES_NOBODY = ("127.0.0.1", "/", "root", "localhost")
 
 
 def write_archive(path: Path, diagnoses: Iterable[Diagnosis]) -> list[str]:
-    """Write the archive and return the names of its files; VjobError where it cannot be written."""
+    """Write the archive of `vjob doctor --report` and return the names of the files in it.
+
+    VjobError if `path` cannot be written.
+    """
     found = list(diagnoses)
     hide = Hider.of_this_machine()
     texts = {

@@ -62,7 +62,7 @@ class Command:
 
     @property
     def raw(self) -> str:
-        """As a person writes it: what holds blanks, or nothing, is quoted."""
+        """The word as a person writes it: quoted if it is empty or has blanks."""
         texts = (word.text for word in self.words)
         return " ".join(
             shlex.quote(one) if not one or re.search(r"\s", one) else one for one in texts

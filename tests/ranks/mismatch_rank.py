@@ -1,6 +1,6 @@
 """One of two ranks, the second of which differs: `mismatch_rank.py <folder> <kind> <rank> <world>`.
 
-Prints what it is told: warnings, and the error that ends it.
+Prints warnings, and the error that ends it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 @dataclass
 class Setup:
-    """What a rank trains with."""
+    """The model, optimizer and batches of a rank."""
 
     build: Callable[[], Net] = Net
     options: dict[str, Any] = field(default_factory=dict)
@@ -105,7 +105,7 @@ KINDS = {
     ),
     "never steps": (Setup(after=wait_for_ever), "waits to take its first step: rank 1"),
 }
-"""What the second rank does, and what both ranks say of it."""
+"""The second rank's deviation, and the words in which both ranks name it."""
 
 
 def main() -> None:

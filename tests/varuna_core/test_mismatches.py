@@ -1,4 +1,4 @@
-"""Two ranks of which one differs: each is told what differs, in place of a hang."""
+"""Two ranks of which one differs: each names the difference, in place of a hang."""
 
 from __future__ import annotations
 

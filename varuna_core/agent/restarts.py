@@ -101,7 +101,7 @@ class Decision:
 
 
 def explain_requeue(run: RunFolder, plan: Plan, attempt: AttemptFolder, outcome: Outcome) -> str:
-    """Why a job that hung does not go back into the queue; empty where it does."""
+    """Explain why a job that hung is not requeued; empty if it is."""
     if plan.layout == "split":
         return "of several jobs, one alone does not go back into the queue"
     before = run.attempt(attempt.number - 1)

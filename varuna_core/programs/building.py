@@ -67,7 +67,7 @@ def build_model(training: Training) -> nn.Module:
 
 
 def describe_model(training: Training) -> dict[str, Any]:
-    """What a checkpoint keeps of the model, for its tensors do not say it."""
+    """Describe the model for a checkpoint: facts that its tensors do not show."""
     model = {"program": training.program, "heads": training.heads}
     if training.llama is not None:
         model |= {"sequence": training.sequence, "llama": asdict(training.llama)}

@@ -372,7 +372,7 @@ _SHAPES = (
     _CHAT_HOOK, _SIGNATURE, _PIPED, _HERE_STRING, _HERE_DOCUMENT, _PASSWORD_FLAG, _USER_FLAG,
     _LOGIN, _NETRC, _PGPASS, _KEY_SAID, _SQL,
 )  # fmt: skip
-"""What goes before the secret, then the secret itself."""
+"""Patterns of two groups: the words before a secret, and the secret itself."""
 
 _PLAIN = re.compile(
     r"[-+.\d]+(?:e[-+]?\d+)?|true|false|none|null|yes|no|(?:\.{0,2}|~)/.*|[$%].*|[{(\[<].*",
@@ -383,7 +383,7 @@ _REFERENCE = re.compile(r"\$\(?[{A-Za-z_].*|%\(.*|true|false|none|null", re.IGNO
 _EXPRESSION = re.compile(
     r"[A-Za-z_]\w*(?:[.(\[,)\]:}].*)?|[{(\[<\\*].*|[-+]?[\d.]+[,)\]}]*", re.DOTALL
 )
-"""What stands for a value in a program: a name, a call, a bracket, a number."""
+"""An expression that gives a value in a program: a name, a call, a bracket, a number."""
 
 
 def redact_string(text: str) -> str:

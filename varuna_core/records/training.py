@@ -219,6 +219,6 @@ def parse_training(value: Mapping[str, Any], where: str) -> Training:
 
 
 def parse_llama(value: Mapping[str, Any]) -> Llama:
-    """From the dict of its JSON; TypeError where it is none."""
+    """Parse the `llama` of a training's JSON; TypeError if a key is unknown or missing."""
     scaling = value.get("rope_scaling")
     return Llama(**dict(value, rope_scaling=None if scaling is None else tuple(scaling)))

@@ -222,7 +222,7 @@ STEP_MARKS = (*MARKS, b"poch")
 """Words of lines about steps, and of lines that name their epoch."""
 DIGITS = b"0123456789"
 _ROW = b" \t.,:|%+-/eE"
-"""What stands between the digits of a row of a table."""
+"""Characters between the digits of a row of a table."""
 _NUMBERS_MATTER = re.compile(
     rb"errno|error|exit|code|xid|fail|signal|status|ecc|abort|kill", re.IGNORECASE
 )

@@ -362,7 +362,7 @@ def parse_sacct_output(text: str) -> list[SchedulerJob]:
 
 
 def build_earlier_command(job: str) -> list[str]:
-    """Build the sacct command that lists all starts of a job, oldest first."""
+    """Build the sacct command that lists each start of a requeued job, oldest first."""
     return ["sacct", "-n", "-P", "-X", "-D", "-o", "JobID,State", "-j", job]
 
 

@@ -21,7 +21,7 @@ from vjob.shelf.importers.bash.jail import find_tools
 ROOM = Path(__file__).parent
 BASH = "/bin/bash"
 SHARED_MEMORY = "/dev/shm"
-"""Where temporary files lie, if it is there: a busy disk would slow each pass down."""
+"""Folder of temporary files, if it is there: a busy disk would slow each pass down."""
 SECONDS = 10.0
 MOST_RECORDS = 500
 START = (

@@ -76,7 +76,7 @@ _OWN = frozenset(
     "TMPDIR UID USER VIRTUAL_ENV".split()
 )
 _NEVER_EXPORTED = frozenset(("LC_ALL", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "TMPDIR", "USER", "_"))
-"""What every shell and every login has, whatever the script says."""
+"""Variables that every shell or login has, whatever the script says."""
 JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_JOB_ID": ("7300421", "7300842"),
     "SLURM_JOBID": ("7300421", "7300842"),
@@ -257,7 +257,7 @@ def read_text(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Given:
-    """What a script is read with in one pass."""
+    """The input of a script in one pass."""
 
     text: str
     args: Sequence[str]
@@ -266,7 +266,7 @@ class _Given:
 
 @dataclass(frozen=True, kw_only=True)
 class _How:
-    """What is the same in all passes over a script."""
+    """Settings that all passes over a script share."""
 
     name: str
     options: Sequence[Option]
@@ -469,7 +469,7 @@ class _Reader:
         depth: int,
         job: Sequence[Option],
     ) -> Recording | None:
-        """What a text or script that a launch runs would start."""
+        """The launches of a text or script that another launch runs."""
         if depth >= MOST_DEPTH:
             return None
         asked: list[Option] = []

@@ -1,4 +1,4 @@
-"""What a node shows of its ranks when they hang."""
+"""The evidence that a node gathers when its ranks hang."""
 
 import os
 import socket

@@ -73,7 +73,7 @@ class Watched:
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
 
 
-def test_each_look_asks_anew_and_a_rank_that_answers_is_not_mute(tmp_path, monkeypatch):
+def test_each_look_asks_again_and_a_rank_that_answers_is_not_mute(tmp_path, monkeypatch):
     watched = Watched(tmp_path, monkeypatch)
     for _ in range(6):
         seen = watched.look()

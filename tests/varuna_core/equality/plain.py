@@ -76,7 +76,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def build_optimizers(name: str, parameters: Sequence[nn.Parameter]) -> list[Any]:
-    """As a user writes them. A large epsilon: rounding of a gradient near zero stays as small."""
+    """Optimizers as a user builds them; their epsilon is large, so that rounding stays small."""
     if name != "several":
         return [build_optimizer(name, parameters)]
     is_matrix = [p.dim() == 2 and not p.is_complex() for p in parameters]

@@ -58,7 +58,7 @@ def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
 
 
 def read_models(driver: Path) -> list[str]:
-    """Models of the GPUs by the driver; none if it does not answer."""
+    """Read the model name of each GPU from the files of NVIDIA's driver, if there are any."""
     found = []
     for path in sorted(driver.glob("*/information")):
         try:

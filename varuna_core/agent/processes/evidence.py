@@ -224,7 +224,7 @@ def parse_kernel_record(record: str, since: float) -> str:
 
 
 def find_ras_address(pids: Iterable[int]) -> Address:
-    """Where a rank's NCCL listens: NCCL_RAS_ADDR, else the address that is NCCL's own."""
+    """The address at which a rank's NCCL listens: NCCL_RAS_ADDR, else NCCL's default."""
     for pid in pids:
         host, mark, port = read_environment(pid).get("NCCL_RAS_ADDR", "").rpartition(":")
         if mark and port.isdigit():

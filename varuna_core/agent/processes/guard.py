@@ -115,7 +115,7 @@ class BeatTrack:
         self._seen.clear()
 
     def find_absent(self, now: float) -> Dict[int, str]:
-        """Hosts that have been silent for too long, by node."""
+        """Find the nodes whose agents have not written a beat for ABSENT_S: index to host name."""
         return {
             index: self._hosts[index]
             for index, (_, since) in self._seen.items()
@@ -137,8 +137,8 @@ class RankTrack:
         self.gaps: Deque[float] = deque(maxlen=NUM_GAPS)
         """The last times between two changes of the count."""
         self.quiet_s = self.longest_quiet_s = 0.0
-        """Of this silence, and of those that ended with a step: for how long it was idle outside of
-        collectives, with nothing that changed."""
+        """Seconds without any change, idle and outside of collectives: in this silence, and the
+        most in a silence that ended with a step."""
         self.was_held = False
         """In this silence somebody or something stopped it: that teaches nothing."""
         self.halted_at: Optional[float] = None

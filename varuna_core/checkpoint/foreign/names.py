@@ -191,7 +191,7 @@ def list_shapes(program: Program, sizes: Sizes, heads: int = 0) -> dict[str, tup
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What a checkpoint says of its model beside the tensors."""
+    """Facts of a model that a checkpoint has beside the tensors."""
 
     heads: int | None = None
     sequence: int = 0
@@ -199,7 +199,7 @@ class Known:
 
 
 def read_known(user: Any) -> Known:
-    """What a built-in program kept with its state; nothing of another's."""
+    """Read the facts that a built-in program saved with its state; another program's has none."""
     model = user.get("model") if isinstance(user, dict) else None
     if not isinstance(model, dict):
         return Known()

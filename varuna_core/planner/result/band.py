@@ -57,8 +57,10 @@ class Band:
 
 
 def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) -> Band | None:
-    """The band of a step's time, wider by bounds of sizes that were not measured; None where the
-    spread of times is not known, or where they are estimates."""
+    """Find the least and the most that a step may take; wider where sizes were not measured.
+
+    None if the spread of the measured times is not known, or if times are estimates.
+    """
     spreads = [stage.times.spread for stage in chain.stages]
     known = [spread for spread in spreads if spread is not None]
     if len(known) < len(spreads) or any("estimate" in s.times.sources for s in chain.stages):

@@ -50,7 +50,7 @@ NO_STEP = -1
 LONGEST = 4000
 """Characters that are searched of a line in no known layout."""
 SHORTER = 400
-"""Of those, what a pattern meets that may take long."""
+"""Characters of a line that a pattern of polynomial time is matched with."""
 
 _COLOUR = re.compile(r"(?:\x1b|\\x1b)\[[0-9;]*m|[\x08\x0c]+|(?:\\x08)+")
 _NESTED = re.compile(r"(?:\x1b|\\x1b)\[A")
@@ -221,7 +221,7 @@ def compile_pattern(text: str) -> Pattern[str]:
 
 
 def read_pattern(text: Any, folder: Optional[Path] = None) -> Optional[Pattern[str]]:
-    """That of a plan: None where it has none, or one that another version would have refused.
+    """The pattern of a plan; None if it has none, or one that this version would refuse.
 
     None too where the `folder` is another user's: their pattern and their lines may be made for
     each other, and the formats that we know are read without it.

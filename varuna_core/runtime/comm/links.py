@@ -429,7 +429,8 @@ class SharedGloo(dist.ProcessGroupGloo):
     """gloo's devices, each with a thread: for channels (True) and for all other groups."""
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **more: Any) -> None:
-        """`more` is what newer torch says besides (`enable_reconfigure=False` in 2.15)."""
+        """Make the group as torch does; `more` are arguments that newer versions of torch add
+        (`enable_reconfigure=False` in 2.15)."""
         options: Any = self._Options()  # type: ignore[attr-defined]  # torch: without the line
         options._devices = self._find_devices(getattr(_current, "channels", False))
         options._threads = 2 * len(options._devices)

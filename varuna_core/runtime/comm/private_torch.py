@@ -66,7 +66,7 @@ class PrivateName(NamedTuple):
 
     reason: str
     without: str
-    """What happens where a name is missing."""
+    """The behaviour of the runtime where a name is missing."""
 
 
 NO_IMPORT = "varuna_core.runtime is not imported: use a version that was tried"

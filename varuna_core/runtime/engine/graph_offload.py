@@ -247,7 +247,7 @@ class SavedGraph:
         """None if the tensor stays."""
         if hasattr(tensor, "trigger_wait"):  # what a collective is making
             return self._take(tensor.trigger_wait())
-        if tensor.is_nested:  # one that is made anew has another ragged size than its kin (2.13)
+        if tensor.is_nested:  # one that is made again has another ragged size than its kin (2.13)
             return None
         if is_traceable_wrapper_subclass(tensor):
             return self._take_parts(tensor)

@@ -290,8 +290,8 @@ class Saving:
     def _take_segments(
         self, with_state_of: Sequence[Any], *, shard: bool
     ) -> tuple[dict[int, list[Entry]], dict[str, Any], bool]:
-        """What this rank gives of each segment, with the state of these optimizers, the rest of
-        that, and True if other replicas give parts of the same segments."""
+        """The tensors that this rank saves of each segment, with the state of these optimizers; the
+        rest of that state; and True if other replicas give parts of the same segments."""
         replicas = self.links.stage_map.num_replicas
         owned = self.masters.owned is not None
         shared = (shard or owned) and replicas > 1

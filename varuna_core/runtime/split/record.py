@@ -149,7 +149,7 @@ class Record:
     problem: SplitError | None = None
     num_operations: int = 0
     digest: int = 0
-    """Of the operations' names, in order."""
+    """Digest of the operations' names, in order."""
 
     def list_input_traces(self) -> list[InputTrace]:
         return [self.inputs, *([self.in_training.inputs] if self.in_training else [])]
@@ -174,7 +174,7 @@ def tensor_names(model: nn.Module) -> dict[int, list[str]]:
 
 def list_results(model: nn.Module) -> dict[int, Any]:
     """Values in place of the results of graphs that modules keep as plain attributes, by id: torch
-    copies none. torch.nn.utils.prune and the old weight_norm compute theirs anew at each call."""
+    copies none. torch.nn.utils.prune and the old weight_norm compute theirs at each call."""
     held = (value for module in model.modules() for value in vars(module).values())
     results = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
     return {id(value): value.detach().clone() for value in results}

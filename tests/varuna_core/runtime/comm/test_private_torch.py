@@ -34,7 +34,7 @@ OWNERS: dict[str, Callable[[], Any]] = {
     "MseLossBackward0": lambda: F.mse_loss(nn.Parameter(torch.zeros(1)), torch.ones(1)).grad_fn,
     "DTensor": lambda: DTensor,
 }
-"""Where the first word of a name leads."""
+"""The object that the first word of a name stands for."""
 
 ELSEWHERE = {"ProcessGroupNCCL", "SGD", "DTensor", "_share_cuda_"}
 """Names that exist only on a GPU, or once torch has set them."""
