@@ -113,6 +113,8 @@ JobRequeue=1
 ReturnToService=2
 MinJobAge=300
 KillWait=5
+# On a busy machine a killed step may take long to go; the default of 60 s would drain its node.
+UnkillableStepTimeout=900
 SlurmdTimeout={slurmd_timeout_s}
 SlurmctldTimeout=30
 InactiveLimit=0

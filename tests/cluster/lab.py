@@ -216,10 +216,17 @@ class Lab:
             self.clear_link(node)
             if since := self._power_on(node):
                 states.wait_registered(self.paths, node, since, lifecycle.IDLE_TIMEOUT_S)
+        self._resume_nodes()
+        try:
+            self.wait_idle()
+        except LabError:  # a node may be drained for the very job that was just killed
+            self._resume_nodes()
+            self.wait_idle()
+
+    def _resume_nodes(self) -> None:
         for node, state in self.read_node_states().items():
             if state.startswith(("drain", "down")):
                 self.run(["scontrol", "update", f"nodename={node}", "state=resume"])
-        self.wait_idle()
 
     def _check_node(self, name: str) -> None:
         if name not in self.nodes:

@@ -104,7 +104,7 @@ def test_ranks_that_save_on_the_warning_of_a_preemption_come_again(
     run = vjob.submit(LOW.format(restarts=restarts))
     wait_for(lambda: read_out(run, 0).count("ready") == 2, 120, lambda: vjob.explain(run))
     node = json.loads(run.attempt(0).node_report(0).read_text())["host"]
-    clean_lab.run(["srun", f"--nodelist={node}", "--exclusive", "true"])
+    clean_lab.run(["srun", f"--nodelist={node}", "--exclusive", "true"], timeout_s=240)
     assert vjob.wait_over(run, timeout_s=150)["verdict"] == "COMPLETED", vjob.explain(run)
     assert [attempt.number for attempt in run.attempts()] == [0, 1], vjob.explain(run)
     outcome = read_outcome(run.attempt(0))

@@ -146,12 +146,16 @@ class Meeting:
         count = self.store.add(f"{self.key}/others", 0)
         if not count:
             return Difference("", [])
-        others = [
-            json.loads(self.store.get(f"{self.key}/other/{number + 1}"))
-            for number in range(min(count, MOST))
-        ]
+        others = sorted(
+            (
+                json.loads(self.store.get(f"{self.key}/other/{number + 1}"))
+                for number in range(min(count, MOST))
+            ),
+            key=lambda other: int(other["rank"]),
+        )
         usual, odd = first, others
-        if 2 * count > self.size:  # then the first to come is the odd one
+        # The first to come is the odd one among many; of two halves the lower rank is the usual one.
+        if (2 * count, first["rank"]) > (self.size, others[0]["rank"]):
             usual, odd = others[0], [first]
         said = "; ".join(f"rank {o['rank']}: {describe_difference(usual, o)}" for o in odd)
         more = f"; and {count - MOST} ranks more" if odd is others and count > MOST else ""

@@ -49,6 +49,18 @@ def test_the_odd_rank_is_named_to_all(odd: int, order: tuple[int, ...]) -> None:
     assert all(answer.names == ["b"] for answer in told)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 2, 0)])
+@pytest.mark.parametrize("size", [2, 4])
+def test_of_two_halves_the_one_of_rank_0_is_the_usual_one(
+    size: int, order: tuple[int, ...]
+) -> None:
+    given = [{"a": "2" if rank >= size // 2 else "1"} for rank in range(size)]
+    told = meet(given, [rank for rank in order if rank < size])
+    (text,) = {answer.text for answer in told}
+    assert text.endswith("a 2, on rank 0 1") or text.endswith(", on rank 1 1")
+    assert ": a 1" not in text
+
+
 def test_of_many_odd_ranks_some_are_named_and_long_values_are_cut() -> None:
     values = ["x" * 500] * 6 + [str(rank) for rank in range(5)]
     told = meet([{"a": value} for value in values])
