@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from varuna_core.profiling.profiler import Profiler as Profiler
     from varuna_core.runtime.cross_entropy import cross_entropy as cross_entropy
     from varuna_core.runtime.saving import leaving as leaving
+    from varuna_core.runtime.settings import Options as Options
     from varuna_core.runtime.split.cut import CutPoint as CutPoint
     from varuna_core.runtime.split.cut import cut_before as cut_before
     from varuna_core.runtime.split.loss import TokenMean as TokenMean
@@ -28,6 +29,7 @@ _LAZY = {
     "AutoConfig": "varuna_core.planner.autoconfig",
     "CutPoint": "varuna_core.runtime.split.cut",
     "DataPlace": "varuna_core.data.place",
+    "Options": "varuna_core.runtime.settings",
     "Profiler": "varuna_core.profiling.profiler",
     "TokenMean": "varuna_core.runtime.split.loss",
     "Varuna": "varuna_core.varuna",

@@ -25,8 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from varuna_core.facts.partition import Partition
-from varuna_core.records.logs.trace import ActionTrace, TraceWriter, find_trace_file
+from varuna_core.records.logs.trace import TraceWriter, find_trace_file
 from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
@@ -53,13 +52,18 @@ from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.given import describe_batch, describe_shapes
 from varuna_core.runtime.optim.updates import build_loss_scale, check_optimizers, refuse_whole
 from varuna_core.runtime.rank_module import RankModule
-from varuna_core.runtime.settings import VarunaSettings, refuse_unknown, refuse_zero
+from varuna_core.runtime.settings import (
+    Options,
+    VarunaSettings,
+    refuse_unknown,
+    refuse_zero,
+    take_deprecated,
+)
 from varuna_core.runtime.split.inputs import note_versions, refuse_unforeseen
 from varuna_core.runtime.split.loss import AmbiguousLoss
 from varuna_core.runtime.split.random_streams import kept_random_state
 from varuna_core.runtime.step_trace import StepTrace, open_rank_trace, synchronise_clocks
 from varuna_core.schedule.actions import Action
-from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Memory, Recompute
 from varuna_core.trace import NUM_FIRST, open_once, read_every, span
 
@@ -82,92 +86,67 @@ class Varuna(RankModule):
         shared_weights: Sequence[Sequence[str]] | None = None,
         from_cache: bool = True,
         *,
-        partition: str | Sequence[int] | Partition | FromConf | None = FROM_CONF,
-        schedule: str | FromConf = FROM_CONF,
-        stages_per_rank: int | FromConf = FROM_CONF,
-        tensor: int | FromConf = FROM_CONF,
-        tensor_plan: Mapping[str, Any] | None = None,
         precision: str | FromConf | None = FROM_CONF,
-        recompute: Recompute | FromConf = FROM_CONF,
-        trace: ActionTrace | FromConf | None = FROM_CONF,
-        seed: int | FromConf = FROM_CONF,
-        state_dict: Mapping[str, Tensor] | None = None,
-        memory_limit: float | None = None,
-        opportunistic: bool = True,
-        hang_timeout_s: float | None = None,
-        costs: Costs | FromConf | None = FROM_CONF,
-        zero: int | FromConf = FROM_CONF,
-        offload: str | FromConf | None = FROM_CONF,
-        keep_fp32: Sequence[str] = (),
-        compile: bool | str = False,
-        cuda_graphs: bool = False,
+        options: Options | None = None,
+        **deprecated: Any,
     ) -> None:
         """`batch_size` is that of all replicas, `chunk_size` a micro-batch's. Inputs are a dict by
         the names of the model's forward, or a list in their order.
 
+        `stage_to_rank_map` "0,2;1,3;" is stage 0 on ranks 0 and 2, stage 1 on ranks 1 and 3; so is
+        [[0, 2], [1, 3]]. `precision` is fp32, bf16 or fp16, the last of which `fp16=True` says too.
+        `shared_weights` are pairs of names that are one weight, besides tied parameters, which are
+        found. `device` is by default the GPU of `local_rank`, else of LOCAL_RANK. `from_cache` is
+        Varuna's and has no effect: the dry run is made at each start. `options` has the rest; given
+        here, they are still taken, with a warning.
+
         Arguments that are not given come from the conf when the script runs under vjob
         (runtime/arguments.py); the ranks then meet over gloo if the script has not seen to it.
-        Elsewhere sizes must be given, and a stage map for more than one rank; the rest is
-        `schedule="auto"`, `seed=1234`, one stage a rank, fp32, and nothing shared, cut, recomputed,
-        traced or offloaded.
-
-        `seed` is that of dropout and the like, and of the weights of a model on the meta device;
-        `state_dict` holds weights to start from. `from_cache` is Varuna's and has no effect: the
-        dry run is made at each start. `costs` are by default what the plan of the conf's partition
-        knows; all ranks must be given the same. `zero` and `offload="optimizer"` are zero.py's.
-        `keep_fp32` names inputs and modules that stay in fp32 in half precision (precision.py).
-        `compile` lets torch.compile take modules that lie within a stage (engine/compiled.py), and
-        `cuda_graphs` records forwards and backwards (engine/cuda_graphs.py).
-        `tensor` ranks share each layer, by `tensor_plan` or the model's own `tensor_parallel_plan`.
+        Elsewhere sizes must be given, and a stage map for more than one rank.
         """
         if dummy_inputs is FROM_CONF:
             raise TypeError("Varuna needs dummy_inputs: a sample batch, or get_batch(size, device)")
+        options = take_deprecated(options or Options(), deprecated)
         conf = ConfArguments()
         if conf.must_join(stage_to_rank_map):
             join_ranks()
         world = dist.get_world_size() if dist.is_initialized() else 1
         rank = dist.get_rank() if dist.is_initialized() else 0
-        layout, tensor_degree = conf.choose_layout(stage_to_rank_map, tensor, world)
+        layout, tensor_degree = conf.choose_layout(stage_to_rank_map, options.tensor, world)
         stages = parse_stage_map(layout, world, tensor_degree)
         batch_size, chunk_size = conf.choose_sizes(batch_size, chunk_size, stages)
-        partition = conf.choose_partition(partition)
-        schedule = conf.choose_schedule(schedule)
-        zero = conf.choose_zero(zero)
-        offload = conf.choose_offload(offload)
+        partition = conf.choose_partition(options.partition)
+        schedule = conf.choose_schedule(options.schedule)
+        zero = conf.choose_zero(options.zero)
+        offload = conf.choose_offload(options.offload)
         is_device_shared = may_share(device)
         device = take_device(device, local_rank)
-        recompute = conf.choose_recompute(recompute, device, zero)
+        recompute = conf.choose_recompute(options.recompute, device, zero)
         refuse_unknown(schedule, recompute, batch_size, chunk_size)
         refuse_zero(zero, offload, recompute, tensor_degree)
-        given = conf.count_stages(stages_per_rank, schedule, partition, stages.depth)
+        given = conf.count_stages(options.stages_per_rank, schedule, partition, stages.depth)
         stages_per_rank = count_stages(schedule, given)
-        settings = VarunaSettings(
-            batch_size=batch_size,
-            chunk_size=chunk_size,
-            precision=conf.choose_precision(fp16, precision).keeping(keep_fp32),
-            schedule=schedule,
-            stages_per_rank=stages_per_rank,
-            device=device,
-            may_share=is_device_shared,
-            shared_weights=shared_weights,
-            partition=partition,
-            tensor=tensor_degree,
-            tensor_plan=tensor_plan,
-            recompute=recompute,
-            memory_limit=memory_limit,
-            opportunistic=opportunistic,
-            costs=conf.choose_costs(costs, partition, stages.depth * stages_per_rank),
-            zero=zero,
-            compile=compile,
-            cuda_graphs=cuda_graphs,
-            offload=offload,
-            seed=conf.choose("seed", seed, "train.seed", int, 1234),
-            state_dict=state_dict,
-            hang_timeout_s=hang_timeout_s,
-            trace=None if trace is FROM_CONF else trace,
-        )
+        resolved = {
+            "batch_size": batch_size,
+            "chunk_size": chunk_size,
+            "precision": conf.choose_precision(fp16, precision).keeping(options.keep_fp32),
+            "schedule": schedule,
+            "stages_per_rank": stages_per_rank,
+            "device": device,
+            "may_share": is_device_shared,
+            "shared_weights": shared_weights,
+            "partition": partition,
+            "tensor": tensor_degree,
+            "recompute": recompute,
+            "costs": conf.choose_costs(options.costs, partition, stages.depth * stages_per_rank),
+            "zero": zero,
+            "offload": offload,
+            "seed": conf.choose("seed", options.seed, "train.seed", int, 1234),
+            "trace": None if options.trace is FROM_CONF else options.trace,
+        }
+        settings = VarunaSettings(**vars(options) | resolved)
         writer = None
-        if trace is FROM_CONF:
+        if options.trace is FROM_CONF:
             writer = open_once(
                 lambda: open_rank_trace(
                     find_trace_file(os.environ),
@@ -189,7 +168,7 @@ class Varuna(RankModule):
             self._steps = StepTrace(writer, span)
         self.batch_size, self.chunk_size = batch_size, chunk_size
         self.precision, self.device = settings.precision, device
-        self.memory_limit = memory_limit
+        self.memory_limit = options.memory_limit
         self.place, self.replica = parts.place, parts.replica
         self.samples = parts.samples
         """The samples of the global batch that this rank is to be given."""

@@ -20,7 +20,7 @@ from benchmarks.pipeline import models
 from benchmarks.pipeline.ranks import run_ranks, serve
 from benchmarks.pipeline.table import Bound, Part, Table, ratios
 from tests.ranks.device import CPU, VARIABLE, choose_device, find_kind, synchronize
-from varuna_core import Varuna
+from varuna_core import Options, Varuna
 
 SIZES = {"blocks": 48, "width": 1600, "heads": 25, "vocab": 50257, "length": 1024}
 SMALL = {"blocks": 4, "width": 32, "heads": 2, "vocab": 65, "length": 16}
@@ -83,8 +83,10 @@ def build_ours(
     size = CHUNK_SIZE * NUM_MICROBATCHES
     partition = models.even_partition(model, world)
     varuna = Varuna(
-        model, stages, dummies, size, CHUNK_SIZE, device=device, partition=partition,
-        precision="bf16", compile=choose_compiler(device), cuda_graphs=graphs,
+        model, stages, dummies, size, CHUNK_SIZE, device=device, precision="bf16",
+        options=Options(
+            partition=partition, compile=choose_compiler(device), cuda_graphs=graphs
+        ),
     )  # fmt: skip
     return lambda: (varuna.step(batch), varuna.zero_grad())
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
-from varuna_core import Varuna
+from varuna_core import Options, Varuna
 from varuna_core.schedule.costs import Costs
 
 Stamp = tuple[float, float]
@@ -156,13 +156,15 @@ def build_ours(
         size,
         chunk_size,
         device="cpu",
-        partition=partition,
-        schedule=ours.schedule,
-        stages_per_rank=ours.stages_per_rank,
-        recompute=ours.recompute,  # type: ignore[arg-type]
-        trace=job.trace,
-        costs=costs,
-        opportunistic=opportunistic,
+        options=Options(
+            partition=partition,
+            schedule=ours.schedule,
+            stages_per_rank=ours.stages_per_rank,
+            recompute=ours.recompute,  # type: ignore[arg-type]
+            trace=job.trace,
+            costs=costs,
+            opportunistic=opportunistic,
+        ),
     )
     job.parameters = list(varuna.parameters())
     run_engine = varuna.engine.run

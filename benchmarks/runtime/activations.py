@@ -38,7 +38,7 @@ from torch.profiler import profile
 from benchmarks import RESULTS
 from benchmarks.machine import read_processor
 from benchmarks.runtime.rank_memory import MemoryWatch
-from varuna_core import Profiler, Varuna
+from varuna_core import Options, Profiler, Varuna
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import PlacedPipeline, StageSite
 from varuna_core.planner.model.schedule_model import find_schedule_model
@@ -76,8 +76,8 @@ class Training:
         self.batch = {"tokens": torch.randint(VOCAB, (MICRO * NUM_MICROBATCHES, SEQUENCE + 1))}
         model = build_model(hidden)
         dummies, size = {"tokens": self.batch["tokens"][:MICRO]}, MICRO * NUM_MICROBATCHES
-        options: dict[str, Any] = {"device": "cpu", "schedule": "gpipe", "recompute": way}
-        self.varuna = Varuna(model, "0;", dummies, size, MICRO, **options)
+        options = Options(schedule="gpipe", recompute=way)
+        self.varuna = Varuna(model, "0;", dummies, size, MICRO, device="cpu", options=options)
         self.optimizer = make_optimizer(list(self.varuna.parameters()))
         self.varuna.set_optimizer(self.optimizer)
 

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from benchmarks import RESULTS
 from tests.ranks.device import CPU, VARIABLE, choose_device, find_kind, synchronize
-from varuna_core import Varuna
+from varuna_core import Options, Varuna
 from varuna_core.programs.gpt import Gpt
 
 ROOT = Path("/dev/shm")
@@ -45,13 +45,13 @@ STALL_BOUND, CLONE_BOUND, STEP_BOUND = 0.1, 0.5, 1.05
 BATCH, MICRO = 16, 4
 SIZES = {"layers": 6, "hidden": 512, "heads": 8, "sequence": 64, "vocab": 8192}
 GPU_SIZES = {"layers": 12, "hidden": 1024, "heads": 16, "sequence": 1024, "vocab": 32768}
-WAYS: dict[str, dict[str, Any]] = {
-    "fp32": {},
-    "bf16": {"precision": "bf16"},
-    "ZeRO 1": {"zero": 1},
-    "ZeRO 2": {"zero": 2},
-    "ZeRO 3": {"zero": 3},
-    "offload": {"precision": "bf16", "offload": "optimizer"},
+WAYS: dict[str, tuple[str, Options]] = {
+    "fp32": ("fp32", Options()),
+    "bf16": ("bf16", Options()),
+    "ZeRO 1": ("fp32", Options(zero=1)),
+    "ZeRO 2": ("fp32", Options(zero=2)),
+    "ZeRO 3": ("fp32", Options(zero=3)),
+    "offload": ("bf16", Options(offload="optimizer")),
 }
 
 
@@ -73,7 +73,11 @@ class Training:
         dummies = {name: value[:MICRO] for name, value in self.batch.items()}
         self.way, self.folder, self.local = way, folder, local
         stages = ",".join(map(str, range(replicas))) + ";"
-        self.varuna = Varuna(model, stages, dummies, BATCH, MICRO, device=device, **WAYS[way])
+        precision, options = WAYS[way]
+        self.varuna = Varuna(
+            model, stages, dummies, BATCH, MICRO,
+            device=device, precision=precision, options=options,
+        )  # fmt: skip
         self.optimizer = torch.optim.AdamW(self.varuna.parameters(), lr=1e-4)
         self.varuna.set_optimizer(self.optimizer)
         self._count = 0

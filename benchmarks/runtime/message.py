@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from benchmarks import RESULTS
 from benchmarks.pipeline.ranks import gather, pin, run_ranks, serve
-from varuna_core import CutPoint, Varuna
+from varuna_core import CutPoint, Options, Varuna
 
 RESULT = RESULTS / "message.md"
 MODULE = "benchmarks.runtime.message"
@@ -95,7 +95,9 @@ def work(options: dict[str, Any], rank: int, world: int) -> dict[str, list[list[
     """In a rank: each round's times of a message, the engine's and the bare one's, in seconds."""
     size = options["size"]
     batch = [torch.ones(1, size // 4)]
-    varuna = Varuna(Passing(size // 4), "0;1;", batch, 1, 1, device="cpu", schedule="1f1b")
+    varuna = Varuna(
+        Passing(size // 4), "0;1;", batch, 1, 1, device="cpu", options=Options(schedule="1f1b")
+    )
     bare = Bare(rank, size)
     bare.exchange()
     pin(rank)

@@ -28,7 +28,7 @@ import torch.multiprocessing as processes
 from torch import Tensor, nn
 
 from benchmarks import RESULTS
-from varuna_core import Varuna
+from varuna_core import Options, Varuna
 from varuna_core.programs.gpt import Gpt
 from varuna_core.runtime.engine.graph_memory import GraphMeter
 from varuna_core.runtime.optim.optimizers import build_optimizer
@@ -48,13 +48,14 @@ class Case:
     on_meta: bool = True
     """The model is built without memory; else with weights."""
 
+    precision: str = "fp32"
     options: dict[str, Any] = field(default_factory=dict)
     """Of Varuna."""
 
 
 CASES = (
     Case(name="built on meta, fp32"),
-    Case(name="built on meta, bf16", options={"precision": "bf16"}),
+    Case(name="built on meta, bf16", precision="bf16"),
     Case(name="built on meta, recompute", options={"recompute": "full"}),
     Case(name="built on meta, zero bubble", options={"schedule": "zero_bubble"}),
     Case(name="given with weights, fp32", on_meta=False),
@@ -180,8 +181,10 @@ def run_rank(rank: int, case: Case, hidden: int, steps: int, folder: str) -> Non
             MICRO * NUM_MICROBATCHES,
             MICRO,
             device="cpu",
-            partition="-".join("1" * STAGES),
-            **{"schedule": "1f1b", **case.options},
+            precision=case.precision,
+            options=Options(
+                **{"partition": "-".join("1" * STAGES), "schedule": "1f1b", **case.options}
+            ),
         )
         del model
         optimizer = build_optimizer("adamw", varuna.parameters(), lr=1e-4)

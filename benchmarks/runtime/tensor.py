@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import RESULTS
-from varuna_core import Varuna
+from varuna_core import Options, Varuna
 from varuna_core.programs.gpt import Gpt
 
 RESULT = RESULTS / "tensor.md"
@@ -47,7 +47,13 @@ def prepare_ours(model: Gpt, batch: Tensor) -> Callable[[], Tensor]:
     size = len(batch)
     plan = model.tensor_parallel_plan(sequence_parallel=True)
     varuna = Varuna(
-        model, "0;", {"tokens": batch}, size, SIZE, device="cpu", tensor=2, tensor_plan=plan
+        model,
+        "0;",
+        {"tokens": batch},
+        size,
+        SIZE,
+        device="cpu",
+        options=Options(tensor=2, tensor_plan=plan),
     )
     optimizer = torch.optim.AdamW(varuna.parameters(), lr=RATE, fused=True)
     varuna.set_optimizer(optimizer)

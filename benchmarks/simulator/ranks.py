@@ -25,7 +25,7 @@ from benchmarks.pipeline.ranks import gather, pin, serve
 from benchmarks.simulator.layouts import Launch, Layout, rebuild
 from benchmarks.simulator.plans import make_tables, plan
 from tests.ranks.device import CPU, choose_device, synchronize
-from varuna_core import Profiler, Varuna
+from varuna_core import Options, Profiler, Varuna
 from varuna_core.planner.profile.profile import Network
 from varuna_core.planner.profile.profile_file import parse_profile, render_profile
 from varuna_core.profiling import bench as profiler_bench
@@ -57,13 +57,15 @@ class Job:
             launch.batch,
             layout.micro_batch,
             device=choose_device(),
-            partition="-".join(map(str, layout.counts)),
-            schedule=layout.schedule,
-            stages_per_rank=layout.stages_per_rank,
-            costs=costs,
-            recompute=layout.recompute,
-            zero=layout.zero,
-            trace=lambda *event: self.events.append(event),
+            options=Options(
+                partition="-".join(map(str, layout.counts)),
+                schedule=layout.schedule,
+                stages_per_rank=layout.stages_per_rank,
+                costs=costs,
+                recompute=layout.recompute,
+                zero=layout.zero,
+                trace=lambda *event: self.events.append(event),
+            ),
         )
         own = self.varuna.samples
         self.batch = {name: value[own.start : own.stop] for name, value in batch.items()}

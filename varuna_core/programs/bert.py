@@ -80,7 +80,7 @@ class Bert(nn.Module):
         return [(held != NO_LABEL).sum() for held in (labels, is_random)]
 
     def tensor_parallel_plan(self) -> dict[str, Any]:
-        """For `Varuna(tensor_plan=...)`; the loss is taken of logits that stay shared."""
+        """For `Options(tensor_plan=...)`; the loss is taken of logits that stay shared."""
         from torch.distributed.tensor.parallel import ColwiseParallel
 
         head = {"token_head.decoder": ColwiseParallel(use_local_output=False)}

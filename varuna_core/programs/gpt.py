@@ -56,7 +56,7 @@ class Gpt(nn.Module):
         return cross_entropy(self.predict(tokens[:, :-1]), tokens[:, 1:])
 
     def tensor_parallel_plan(self, sequence_parallel: bool = False) -> dict[str, Any]:
-        """For `Varuna(tensor_plan=...)`; the loss is taken of logits that stay shared."""
+        """For `Options(tensor_plan=...)`; the loss is taken of logits that stay shared."""
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,

@@ -43,6 +43,7 @@ from varuna_core.records.logs.trace import TraceWriter
 from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.records.training import Training
 from varuna_core.runtime.optim.optimizers import use_apex_norms
+from varuna_core.runtime.settings import Options
 from varuna_core.runtime.step_trace import exchange_clocks, open_rank_trace
 from varuna_core.schedule.registry import count_stages_per_rank, may_split_backward
 from varuna_core.varuna import Varuna
@@ -78,19 +79,21 @@ def build_varuna(
         training.micro_batch_size,
         local_rank=place.local_rank,
         device=place.device.type,
-        partition=partition,
-        schedule=training.schedule,
-        stages_per_rank=count_stages_per_rank(training.schedule, partition, depth),
-        tensor=training.tensor,
-        tensor_plan=plan_layers(model, training),
         precision=choose_base_precision(training.precision),
-        recompute=choose_recompute(training, place.device)[0],
-        trace=trace,
-        seed=training.seed,
-        zero=training.zero,
-        offload="optimizer" if training.offload else None,
-        compile=is_compiled_by_varuna(training),
-        cuda_graphs=training.cuda_graphs,
+        options=Options(
+            partition=partition,
+            schedule=training.schedule,
+            stages_per_rank=count_stages_per_rank(training.schedule, partition, depth),
+            tensor=training.tensor,
+            tensor_plan=plan_layers(model, training),
+            recompute=choose_recompute(training, place.device)[0],
+            trace=trace,
+            seed=training.seed,
+            zero=training.zero,
+            offload="optimizer" if training.offload else None,
+            compile=is_compiled_by_varuna(training),
+            cuda_graphs=training.cuda_graphs,
+        ),
     )
 
 

@@ -27,7 +27,7 @@ GENERATES = (
     "gather_state_dict() into the plain model, and generate with that"
 )
 MOVES = "would move weights: device= and precision= of Varuna say where and what they are"
-LOADS = "loads the whole model: give Varuna(..., state_dict=)"
+LOADS = "loads the whole model: give Varuna options=Options(state_dict=...)"
 COPIES = "would copy a part of the model: gather_state_dict() has the whole one's weights"
 HOOKS = "puts hooks into a part of the model: register them before Varuna"
 REFUSED = {

@@ -1,9 +1,10 @@
-"""Varuna's arguments, checked and resolved once."""
+"""Varuna's options as a user gives them, and all its arguments once they are resolved."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from varuna_core.facts.partition import Partition
 from varuna_core.records.logs.trace import ActionTrace
+from varuna_core.runtime.arguments import FROM_CONF, FromConf
 from varuna_core.runtime.optim.precision import Precision
 from varuna_core.schedule.costs import Costs
 from varuna_core.schedule.recompute import Recompute
@@ -18,8 +20,109 @@ from varuna_core.schedule.registry import AUTO, SCHEDULES
 
 
 @dataclass(frozen=True, kw_only=True)
-class VarunaSettings:
-    """Options of a training; docs/training.md says what each means to a user."""
+class Options:
+    """How a training is cut, scheduled and kept in memory: `Varuna(..., options=Options(zero=1))`.
+
+    FROM_CONF is the conf's value in a run of vjob; elsewhere it is the default that is named.
+    """
+
+    partition: str | Sequence[int] | Partition | FromConf | None = FROM_CONF
+    """Blocks of each stage, `"0-3-3-0"`, or these with what is before the first cut in the first
+    number and what is after the last cut in the last: of 6 blocks `"2-4"` is `"3-5"`. With several
+    stages a rank it has a number for each, in the order of the pipeline. Default: balanced by the
+    costs that the dry run counts."""
+
+    schedule: str | FromConf = FROM_CONF
+    """`gpipe`, `1f1b`, `varuna`, `zero_bubble`, `interleaved`, `zbv`, or `auto`, the default: the
+    shortest as simulated, chosen again by times measured in training (schedule_design.md)."""
+
+    stages_per_rank: int | FromConf = FROM_CONF
+    """Stages of each rank, with `interleaved` and `auto`; `zbv` has 2. Default: 1."""
+
+    tensor: int | FromConf = FROM_CONF
+    """Ranks that share each layer (tensor_parallel.md): entry k of the stage map then stands for
+    the ranks from k x tensor on. Default: 1."""
+
+    tensor_plan: Mapping[str, Any] | None = None
+    """Modules that are shared, and how. Default: the model's own `tensor_parallel_plan`."""
+
+    recompute: Recompute | FromConf = FROM_CONF
+    """What is kept of activations: `none` (the default), `full`, `auto`, `selective` or `offload`
+    (activations.md)."""
+
+    memory_limit: float | None = None
+    """Bytes that a rank's micro-batches may hold at once, with `recompute="auto"`. Default: the
+    GPU is asked."""
+
+    zero: int | FromConf = FROM_CONF
+    """What replicas share: 1 the optimizer's state, 2 gradients too, 3 weights too (zero.md).
+    Default: 0, nothing."""
+
+    offload: str | FromConf | None = FROM_CONF
+    """`"optimizer"`: fp32 weights and the optimizer's state in host memory, and its step there."""
+
+    keep_fp32: Sequence[str] = ()
+    """Names of inputs and of modules (`"blocks.*.norm"`) that stay in fp32 in half precision, with
+    all that they contain."""
+
+    compile: bool | str = False
+    """Let torch.compile take the largest modules between two cuts; the name of a backend of
+    torch's."""
+
+    cuda_graphs: bool = False
+    """Record each stage's forwards and backwards as CUDA graphs."""
+
+    seed: int | FromConf = FROM_CONF
+    """Seed of dropout, drawn by step, sample and segment and so the same in any layout, and of the
+    weights of a model on the meta device. Default: 1234."""
+
+    state_dict: Mapping[str, Tensor] | None = None
+    """Weights to start from: any mapping of names, or `open_weights("folder/")`."""
+
+    hang_timeout_s: float | None = None
+    """Seconds that a rank waits for another one in a step before the run ends. Default: for
+    ever."""
+
+    opportunistic: bool = True
+    """Run forwards before their turn while a gradient is late; False keeps `varuna` to its list
+    and `auto` to its first order."""
+
+    costs: Costs | FromConf | None = FROM_CONF
+    """Profiled times of actions and messages, which schedules are made for; the same on all ranks.
+    Default: what the plan of the conf's partition knows, else the dry run's count."""
+
+    trace: ActionTrace | FromConf | None = FROM_CONF
+    """A function called after each action: `("0F3", begin, ready, end)` in seconds. Default: the
+    trace that `vjob report` draws, in a run of vjob."""
+
+
+DEPRECATED = dict.fromkeys((field.name for field in fields(Options)), "2026-11-28")
+"""Keywords that Varuna itself took until the date, and takes for a year after it."""
+
+
+def take_deprecated(options: Options, keywords: Mapping[str, Any]) -> Options:
+    """Add options that were given to Varuna itself, with one warning; refuse unknown words."""
+    for word in keywords:
+        if word not in DEPRECATED:
+            known = ", ".join(DEPRECATED)
+            raise TypeError(
+                f"Varuna() has no argument {word!r}. Besides its own arguments, which "
+                f"help(Varuna) lists, there are options=Options(...) of {known}"
+            )
+    if keywords:
+        shown = ", ".join(f"{word}=..." for word in keywords)
+        since = max(DEPRECATED[word] for word in keywords)
+        warnings.warn(
+            f"Varuna({shown}) is deprecated since {since}: write options=Options({shown})",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+    return replace(options, **keywords)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarunaSettings(Options):
+    """All arguments of a training, checked and resolved once; nothing is left to the conf."""
 
     batch_size: int
     """Samples of all replicas in a step."""
@@ -36,41 +139,14 @@ class VarunaSettings:
     """Names of parameters that are one, besides those that the model ties."""
 
     partition: Partition | None
-    """Segments of each stage; None: balanced by their costs."""
-
     schedule: str
     stages_per_rank: int
     tensor: int
-    """Ranks that share each layer."""
-
-    tensor_plan: Mapping[str, Any] | None
-    """How they share it; None: the model's own plan."""
-
     recompute: Recompute
-    memory_limit: float | None
-    """With recompute "auto": bytes that a rank's micro-batches may hold; None: a GPU is asked."""
-
-    opportunistic: bool
-    """Forwards may be run before their turn."""
-
     costs: Costs | None
-    """Of each stage, as profiled; None: the dry run's count."""
-
     zero: int
-    compile: bool | str
-    """Let torch.compile take modules of the stages; the name of a backend of torch's."""
-
-    cuda_graphs: bool
-    """Record forwards and backwards as CUDA graphs (engine/cuda_graphs.py)."""
-
     offload: str | None
     seed: int
-    state_dict: Mapping[str, Tensor] | None
-    """Weights to start from."""
-
-    hang_timeout_s: float | None
-    """How long a rank waits for another one; None: for ever."""
-
     trace: ActionTrace | None
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from varuna_core.facts.partition import Partition
 from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.records.training import VARIABLES
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments
+from varuna_core.runtime.settings import DEPRECATED, Options, take_deprecated
 from varuna_core.schedule.costs import Costs
 
 LAYOUT = {
@@ -191,12 +192,35 @@ def test_varuna_itself_takes_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (model.batch_size, model.chunk_size, model.precision.name) == (4, 2, "bf16")
     assert model.plans.find(2).schedule.name == "gpipe"
     model.close()
-    explicit = Varuna(Gpt(), "0;", make_inputs(), 8, 4, False, device="cpu", schedule="1f1b")
+    options = Options(schedule="1f1b")
+    explicit = Varuna(Gpt(), "0;", make_inputs(), 8, 4, False, device="cpu", options=options)
     assert (explicit.batch_size, explicit.chunk_size) == (8, 4)
     assert (explicit.precision.name, explicit.plans.find(2).schedule.name) == ("fp32", "1f1b")
     explicit.close()
     with pytest.raises(TypeError, match="needs dummy_inputs"):
         Varuna(Gpt())
+
+
+def test_a_person_sees_twelve_arguments_and_the_seeds_ten_come_first() -> None:
+    seen = [name for name in inspect.signature(Varuna).parameters if name != "deprecated"]
+    assert len(seen) <= 12
+    assert seen[:10] == [
+        *("model", "stage_to_rank_map", "dummy_inputs", "batch_size", "chunk_size", "fp16"),
+        *("local_rank", "device", "shared_weights", "from_cache"),
+    ]
+
+
+@pytest.mark.parametrize("word", DEPRECATED)
+def test_an_option_among_the_arguments_is_taken_with_a_warning(word: str) -> None:
+    value = object()
+    with pytest.warns(DeprecationWarning, match=rf"{word}=.*since 20\d\d-\d\d-\d\d: write options"):
+        options = take_deprecated(Options(), {word: value})
+    assert getattr(options, word) is value
+
+
+def test_a_word_that_is_no_option_is_refused_with_those_that_are() -> None:
+    with pytest.raises(TypeError, match=r"no argument 'schedul'.*schedule, stages_per_rank"):
+        Varuna(Gpt(), "0;", make_inputs(), 4, 2, device="cpu", schedul="1f1b")
 
 
 def test_every_variable_is_read_by_the_runtime() -> None:

@@ -1,6 +1,6 @@
 """Weights in safetensors files, read one tensor at a time when asked for.
 
-    Varuna(model, ..., state_dict=open_weights("gpt2-xl/"))
+    Varuna(model, ..., options=Options(state_dict=open_weights("gpt2-xl/")))
 
 The format is that of checkpoints' own files (checkpoint/format/tensorfile.py). Only headers are
 read at first; a stage that takes its own tensors reads no others. Any other

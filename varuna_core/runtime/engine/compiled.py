@@ -1,4 +1,4 @@
-"""torch.compile for the modules of a stage: `Varuna(..., compile=True)`.
+"""torch.compile for the modules of a stage: `Options(compile=True)`.
 
     the model's forward, cuts, stubs      as ever
     blocks.0   blocks.1   ...             their forwards compiled, one graph for all of a class

@@ -1,4 +1,4 @@
-"""CUDA graphs of a stage's forwards and backwards: `Varuna(..., cuda_graphs=True)`.
+"""CUDA graphs of a stage's forwards and backwards: `Options(cuda_graphs=True)`.
 
 A stage's forward is hundreds of kernels, and launching them takes the host longer than a fast GPU
 takes to run them. A recorded one is a single launch:

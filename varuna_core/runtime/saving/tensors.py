@@ -82,7 +82,7 @@ def put_optimizer(optimizer: Any, found: Mapping[int, Any], with_state: bool = T
     if with_state and kinds and kinds != {mine}:
         raise CheckpointError(
             f"the checkpoint holds the state of {' and '.join(sorted(kinds))}, the optimizer is "
-            f"{mine}: to continue with its weights alone, give Varuna(state_dict=...) an exported "
+            f"{mine}: to continue with its weights alone, give Options(state_dict=...) an exported "
             "file"
         )
     groups = optimizer.param_groups

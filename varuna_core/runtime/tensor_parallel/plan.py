@@ -88,7 +88,7 @@ def find_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
     if not plan:
         raise ValueError(
             f"tensor parallelism: {type(model).__name__} has no tensor_parallel_plan; give it one, "
-            'or Varuna(tensor_plan={"blocks.*.mlp.up": ColwiseParallel(), ...})'
+            'or Options(tensor_plan={"blocks.*.mlp.up": ColwiseParallel(), ...})'
         )
     found: TensorPlan = plan
     return found
