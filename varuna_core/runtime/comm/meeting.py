@@ -154,7 +154,7 @@ class Meeting:
             key=lambda other: int(other["rank"]),
         )
         usual, odd = first, others
-        # The first to come is the odd one among many; of two halves the lower rank is the usual one.
+        # The first to come is the odd one among many; of two halves the lower rank is usual.
         if (2 * count, first["rank"]) > (self.size, others[0]["rank"]):
             usual, odd = others[0], [first]
         said = "; ".join(f"rank {o['rank']}: {describe_difference(usual, o)}" for o in odd)
