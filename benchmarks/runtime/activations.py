@@ -76,7 +76,7 @@ class Training:
         self.batch = {"tokens": torch.randint(VOCAB, (MICRO * NUM_MICROBATCHES, SEQUENCE + 1))}
         model = build_model(hidden)
         dummies, size = {"tokens": self.batch["tokens"][:MICRO]}, MICRO * NUM_MICROBATCHES
-        options = Options(schedule="gpipe", recompute=way)
+        options = Options(schedule="gpipe", recompute=way)  # type: ignore[arg-type]
         self.varuna = Varuna(model, "0;", dummies, size, MICRO, device="cpu", options=options)
         self.optimizer = make_optimizer(list(self.varuna.parameters()))
         self.varuna.set_optimizer(self.optimizer)
