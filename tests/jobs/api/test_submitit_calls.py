@@ -41,7 +41,8 @@ def read_rows() -> list[str]:
     return re.findall(r"^\| (.+?) \| (?:yes|no|differs) \| .*\|$", TABLE, re.MULTILINE)
 
 
-def test_each_row_of_the_table_is_a_test_and_each_test_a_row() -> None:
+def test_each_row_of_the_table_has_its_test() -> None:
+    """Calls that work as submitit says have a test and no row."""
     marked = set()
     for path in TESTS:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -49,7 +50,7 @@ def test_each_row_of_the_table_is_a_test_and_each_test_a_row() -> None:
                 marked |= {ast.literal_eval(word) for word in node.args}
     rows = read_rows()
     assert len(rows) == len(set(rows)) == TABLE.count("\n| ") - 1
-    assert marked == set(rows)
+    assert marked >= set(rows)
 
 
 @pytest.mark.row('`AutoExecutor(folder="log/%j")`')
