@@ -12,6 +12,7 @@ from benchmarks.formats import (
     frameworks,
     generative,
     language,
+    met_later,
     negatives,
     reinforcement,
     small,
@@ -29,6 +30,7 @@ PROGRAMS: tuple[ModuleType, ...] = (
     reinforcement,
     classic,
     small,
+    met_later,
 )
 
 
@@ -46,7 +48,7 @@ def list_apart() -> dict[str, Format]:
 
 @cache
 def list_negatives() -> dict[str, Negative]:
-    return _list(Negative, negatives, small)
+    return _list(Negative, negatives, small, met_later)
 
 
 Kind = TypeVar("Kind", Format, Negative)

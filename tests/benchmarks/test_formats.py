@@ -38,7 +38,7 @@ def test_a_format_names_its_source_and_the_same_seed_makes_the_same_log(item: Fo
 def test_the_truth_is_in_range_and_its_losses_are_printed(item: Format) -> None:
     log, truth = item.make()
     text = "\n".join(line.text for line in log.lines)
-    numbers = {float(one) for one in re.findall(r"\d+\.?\d*(?:[eE][-+]?\d+)?", text)}
+    numbers = {float(one) for one in re.findall(r"-?\d+\.?\d*(?:[eE][-+]?\d+)?", text)}
     for count in truth.counts:
         for total in count.totals:
             assert total is None or 0 <= max(count.steps, default=0) <= total
@@ -48,7 +48,7 @@ def test_the_truth_is_in_range_and_its_losses_are_printed(item: Format) -> None:
 
 
 def test_no_program_is_in_both_lists() -> None:
-    assert (len(list_formats()), len(list_apart()), len(list_negatives())) == (118, 16, 40)
+    assert (len(list_formats()), len(list_apart()), len(list_negatives())) == (148, 16, 55)
     known = {item.source.repository for item in list_formats().values()}
     assert not known & {item.source.repository for item in list_apart().values()}
 

@@ -243,3 +243,53 @@ def test_a_part_of_a_loss_is_not_the_loss(text: str, loss: float | None) -> None
             if (reading := reader.read(line)) is not None:
                 found += [one.line.loss for one in (*reading.earlier, reading)]
     assert {one for one in found if one is not None} == ({loss} if loss is not None else set())
+
+
+TRAINING = [f"step {at}/90 - loss: 2.5 - 9ms/step" for at in range(10, 91, 10)]
+EVALUATION = [f"step {at}/30 - loss: 2.1 - 4ms/step" for at in range(10, 31, 10)]
+KERAS = [f"{at}/90 ━━━━━━━━━━ 0s 9ms/step - loss: 2.5" for at in range(10, 91, 10)]
+KERAS_EVALUATION = [f"{at}/30 ━━━━━━━━━━ 0s 4ms/step - loss: 2.1" for at in range(10, 31, 10)]
+YOLO = "epoch: {}/30, iter: {}/90, iter_time: 0.4s, total_loss: 2.5, lr: 1e-4"
+THROUGH = "epoch: {}/2, iter: {}/90, loss: 2.5, lr: 1e-4"
+
+
+@pytest.mark.parametrize(
+    ("lines", "step", "total"),
+    [
+        (["Epoch 1/2", *TRAINING, "Eval begin...", *EVALUATION], 90, None),
+        (["Epoch 1/2", *TRAINING, "Eval begin...", *EVALUATION, "Epoch 2/2", *TRAINING], 180, 180),
+        ([*TRAINING, *EVALUATION], 90, 90),
+        ([*TRAINING, *EVALUATION, *TRAINING[:2]], 110, None),
+        ([*KERAS, *KERAS_EVALUATION], 90, 90),
+        (["Epoch 1/2", *KERAS, "Epoch 2/2", *KERAS, *KERAS_EVALUATION], 180, 180),
+        ([*TRAINING, *(line + " - lr: 1e-4" for line in EVALUATION)], 30, 30),
+        ([YOLO.format(1, at) for at in (1, 2)], 2, None),
+        ([YOLO.format(1, at) for at in (1, 10)], 10, 2700),
+        ([YOLO.format(epoch, at) for epoch in (1, 2) for at in (45, 90)], 180, 2700),
+        ([THROUGH.format(1 + at // 46, at) for at in range(1, 70)], 69, 90),
+    ],
+)
+def test_a_total_is_of_an_epoch_of_all_or_of_an_evaluation(
+    lines: list[str], step: int, total: int | None
+) -> None:
+    reader = StepReader()
+    read(((None, f"0: {line}") for line in lines), reader)
+    assert (reader.last, reader.num_steps) == (step, total)
+    again = StepReader()
+    again.go_on(reader.save())
+    assert (again.last, again.num_steps) == (step, total)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_training"),
+    [
+        ("[{}/60] nvcc -c csrc/train/optimizer_step_{}.cu -o build/loss_{}.o", False),
+        ("[{}/60] reading data/train_loss_{}.parquet", False),
+        ("[{}/60] training, loss 2.{}", True),
+    ],
+)
+def test_the_name_of_a_file_is_not_what_a_line_is_about(text: str, is_training: bool) -> None:
+    reader = StepReader()
+    for at in range(1, 30):
+        reader.read("0: " + text.replace("{}", str(at)))
+    assert reader.last == (29 if is_training else None)

@@ -140,7 +140,8 @@ _DONE = re.compile(
 )
 _TRAIN = re.compile(r"train|learn:|step|iter|epoch|update|batch|fit\b", re.IGNORECASE)
 _EVALUATES = re.compile(
-    r"(?<![a-z])(?:eval|valid|val\b|test(?:ing)?\b|inference|predict|sanity)", re.IGNORECASE
+    r"(?<![a-z])(?:eval|valid|val\b|test(?:ing)?\b|(?<!policy )inference|predict|sanity)",
+    re.IGNORECASE,
 )
 _NOT = re.compile(
     r"download|upload|token(?:is|iz)(?:e|ed|ing)\b|\bloading|\bmap\b|\bfilter|\bshards?\b|\bwarm-?up\b|heartbeat|"
@@ -159,9 +160,14 @@ _METRICS = re.compile(
 _LOSS = re.compile(
     r"(?:((?<!log)loss)|nll|cost|\bce|objective|rmse|logloss|\bl[12])['\"]?\W{0,6}$", re.I
 )
+_UNIT_OF_LOSS = re.compile(r" {1,4}(?:[a-zA-Z]{1,20} ){0,2}loss, {0,4}", re.IGNORECASE)
+"""Behind the number, as a unit: `5.96 avg loss, 0.001 rate`."""
 _NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
-_FILE = re.compile(rf"[\w/.-]{{1,60}}\.py\b|\b\w{{1,30}}(?:\.\w{{1,30}}){{1,6}}:{_N}")
-"""The place in the program from which a logger writes is not what it writes about."""
+FILE = re.compile(
+    rf"[\w/.+{_N}-]{{1,120}}\.(?:py|c|cc|cpp|cu|h|hpp|rs|go|js|o|so|a|txt|jsonl?|ya?ml|csv|tar|gz|zip|"
+    rf"bin|ckpt|pth?|safetensors|npy|parquet|arrow)\b|\b\w{{1,30}}(?:\.\w{{1,30}}){{1,6}}:{_N}"
+)
+"""The name of a file is not what a line is about, nor is the place from which a logger writes."""
 _FROM_ZERO = re.compile(r"Epoch: {0,2}\[$")
 """torchvision and PyTorch's ImageNet example count their epochs from 0."""
 _LOSS_ROW = re.compile(
@@ -473,7 +479,7 @@ def _weigh_number(parts: List[str], at: int) -> float:
 
 def _weigh_line(text: str) -> float:
     """Weight of the words in a line."""
-    text = _FILE.sub("", text)
+    text = FILE.sub("", text)
     is_done, is_trained = _DONE.search(text) is not None, _TRAIN.search(text) is not None
     weight = 1.2 * is_done + 0.5 * is_trained
     others = _METRICS.sub("", text)
@@ -726,8 +732,10 @@ class Learner:
 
 def _find_loss(parts: List[str], words: List[str]) -> Optional[float]:
     """A loss by whatever name, of a line whose numbers stand behind these parts."""
-    for part, word in zip(parts, words):
+    for at, (part, word) in enumerate(zip(parts, words)):
         named = _LOSS.search(part)
+        if named is not None and at and _UNIT_OF_LOSS.fullmatch(part):
+            word = words[at - 1]
         is_part = named is not None and named.group(1) and not names_loss(part)
         if named is not None and not is_part and not _NOT_TRAINED.search(part):
             return _parse(word)

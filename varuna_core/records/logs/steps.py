@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Deque, Dict, Iterable, Mapping, Optional, Pattern, Sequence, Tuple
 
-from varuna_core.records.logs.learner import HINTS, Counted, Doubt, Learner
+from varuna_core.records.logs.learner import FILE, HINTS, LONGEST, Counted, Doubt, Learner
 from varuna_core.records.logs.progress import (
     NO_STEP,
     clean,
@@ -52,6 +52,8 @@ LEAST_PAIRS = 2
 """Lines after which the second number of `N/M` is no total: it grew, and the first one did not."""
 ROUND = 99
 """Most steps of an epoch of which a share in two digits tells each."""
+MOST_ASIDE = 2
+"""Times that a shorter loop runs after a whole one before it is taken for the training."""
 NEAR = 2
 """Steps by which a bar and a line beside it may differ, as bars are drawn less often."""
 MOST_RANKS = 256
@@ -90,7 +92,7 @@ _OF_OTHERS = re.compile(r"[^\d%]{0,80}[a-zA-Z]{3}[^\d%]{0,80}\d{1,3}%\|")
 _STATE = (
     "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
     "_is_new_epoch", "_anchor", "_has_losses", "_is_untrained", "_is_lost", "_by", "_spent_ms",
-    "trains", "unit", "_first_epoch", "_is_cut", "_num_pairs",
+    "trains", "unit", "_first_epoch", "_is_cut", "_num_pairs", "_aside", "_is_through",
 )  # fmt: skip
 
 
@@ -166,6 +168,10 @@ class StepReader:
         """Lines of an epoch and a step that look like a step and a total."""
         self._spent_ms = 0.0
         """The longest time of a bar without a name."""
+        self._aside: Optional[Tuple[int, int, int]] = None
+        """Step and number of steps of a shorter loop, and how often it began."""
+        self._is_through = False
+        """Steps went on as the epoch grew, so that their total is that of all epochs."""
         self._learner = Learner(is_partial=is_partial)
         self._tables = Tables()
 
@@ -222,8 +228,8 @@ class StepReader:
         if own is not None:
             found = parse_own(own, text)
             return None if found is None else self._take(found, LINE, rank, at, slack_s)
-        if not self.trains:
-            self.trains = _TRAINING.search(text) is not None
+        if not self.trains and _TRAINING.search(text) is not None:
+            self.trains = _TRAINING.search(FILE.sub("", text[:LONGEST])) is not None
             self._is_untrained = self._is_untrained and not self.trains
         found = parse_line(text)
         self.evaluated = found if found is not None and found.evaluations else None
@@ -424,6 +430,7 @@ class StepReader:
     def _restart(self) -> None:
         self._raw, self._base, self._anchor = None, 0, None
         self._is_lost, self.unit, self._by, self._spent_ms = False, "step", 0, 0.0
+        self._aside, self._is_through = None, False
         self._recent.clear()
 
     def _place(
@@ -431,7 +438,7 @@ class StepReader:
     ) -> Optional[StepReading]:
         if found.is_bar and found.step == 0:  # nothing is done: a bar that stands, or will
             return None
-        if found.is_bar and self._is_small_bar(found):
+        if (found.is_bar and self._is_small_bar(found)) or self._is_evaluation(found):
             return None
         is_anew = self._count_epochs(found)
         step = self._base + found.step
@@ -471,6 +478,24 @@ class StepReader:
             self._spent_ms = max(self._spent_ms, spent_ms)
         return is_small
 
+    def _is_evaluation(self, found: Iteration) -> bool:
+        """True for a shorter loop that begins when one is over, and has nothing that only a
+        training has: Keras and Paddle write the steps of an evaluation as those of the training."""
+        last, total = self._raw or (0, None)
+        if not total or not found.num_steps or found.num_steps >= total:
+            self._aside = None
+            return False
+        values = (found.learning_rate, found.grad_norm, found.loss_scale, found.tokens_per_s)
+        is_named = self._is_new_epoch or (found.epoch is not None and found.epoch != self._epoch)
+        is_over = last + (0 if found.is_bar else self._by) >= total
+        if not is_over or is_named or any(value is not None for value in values):
+            return False
+        step, num_steps, begun = self._aside or (0, 0, 0)
+        if found.num_steps != num_steps:
+            step, begun = found.step + 1, 0
+        self._aside = found.step, found.num_steps, begun + (found.step < step)
+        return self._aside[2] <= MOST_ASIDE
+
     def _count_epochs(self, found: Iteration) -> bool:
         """Keep the count of steps before this epoch; True where the steps begin anew."""
         epoch = found.epoch if found.epoch is not None else self._epoch
@@ -493,6 +518,7 @@ class StepReader:
             self._base = 0
             return True
         if found.step > last or (found.step == last and not is_later):
+            self._is_through = self._is_through or is_later
             return False
         is_over = total and last + (0 if found.is_bar else self._by) >= total
         if is_over and found.step > max(1, self._by) and last < (total or 0):
@@ -530,6 +556,8 @@ class StepReader:
         if not found.num_steps:
             return None
         num_epochs = found.num_epochs or self._num_epochs
+        if self.strength == LINE and self._epoch is not None and (num_epochs or 0) > 1:
+            return self._find_total_of(found.step, found.num_steps, self._epoch, num_epochs or 1)
         is_of_epoch = self._is_of_epoch(found) or (self.strength == LEARNED and self._base > 0)
         if is_of_epoch and num_epochs:
             return found.num_steps * num_epochs
@@ -538,6 +566,15 @@ class StepReader:
         if self.strength == LEARNED and self._epoch is not None:
             return None  # maybe that of an epoch
         return self._base + found.num_steps
+
+    def _find_total_of(
+        self, step: int, num_steps: int, epoch: int, num_epochs: int
+    ) -> Optional[int]:
+        """The total of a line such as `epoch: 1/300, iter: 10/1849`: one of an epoch if the steps
+        begin anew in each, or are farther than the epoch is; None where both may be."""
+        if self._base or step * num_epochs > (epoch + 1) * num_steps:
+            return num_steps * num_epochs
+        return num_steps if self._is_through else None
 
     def _is_of_epoch(self, found: Iteration) -> bool:
         """True where `num_steps` is that of an epoch, if one is named."""
