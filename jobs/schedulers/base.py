@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.cluster import NodeState
@@ -17,7 +18,6 @@ from varuna_core.facts.known import Known, NotKnown
 from varuna_core.records.plan import GroupPlan, Plan
 from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Queue
 from vjob.jobs.errors import InputError, UncertainError, VjobError
 from vjob.jobs.schedulers.diagnosis import Diagnosis
 from vjob.jobs.schedulers.foreign_job import ForeignJob
@@ -28,6 +28,9 @@ from vjob.jobs.schedulers.job import (
     SchedulerJob,
     StartEstimate,
 )
+
+if TYPE_CHECKING:
+    from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Queue
 
 FLOOR_S = 25.0
 """Between two questions about a user's jobs, whoever asks: a squeue is two requests (22.05), and a

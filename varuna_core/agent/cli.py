@@ -9,25 +9,13 @@ import uuid
 from pathlib import Path
 from typing import NoReturn
 
-from varuna_core.agent.closing import close_attempt
-from varuna_core.agent.meeting.link import call_hub
-from varuna_core.agent.meeting.opening import open_attempt
-from varuna_core.agent.node import run_node
-from varuna_core.agent.processes import process
-from varuna_core.agent.restarts import (
-    Way,
-    choose_way,
-    may_return,
-    note_requeue,
-    number_attempt,
-    parse_job,
-)
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
-from varuna_core.agent.shell import enter_node
-from varuna_core.agent.stacks import dump_nodes
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop
 from varuna_core.records.runfolder import RunFolder
+
+# A job starts the agent three times on its first node, and each command needs a third of it: a
+# command imports what it calls.
 
 SCONTROL_S = 60.0
 _DESCRIPTION = """\
@@ -233,6 +221,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _run_stacks(args: argparse.Namespace) -> int:
+    from varuna_core.agent.stacks import dump_nodes
+
     run = open_run(args.run)
     attempt = run.attempt(args.attempt)
     dump_nodes(load_plan(run, args.attempt), attempt, args.node, native=args.native, spies=args.spy)
@@ -240,18 +230,22 @@ def _run_stacks(args: argparse.Namespace) -> int:
 
 
 def _run_shell(args: argparse.Namespace) -> NoReturn:
+    from varuna_core.agent.shell import enter_node
+
     run = open_run(args.run)
     words = args.words[1:] if args.words[:1] == ["--"] else args.words
     enter_node(run, load_plan(run, args.attempt), args.attempt, args.node, words)
 
 
 def _run_track(args: argparse.Namespace) -> int:
-    from varuna_core.agent.track.tracker import run_tracker  # no agent waits for its parsers
+    from varuna_core.agent.track.tracker import run_tracker
 
     return run_tracker(args.run, args.attempt)
 
 
 def _run_open(args: argparse.Namespace) -> int:
+    from varuna_core.agent.meeting.opening import open_attempt
+
     run = open_run(args.run)
     plan = load_plan(run, args.attempt)
     job_id = args.job_id or os.environ.get("SLURM_JOB_ID")
@@ -261,12 +255,16 @@ def _run_open(args: argparse.Namespace) -> int:
 
 
 def _run_node(args: argparse.Namespace) -> int:
+    from varuna_core.agent.node import run_node
+
     run = open_run(args.run)
     tether = sys.stdin.fileno() if args.tether else None
     return run_node(run, load_plan(run, args.attempt), args.attempt, args.node, tether)
 
 
 def _run_close(args: argparse.Namespace) -> int:
+    from varuna_core.agent.closing import close_attempt
+
     run = open_run(args.run)
     closed = close_attempt(
         run,
@@ -284,6 +282,9 @@ def _run_close(args: argparse.Namespace) -> int:
 
 
 def _run_way(args: argparse.Namespace) -> int:
+    from varuna_core.agent.processes import process
+    from varuna_core.agent.restarts import Way, choose_way, may_return, note_requeue, parse_job
+
     way = Way.GO_ON
     if may_return(args.said, warned=bool(args.warned)):
         command = ["scontrol", "--oneliner", "show", "job", args.job_id]
@@ -297,11 +298,15 @@ def _run_way(args: argparse.Namespace) -> int:
 
 
 def _run_attempt(args: argparse.Namespace) -> int:
+    from varuna_core.agent.restarts import number_attempt
+
     print(number_attempt(open_run(args.run), args.requeues), flush=True)
     return 0
 
 
 def _run_signal(args: argparse.Namespace) -> int:
+    from varuna_core.agent.meeting.link import call_hub
+
     attempt = open_run(args.run).attempt(args.attempt)
     attempt.make()  # over ssh the batch script does not open it
     write_signal(attempt, args.name, args.key or uuid.uuid4().hex)
@@ -310,6 +315,8 @@ def _run_signal(args: argparse.Namespace) -> int:
 
 
 def _run_stop(args: argparse.Namespace) -> int:
+    from varuna_core.agent.meeting.link import call_hub
+
     attempt = open_run(args.run).attempt(args.attempt)
     attempt.make()
     if not write_stop(attempt, args.kind, args.code, args.reason, node=args.node):

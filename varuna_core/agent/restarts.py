@@ -37,8 +37,6 @@ from varuna_core.records.files import (
     read_json,
     write_json,
 )
-from varuna_core.records.logs.progress import read_pattern
-from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.logs.tail import last_lines
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan
@@ -411,6 +409,10 @@ def _find_printed(
     attempt: AttemptFolder, host: str, kind: str, progress: Optional[str]
 ) -> Optional[int]:
     """By the last lines about steps, such as `step 10/100 loss 2.3`."""
+    # An attempt that ends well needs none of these patterns.
+    from varuna_core.records.logs.progress import read_pattern
+    from varuna_core.records.logs.steps import StepReader
+
     steps = StepReader(read_pattern(progress), is_partial=True)
     for line in last_lines(attempt.node_log(host, kind), LAST_LINES):
         steps.read(line)

@@ -15,7 +15,6 @@ from pathlib import Path
 from varuna_core.agent.gpu.accelerator import list_variables
 from varuna_core.agent.setup.world import TORCHRUN_NAMES
 from varuna_core.plugins import list_plugins
-from varuna_core.records.logs.progress import PatternError, compile_pattern
 from vjob.containers.reference import BadReference, parse_reference
 from vjob.containers.registry import RUNTIMES
 from vjob.jobs.conf import references
@@ -271,6 +270,9 @@ def check_others(conf: JobConf) -> Iterator[KeyProblem]:
     if webhook is not None and not webhook.startswith(("https://", "http://")):
         yield "notify.webhook", webhook, "must be a URL that begins with https:// or http://"
     if conf.progress is not None:
+        # The patterns of all programs, which most confs need not pay for.
+        from varuna_core.records.logs.progress import PatternError, compile_pattern
+
         try:
             compile_pattern(conf.progress)
         except PatternError as error:

@@ -12,13 +12,12 @@ import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.cluster import NodeState
 from varuna_core.records.machine import KEPT, identify_machine
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, UncertainError
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.allocation import held_job
@@ -34,6 +33,9 @@ from vjob.jobs.schedulers.job import END_CAUSES, OVER, JobState, SchedulerJob
 from vjob.jobs.schedulers.local.scheduler import LocalScheduler
 from vjob.jobs.schedulers.slurm.commands import parse_state
 from vjob.jobs.schedulers.slurm.scheduler import SlurmScheduler
+
+if TYPE_CHECKING:
+    from vjob.jobs.conf.schema import JobConf
 
 RENEW = """\
 for name in "${!SLURM_@}"; do # of the step that runs this script; srun would take them for options

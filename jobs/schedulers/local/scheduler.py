@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from signal import SIGTERM
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.launch.errors import LaunchError
@@ -26,12 +26,14 @@ from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
-from vjob.jobs.conf.schema import JobConf
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.base import FLOOR_S, NO_CHANGES, Capabilities, Scheduler, Submission
 from vjob.jobs.schedulers.job import END_CAUSES, OVER, JobState, SchedulerJob, parse_name
 from vjob.jobs.schedulers.node_names import expand_nodes
+
+if TYPE_CHECKING:
+    from vjob.jobs.conf.schema import JobConf
 
 
 def read_machines(path: str) -> tuple[Machine, ...]:
