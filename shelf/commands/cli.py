@@ -253,6 +253,12 @@ class CommandGroup(click.Group):
         except BrokenPipeError:
             sys.stderr.close()  # `vjob logs | head`: nobody is left to tell
             sys.exit(141)
+        except OSError as error:  # a disk that is full, a file server that went away
+            from varuna_core.records.files import describe_failure
+            from varuna_core.records.logs.tail import clean
+
+            say(f"vjob: {clean(describe_failure(error))}", err=True)
+            sys.exit(1)
 
 
 @click.group(

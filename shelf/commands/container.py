@@ -41,10 +41,6 @@ class ContainerGroup(click.Group):
         except KeyboardInterrupt:
             say("vjob: interrupted; what was begun is removed", err=True)
             sys.exit(130)
-        except BrokenPipeError:
-            raise  # the reader of our lines has left
-        except OSError as error:  # a full disk, a folder that may not be written
-            raise VjobError(f"{error.filename or 'cannot go on'}: {error.strerror}") from None
 
 
 @click.group(cls=ContainerGroup)

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from vjob.jobs.errors import InputError, VjobError
+from vjob.jobs.errors import InputError
 from vjob.shelf.commands.arguments import json_option, print_object, write_commands
 from vjob.shelf.commands.terminal import say
 
@@ -44,10 +44,6 @@ class DataGroup(click.Group):
             if (error.name or "").partition(".")[0] not in ("numpy", "tokenizers", "zstandard"):
                 raise
             raise InputError(f"{error}: pip install '.[data]' in vjob's checkout") from None
-        except BrokenPipeError:
-            raise  # the reader of our lines has left
-        except OSError as error:
-            raise VjobError(f"{error.filename or 'cannot go on'}: {error.strerror}") from None
 
 
 @click.group(cls=DataGroup)

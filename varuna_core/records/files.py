@@ -147,6 +147,16 @@ def find_errno(error: BaseException) -> int:
     return 0
 
 
+def describe_failure(error: OSError) -> str:
+    """`/scratch/a: No space left on device`, and what to do where the disk is at fault."""
+    text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    if error.errno in NO_ROOM:
+        return f"{text}; make room there, then run it again"
+    if error.errno in STORE_FAILED:
+        return f"{text}: the disk or its server failed; run it again once it answers"
+    return text
+
+
 def describe_room(folder: Path) -> str:
     """`1.5 GB free`, of the disk where the folder is or would be; empty where nobody tells."""
     for place in (folder, *folder.parents):

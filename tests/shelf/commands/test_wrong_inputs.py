@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.command import Vjob
-from vjob.shelf.commands.cli import MEANT, SEAM
+from vjob.shelf.commands.cli import MEANT, SEAM, cli
 
 CASES = {
     ("report", "train.py"): "train.py is no log: give a job, a run folder, a folder of logs, or",
@@ -43,3 +46,26 @@ def test_a_word_of_another_tool_hides_no_command_and_leads_to_one() -> None:
     names = set(SEAM.list_names())
     assert not MEANT.keys() & names
     assert {words.split()[0] for words in MEANT.values()} <= names
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        (errno.EIO, "/far/a: Input/output error: the disk or its server failed; run it again"),
+        (errno.ESTALE, "/far/a: Stale file handle: the disk or its server failed"),
+        (errno.EDQUOT, "/far/a: Disk quota exceeded; make room there, then run it again"),
+        (errno.EROFS, "/far/a: Read-only file system"),
+        (errno.EACCES, "/far/a: Permission denied"),
+    ],
+)
+def test_a_disk_that_fails_anywhere_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, told: str
+) -> None:
+    def fail() -> None:
+        raise OSError(code, os.strerror(code), "/far/a")
+
+    monkeypatch.setattr(SEAM, "load", lambda name: click.Command(name, callback=fail))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["list"])
+    assert ended.value.code == 1
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,238 @@
+"""Changes of a run folder, each a function of a folder and a random generator that names itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+TB = 1 << 40
+NAMES = ("a\nb", "caf\udce9", "-n", "x" * 250, "\x1b[2J", "node'$(id)", " ", "0" * 40, "\xb2")
+VALUES: tuple[Any, ...] = (
+    None, True, -1, 0, 2**63, 2**200, 1e308, float("nan"), float("inf"), "", "x" * 10**6, [], {},
+    "\x1b[2J\x07", "9" * 5000, [[]] * 1000, {"a": {"a": {}}}, "\ud800", "1e999", "../../etc",
+    10**18,
+)  # fmt: skip
+RAW = (
+    b"9" * 5000, b"[" * 100_000, b'{"a":' * 50_000, b"{}", b"null", b"\0" * 4096,
+    b"\xff\xfe" * 100,
+    b"1" * 4_000_000, b"&a [*a, *a]\n", b"a: &a [x]\nb: [*a, *a]\n", 
+    b"!!python/object:os.system x\n",
+)  # fmt: skip
+PATTERNS = (
+    r"(?P<step>\d+) (a|aa)+$", r"(a+)+$", r"(?P<step>\d{1,4294967294})", "(" * 200, r"(.*)*x",
+    r"(?P<step>\d+)\b(?=(x+x+)+y)", "a" * 10**5, r"\1(?P<step>x)", r"(?:(?:a?){50}){50}",
+)  # fmt: skip
+LINES = (
+    "0: 5 " + "a" * 60 + "!", "a" * 300_000, "0: step " + "9" * 5000 + " loss " + "9" * 5000,
+    "\x1b[2J\x1b]0;x\x07",
+    "\r".join(f"{n}%|# | {n}/100 [00:01<00:09, 1.2it/s]" for n in range(9999)),
+    "0: Traceback (most recent call last):\n" * 2000, "0: " + "[" * 100_000, "0: {" * 5000,
+    "0: {'loss': 1e999, 'step': -5, 'epoch': nan}", "0: loss " + "1e" * 40_000, "\0" * 5000,
+    "0: " + "step 5 " * 50_000, "0: " + "RuntimeError: " * 9000, "0: " + "=" * 200_000 + " x",
+    "0: " + ": ".join("ab" for _ in range(40_000)), "0: " + "1/" * 60_000, "0: " + "\t" * 90_000,
+    "99999999999999999999: step 1 loss 2", "0: step \uff12 loss \xb2", "0: " + "0x" + "f" * 100_000,
+)  # fmt: skip
+Draw = Callable[[Path, Random, Path], str]
+"""Changes the folder; the last is a folder of large things that are moved in, not copied."""
+
+
+def list_files(run: Path) -> list[Path]:
+    found = (path for path in sorted(run.rglob("*")) if path.is_file() and not path.is_symlink())
+    return [path for path in found if path.suffix != ".pyz" and path.stat().st_size < 10**7]
+
+
+def _pick(run: Path, random: Random) -> Path:
+    return random.choice(list_files(run) or [run / "none"])
+
+
+def sparse(run: Path, random: Random, large: Path) -> str:
+    path = _pick(run, random)
+    size = random.choice((3 << 28, 10 << 30, TB))
+    with contextlib.suppress(OSError):
+        os.truncate(path, size)
+        if random.random() < 0.5:
+            with path.open("ab") as file:
+                file.write(b"\n0: step 6 loss 0.5\n")
+    return f"{path.relative_to(run)} is {size >> 20} MB of nothing"
+
+
+def one_line(run: Path, random: Random, large: Path) -> str:
+    path = _pick(run, random)
+    with path.open("ab") as file:
+        mark = random.choice((b" ", b"a", b"1", b"[", b"\r", b"\n", b"{}\n", b"0 0 0\n"))
+        file.write(mark * (48_000_000 // len(mark)))
+    return f"{path.relative_to(run)} goes on with 48 MB of {mark!r}"
+
+
+def empty(run: Path, random: Random, large: Path) -> str:
+    path = _pick(run, random)
+    os.truncate(path, random.choice((0, 0, 1, path.stat().st_size // 2)))
+    return f"{path.relative_to(run)} is cut"
+
+
+def many(run: Path, random: Random, large: Path) -> str:
+    """A folder of very many entries, made once."""
+    made = random.choice(sorted(large.iterdir()))
+    kind, _, below = made.name.partition("@")
+    target = run / below.replace(",", "/")
+    if kind == "attempts":
+        for path in made.iterdir():
+            with contextlib.suppress(OSError):
+                path.rename(run / path.name)
+    else:
+        shutil.rmtree(target, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):
+            made.rename(target)
+    return made.name
+
+
+def odd(run: Path, random: Random, large: Path) -> str:
+    """Something that is no file in the place of one."""
+    path = _pick(run, random)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    kind = random.choice(("fifo", "zero", "loop", "dangling", "folder", "socket", "root", "tty"))
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "socket":
+        link = socket.socket(socket.AF_UNIX)
+        with contextlib.closing(link), contextlib.suppress(OSError):
+            link.bind(str(path))
+    else:
+        links = {"zero": "/dev/zero", "loop": path.name, "dangling": "/none/x", "tty": "/dev/tty"}
+        path.symlink_to(links.get(kind, "/"))
+    return f"{path.relative_to(run)} is a {kind}"
+
+
+def folder_is_file(run: Path, random: Random, large: Path) -> str:
+    folders = [path for path in sorted(run.rglob("*")) if path.is_dir() and not path.is_symlink()]
+    if not folders:
+        return "nothing"
+    path = random.choice(folders)
+    shutil.rmtree(path)
+    if random.random() < 0.3:
+        path.symlink_to(random.choice(("/", "..", path.name, "/proc/self")))
+    elif random.random() < 0.5:
+        path.write_text("x")
+    return f"{path.relative_to(run)} is no folder"
+
+
+def name(run: Path, random: Random, large: Path) -> str:
+    path = _pick(run, random)
+    new = path.with_name(random.choice(NAMES) + path.suffix)
+    with contextlib.suppress(OSError, ValueError):
+        shutil.copyfile(path, new)
+    return f"{path.relative_to(run)} also as {new.name[:20]!r}"
+
+
+def _change(value: Any, random: Random, depth: int = 0) -> Any:
+    if isinstance(value, dict) and value and (depth == 0 or random.random() < 0.8):
+        key = random.choice(list(value))
+        return {**value, key: _change(value[key], random, depth + 1)}
+    if isinstance(value, list) and value and (depth == 0 or random.random() < 0.7):
+        place = random.randrange(len(value))
+        return [*value[:place], _change(value[place], random, depth + 1), *value[place + 1 :]]
+    return random.choice(VALUES)
+
+
+def value(run: Path, random: Random, large: Path) -> str:
+    kinds = (".json", ".jsonl", ".yaml", ".ended")
+    files = [path for path in list_files(run) if path.suffix in kinds]
+    if not files:
+        return "nothing"
+    path = random.choice(files)
+    text = path.read_text(errors="replace")
+    with contextlib.suppress(ValueError, RecursionError):
+        if path.suffix == ".jsonl":
+            lines = text.splitlines() or ["{}"]
+            place = random.randrange(len(lines))
+            lines[place] = json.dumps(_change(json.loads(lines[place]), random))
+            path.write_text("\n".join(lines) + "\n")
+        elif path.suffix in (".json", ".ended"):
+            path.write_text(json.dumps(_change(json.loads(text), random)))
+        else:
+            lines = text.splitlines() or [""]
+            place = random.randrange(len(lines))
+            key = lines[place].partition(":")[0]
+            lines[place] = f"{key}: {json.dumps(random.choice(VALUES))}"
+            path.write_text("\n".join(lines) + "\n")
+    return f"{path.relative_to(run)} has another value"
+
+
+def raw(run: Path, random: Random, large: Path) -> str:
+    path = _pick(run, random)
+    data = random.choice(RAW)
+    if random.random() < 0.5:
+        path.write_bytes(data)
+    else:
+        with path.open("ab") as file:
+            file.write(data + b"\n")
+    return f"{path.relative_to(run)} has {data[:12]!r}..."
+
+
+def pattern(run: Path, random: Random, large: Path) -> str:
+    told = random.choice(PATTERNS)
+    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
+        path = run / random.choice(("plan.json", "known_lines.json"))
+        found = json.loads(path.read_text())
+        if path.name == "plan.json":
+            found["progress"] = told
+            found["remedies"] = [[told, "x"]] * random.choice((1, 1, 1000))
+        else:
+            for row in found if isinstance(found, list) else found.get("rows", []):
+                if isinstance(row, dict):
+                    row["pattern"] = told
+                elif isinstance(row, list) and row:
+                    row[random.randrange(len(row))] = told
+        path.write_text(json.dumps(found))
+    log(run, random, large)
+    return f"a pattern {told[:30]}"
+
+
+def log(run: Path, random: Random, large: Path) -> str:
+    logs = [path for path in list_files(run) if path.suffix == ".out"]
+    if not logs:
+        return "nothing"
+    path, line = random.choice(logs), random.choice(LINES)
+    with path.open("a", errors="surrogateescape") as file:
+        file.write((line + "\n") * random.choice((1, 1, 3, 20)))
+    return f"{path.relative_to(run)} has lines {line[:24]!r}"
+
+
+DRAWS: tuple[Draw, ...] = (
+    sparse, one_line, empty, many, odd, folder_is_file, name, value, value, value, raw, pattern,
+    log, log,
+)  # fmt: skip
+
+
+def make_large(top: Path, quick: bool) -> None:
+    """Folders of many entries, `<kind>@<place in the run, with commas>`."""
+    num_attempts, num_files = (200, 1000) if quick else (20_000, 100_000)
+    if top.exists():
+        return
+    for number in range(1, num_attempts):
+        (top / "attempts@" / f"attempt-{number}").mkdir(parents=True)
+    texts = {
+        "outs@attempt-0": ("{}.out", "0: step 1 loss 2\n"),
+        "traces@attempt-0,trace": ("node-{}.jsonl", '{"rank": 3}\n'),
+        "exits@attempt-0,exit": ("node-{}.json", "{}"),
+        "ended@attempt-0,ranks": ("{}.ended", "{}"),
+        "nodes@attempt-0,nodes": ("{}.json", "{}"),
+        "beats@attempt-0,beat": ("{}.json", "{}"),
+        "hangs@attempt-0,hang": ("{}.json", "{}"),
+        "foreign@attempt-0,lightning_logs": ("x{}", ""),
+    }
+    for place, (name, text) in texts.items():
+        (top / place).mkdir(parents=True)
+        for number in range(num_files):
+            (top / place / name.format(number)).write_text(text)
