@@ -116,6 +116,12 @@ FOUND = {
         batches=(2, 2, 3),
         chunk_size=1,
     ),
+    "zeros that have no memory stay where a graph is offloaded": Spec(
+        blocks=blocks("pushed", "|linear"),
+        layout=Layout(schedule="gpipe", partition="2", recompute="offload"),
+        batch_size=8,
+        batches=(5, 8, 7),
+    ),
     "a dict that crossed a cut may be edited": Spec(
         blocks=(Block(kind="linear", form="edited"), Block(kind="extra", form="edited")),
         layout=Layout(pipeline=2, partition="2-1"),

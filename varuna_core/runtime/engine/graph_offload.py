@@ -251,13 +251,14 @@ class SavedGraph:
             return None
         if is_traceable_wrapper_subclass(tensor):
             return self._take_parts(tensor)
-        # Others have no memory (fake ones of DTensor's own dry runs), or are more than it.
+        # Others have no memory (fake ones of DTensor's own dry runs, and the zeros that
+        # forward-mode differentiation makes of constants), or are more than it.
         is_plain = type(tensor) is Tensor and tensor.layout == torch.strided
-        is_plain = is_plain and tensor.device.type == self.device.type
+        is_plain = is_plain and tensor.device.type == self.device.type and tensor.data_ptr() != 0
         if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return None
         storage = tensor.untyped_storage()
-        if storage._cdata in self.staying or not storage.nbytes():
+        if storage._cdata in self.staying:
             return None
         held = self._storages.get(storage._cdata)
         if held is None:
