@@ -109,6 +109,9 @@ FOUND = {
     "a weight without a gradient does not decay, sharded or not": Spec(
         blocks=blocks("|linear", "|flex"), layout=Layout(data=2, zero=3), optimizer="adamw"
     ),
+    "a layer whose view is changed in place stays whole with zero 3": Spec(
+        blocks=blocks("linear", "in_place", "|linear"), layout=Layout(data=2, zero=3)
+    ),
     "a nested tensor stays where a graph is offloaded": Spec(
         blocks=blocks("|linear", "|ragged"),
         layout=Layout(schedule="gpipe", recompute="offload"),

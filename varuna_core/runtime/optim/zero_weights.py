@@ -133,7 +133,7 @@ def find_units(split: Split, stage: Stage, is_half: bool) -> Iterator[str]:
     taken: list[str] = []
     for name, module in stage.module.named_modules():
         inside = any(name.startswith(unit + ".") for unit in taken)
-        if inside or not name or not calls.get(name):
+        if inside or not name or not calls.get(name) or name in split.record.edited_views:
             continue
         if _runs_in_one_piece(split, stage, calls[name]) and _is_alone(
             split, module, name, calls[name], is_half

@@ -112,6 +112,10 @@ class Record:
     """Parameters that are used where gradients are recorded: others, a teacher's under no_grad,
     get none."""
 
+    edited_views: set[str] = field(default_factory=set)
+    """Modules that return a view which is changed in place after their call: it loses the hooks
+    that it had."""
+
     changes: dict[str, set[int]] = field(default_factory=dict)
     """Buffer name to the segments that change it."""
 

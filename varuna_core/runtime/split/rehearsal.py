@@ -230,6 +230,7 @@ class Rehearsal:
         self.open: list[int] = []
         self.passed: set[int] = set()
         self._streams: dict[int, set[int]] = {}
+        self._views: list[tuple[str, Tensor, int]] = []
         self.buffers = dict(model.named_buffers(remove_duplicate=False))
         self._outdated: list[Tensor | None] = []  # kept, so that no new tensor has their storage
         self.stored: dict[int, list[str]] = {}
@@ -274,6 +275,8 @@ class Rehearsal:
                 if self.record.problem is None:
                     raise
         self._note_new_buffers()
+        edited = {name for name, view, version in self._views if view._version != version}
+        self.record.edited_views |= edited
         if self._attributes is not None:
             self._attributes.note(self.segment)
         if self.record.problem is not None:
@@ -346,6 +349,8 @@ class Rehearsal:
                 break
         call.end = self.segment
         leaves = leaves_of(output)
+        views = [x for x in tensors_of(output) if x.requires_grad and x._is_view()]
+        self._views += [(name, view, view._version) for view in views]
         call.opaque = not all(is_plain(x) or _is_strided(x) for x in leaves)
         if not call.opaque:
             call.output = map_leaves(lambda x: spec_of(x) if _is_strided(x) else x, output)
@@ -513,6 +518,7 @@ def _add_training(rehearsal: Rehearsal, record: Record, inputs: Mapping[str, Any
         record.uses.setdefault(name, set()).update(new)
     record.attributes = {**record.attributes, **trained.attributes}
     record.learning |= trained.learning
+    record.edited_views |= trained.edited_views
     record.draws_foreign |= trained.draws_foreign
     record.unhooked |= trained.unhooked
     record.composed |= trained.composed
