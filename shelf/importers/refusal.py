@@ -13,6 +13,7 @@ class Refusal(Enum):
     ARGUMENTS = "it needs arguments"
     COUNTS = "it needs counts that only the job has"
     ENDLESS = "bash does not come to its end"
+    FILES = "it needs files that are not here"
     NOTHING = "it starts no program"
     OUTPUTS = "it needs what a command prints"
     PLACEHOLDERS = "its words in angle brackets or braces are to be replaced first"

@@ -27,6 +27,7 @@ from vjob.shelf.importers.bash.recording import (
     A_COUNT,
     MAX_FILE,
     PLACEHOLDER,
+    SEARCH_PATHS,
     SUFFIXES,
     Recording,
     list_arguments,
@@ -49,7 +50,6 @@ ACCEPTED = (
     "a script for bash, by its name (x.sh) or first line (#!/bin/bash), that starts a training, or "
     "a folder of such scripts"
 )
-SEARCH_PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH", "CPATH")
 MOST_SHOWN = 8
 _SYNTAX = re.compile(r"syntax error|unexpected (?:EOF|token|end of file)|here-document")
 _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?not set)")
@@ -245,6 +245,8 @@ def refuse_open(launch: Launch, found: ShellConf) -> None:
         )
     if any(name.startswith("$(") for name in names):
         remedies[Refusal.OUTPUTS] = "write in the script what these commands print"
+    if any("*" in name for name in names):
+        remedies[Refusal.FILES] = "read the script where the files are that the pattern is for"
     said = f"bash says {'; '.join(_list_problems(found)[:3])}"
     remedies |= dict.fromkeys(_explain_errors(found), said)  # such a file sets nothing
     raise ScriptRefusedError(
@@ -424,7 +426,7 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         value, where = assignment.value, place(assignment)
         if name in list_own_env() or name.startswith(("VJOB_", "BASH_FUNC_")) or name in NO_KEY:
             continue
-        if name in SEARCH_PATHS and (value is not None or assignment.shell):
+        if name in ("PATH", *SEARCH_PATHS) and (value is not None or assignment.shell):
             text = f'"{value}"' if value is not None else assignment.shell
             line = f"export {name}={text}"
             draft.values.setdefault("setup", []).append(line)

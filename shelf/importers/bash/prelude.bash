@@ -201,6 +201,7 @@ __vj_end() {  # what the script set, when it is over; what it left running may s
 }
 declare -A __vj_set
 declare -a __vj_stack
+if ((__VJ_GLOBS)); then shopt -s nullglob; fi
 builtin set -T
 builtin trap __vj_end EXIT
 builtin trap __vj_debug DEBUG

@@ -47,8 +47,8 @@ from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, find_pro
 MOST_DEPTH = 4
 MAX_FILE = 1_000_000
 SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
-_TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
-_MARK = re.compile(r"@(?:ARG\d*|UNSET:\w+)@")
+_TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|SUBMIT|NAME)(?P<more>[^@\s]*)@")
+_MARK = re.compile(r"@(?:ARG\d*|(?:UNSET|ENV):\w+)@")
 REST = "@ARG@"
 """The mark of all further arguments."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
@@ -59,7 +59,8 @@ _ASSIGNED = re.compile(
     r"([A-Za-z_]\w*)(?=\+?=|\[[^\]]*\]\+?=|\s+in\b|\s*(?:$|[<;]))",
     re.ASCII | re.MULTILINE,
 )
-_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*):?[-=+]", re.ASCII)
+_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*)(:?=|:?[-+])", re.ASCII)
+_BARE = re.compile(r"\$([A-Za-z_]\w*)|\$\{([A-Za-z_]\w*)(?!\w|:?[-=+])", re.ASCII)
 _OF_A_JOB = re.compile(
     r"SLURM|hostname|-smi\b|nproc|scontrol|\b(?:srun|env|printenv|declare|export\s+-p|set|compgen)\b"
     r"|\$\{!"
@@ -77,6 +78,9 @@ _OWN = frozenset(
 )
 _NEVER_EXPORTED = frozenset(("LC_ALL", "LOGNAME", "OLDPWD", "PWD", "SHLVL", "TMPDIR", "USER", "_"))
 """Variables that every shell or login has, whatever the script says."""
+SEARCH_PATHS = ("CPATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "PYTHONPATH")
+ACTIVATED = ("CONDA_PREFIX", "VIRTUAL_ENV")
+"""Variables that modules and environments set in the job, whatever they are here."""
 JOB_VALUES: Mapping[str, tuple[str, str]] = {
     "SLURM_JOB_ID": ("7300421", "7300842"),
     "SLURM_JOBID": ("7300421", "7300842"),
@@ -272,6 +276,11 @@ class _How:
     options: Sequence[Option]
     is_job: bool
     is_step: bool
+    files: bool = False
+    """Every file is there that the script asks for."""
+
+    globs: bool = False
+    """A pattern that matches no file is no word."""
 
 
 _Records = tuple[Record, Record, Record]
@@ -308,26 +317,33 @@ class _Reader:
             return found
         texts = self._list_texts(mine.text, main)
         is_same = its == given[0]
-        other = main
-        if not is_same or any(map(_OF_A_JOB.search, texts)):
-            other, _ = self._run(mine if is_same else its, how, rank=1)
-        there = main
-        is_asked = any(kind == "file" for kind, *_ in main.notes)
-        if is_asked and not any(is_launch(record.words) for record in main.records):
-            there, _ = self._run(mine, how, files=True)
-        self._note(found, mine.text.splitlines(), main, there)
         marks = mine if marks == given[0] else marks
         unset = self._mark_unset(texts, {**build_environment(job, 0, is_job=how.is_job),
                                          **marks.env})  # fmt: skip
         words = [] if depth or marks.args else list_arguments(*texts)
         found.arguments = [_spell(one) for one in map(_TOKEN.fullmatch, words) if one]
-        marked = main
         if unset or words or marks is not mine:
             marks = replace(marks, env={**marks.env, **unset}, args=words or marks.args)
-            marked, _ = self._run(marks, how)
+        is_plain = marks is mine
+        marked, marked_how = (main, how) if is_plain else self._seek(marks, how)
+        without, main_how = main, how
+        if not _has_launch(main, marked) and (is_plain or marked_how.files):
+            main, main_how = self._seek(mine, how, main)
+            marked, marked_how = (main, main_how) if is_plain else (marked, marked_how)
+        self._note(found, mine.text.splitlines(), without, main, marked)
+        if not _has_launch(main, marked) and _has_launch(marked, marked):
+            base, shown, how = marks, marked, marked_how
+        else:
+            base, shown, how = mine, main, main_how
+        other = main
+        if not is_same or any(map(_OF_A_JOB.search, texts)):
+            other, _ = self._run(base if is_same else its, how, rank=1)
         self.written = [{**known, **one.written} for known, one in
                         zip(self.written, (main, other, marked), strict=True)]  # fmt: skip
-        launches = self._compare(found, main, other, there, marked)
+        globs = shown
+        if any("*" in word for record in shown.records for word in record.words):
+            globs, _ = self._run(base, replace(how, globs=True))
+        launches = self._compare(found, shown, other, marked, globs, how)
         for launch, records in launches:
             inner = self._go_down(launch, records, found, depth, job)
             is_read = inner is not None and not inner.problems and not inner.unset
@@ -337,19 +353,19 @@ class _Reader:
                 found.launches.append(replace(launch, inner=inner))
         return found
 
-    def _run(
-        self, given: _Given, how: _How, *, rank: int = 0, files: bool = False
-    ) -> tuple[Pass, str]:
+    def _run(self, given: _Given, how: _How, *, rank: int = 0) -> tuple[Pass, str]:
         """A batch script runs on the first node; a step's on its own."""
         env = build_environment(how.options, rank, is_job=how.is_job)
         own = pwd.getpwuid(os.getuid())
         env["HOME"] = self.environ.get("HOME", own.pw_dir)
         env |= {key: self.environ.get(key, own.pw_name) for key in ("USER", "LOGNAME")}
+        env |= {name: f"@ENV:{name}@" for name in SEARCH_PATHS}
         env |= self._inherit(given.text) | dict(given.env)
         env |= {key: value[rank] for key, value in JOB_VALUES.items() if key in env}
         env |= {
             "__VJ_RANK": str(rank * how.is_step),
-            "__VJ_FILES": str(int(files)),
+            "__VJ_FILES": str(int(how.files)),
+            "__VJ_GLOBS": str(int(how.globs)),
             "__VJ_SEED": "11",
             "__VJ_TIME": str(self.time),
         }
@@ -363,6 +379,15 @@ class _Reader:
             text = repaired
         return done, text
 
+    def _seek(self, given: _Given, how: _How, done: Pass | None = None) -> tuple[Pass, _How]:
+        """A pass that starts something: if need be, with every file there that it asks for."""
+        done = done or self._run(given, how)[0]
+        is_asked = any(kind == "file" for kind, *_ in done.notes)
+        if not is_asked or _has_launch(done, done):
+            return done, how
+        how = replace(how, files=True)
+        return self._run(given, how)[0], how
+
     def _inherit(self, text: str) -> dict[str, str]:
         """Variables of the user's that the script uses."""
         names = set(_NAME.findall(text)) - _OWN
@@ -375,11 +400,13 @@ class _Reader:
     def _mark_unset(self, texts: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
         """A mark for each variable that nobody sets."""
         whole = "\n".join(map(_drop_comments, texts))
-        known = {*_ASSIGNED.findall(whole), *_DEFAULTED.findall(whole), *given, *_OWN}
+        known = {*_ASSIGNED.findall(whole), *given, *_OWN}
+        known |= {name for name, sign in _DEFAULTED.findall(whole) if sign.endswith("=")}
         known |= self._inherit(whole).keys()
-        names = {name for name in _NAME.findall(whole) if name not in known}
+        names = {one or two for one, two in _BARE.findall(whole)} - known
         names = {name for name in names if not name.startswith(("BASH", "__VJ"))}
-        return {one: f"@UNSET:{one}@" for one in names}
+        own = {name: f"@ENV:{name}@" for name in ACTIVATED if name in _NAME.findall(whole)}
+        return {one: f"@UNSET:{one}@" for one in names} | own
 
     @staticmethod
     def _list_texts(text: str, main: Pass) -> list[str]:
@@ -426,18 +453,14 @@ class _Reader:
                 found.problems.append(short)
 
     def _compare(
-        self, found: Recording, main: Pass, other: Pass, there: Pass, marked: Pass
+        self, found: Recording, shown: Pass, other: Pass, marked: Pass, globs: Pass, how: _How
     ) -> list[tuple[Launch, _Records]]:
         """The launches, with their records as rank 0, as another rank and with marks."""
-        mine, its, files, marks = (_index(one.records) for one in (main, other, there, marked))
+        mine, its, marks, matched = (_index(one.records) for one in (shown, other, marked, globs))
         launches: list[tuple[Launch, _Records]] = []
-        rows = [(key, "", mine) for key in mine]
-        if not any(_starts(record, _find_same(key, marks)) for key, record in mine.items()):
-            for table, only in ((marks, ""), (files, "the files that it asks for are there")):
-                if any(_starts(record, record) for record in table.values()):
-                    rows = [(key, only, table) for key in table]
-                    break
-        else:
+        files = "the files that it asks for are there" if how.files else ""
+        rows = [(key, files, mine) for key in mine]
+        if _has_launch(shown, marked):
             rows += [
                 (key, "it is not rank 0", its)
                 for key, record in its.items()
@@ -446,6 +469,8 @@ class _Reader:
         for key, only, table in rows:
             record, same = table[key], _find_same(key, marks)
             words, missing = _settle(record, its.get(key), same)
+            if globs is not shown and table is mine:
+                words = _open_patterns(words, matched.get(key))
             launch = Launch(
                 words=words,
                 file=posixpath.basename(record.frames[0][0]) if record.frames else found.file,
@@ -525,6 +550,11 @@ class _Reader:
         return None
 
 
+def _has_launch(done: Pass, marked: Pass) -> bool:
+    marks = _index(marked.records)
+    return any(_starts(one, _find_same(key, marks)) for key, one in _index(done.records).items())
+
+
 _Key = tuple[tuple[tuple[str, int], ...], str, int]
 """Frames, the first word, and how often it was passed."""
 
@@ -574,6 +604,19 @@ def _settle(
         is_named = bool(word.shell) or not word.unknown
         words.append(word if is_named else _name_port(word, its, option))
     return tuple(words), list(dict.fromkeys(needs))
+
+
+def _open_patterns(words: Sequence[Word], matched: Record | None) -> tuple[Word, ...]:
+    """The words, with those open that are a pattern for files that are not here: they are not in
+    the record of a pass that leaves such patterns out. Where that has no record, the pattern may
+    stand for several launches, and no shell fills it in."""
+    left = set(matched.words) if matched is not None else set()
+    return tuple(
+        Word(word.text, frozenset([word.text]), word.text if matched is not None else "")
+        if "*" in word.text and not word.unknown and word.text not in left
+        else word
+        for word in words
+    )
 
 
 def _drop_rest(words: Sequence[str]) -> list[str]:
@@ -631,6 +674,12 @@ def _name_port(word: Word, its: str, option: str) -> Word:
     return Word(f"{head}${{MASTER_PORT}}", frozenset(names), shell)
 
 
+_IN_THE_JOB = re.compile(
+    rf"\$\{{(SLURM_\w+|MASTER_ADDR|MASTER_PORT|{'|'.join((*SEARCH_PATHS, *ACTIVATED))})\}}"
+)
+"""Names that a shell in the job knows."""
+
+
 def make_word(mine: str, its: str) -> Word:
     """A word of rank 0's and of another job's, by what they share."""
     pieces: list[tuple[str, str]] = []
@@ -659,9 +708,7 @@ def make_word(mine: str, its: str) -> Word:
             return Word(_TOKEN.sub(_spell, mine), frozenset([A_COUNT]))
     names = frozenset(name for _, name in pieces if name)
     text = "".join(piece or name for piece, name in pieces)
-    is_named = all(
-        re.fullmatch(r"\$\{(SLURM_\w+|MASTER_ADDR|MASTER_PORT)\}", name) for name in names
-    )
+    is_named = all(map(_IN_THE_JOB.fullmatch, names))
     shell = "".join(
         shlex.quote(piece) if piece else f'"{name}"' if name else "" for piece, name in pieces
     )
@@ -684,7 +731,7 @@ def _spell(found: re.Match[str]) -> str:
         return f"${more or '@'}"
     if kind == "OUT":
         return f"$({more})"
-    if kind == "UNSET":
+    if kind in ("UNSET", "ENV"):
         return f"${{{more}}}"
     if kind in ("NODE", "IP"):
         return "${MASTER_ADDR}" if more == "0" else "$(hostname)"
@@ -701,7 +748,7 @@ def _find_env(
     for name, value in record.env.items():
         if name.startswith("SLURM_") or name in _NEVER_EXPORTED:
             continue
-        if environ.get(name) == value or (name == "PATH" and value == "$PATH"):
+        if environ.get(name) == value or value in ("$PATH", f"@ENV:{name}@"):
             continue
         theirs = other.env.get(name, value) if other is not None else value
         marks = marked.env.get(name, value) if marked is not None else value

@@ -15,7 +15,7 @@ SHELLS = _names("bash sh zsh dash ksh")
 SETUP = _names(
     "apt apt-get aws chmod chown cmake cmp column conda cp curl dcgmi df diff dstat du env file "
     "find free gcloud git gpustat gsutil gunzip hf hostname htop huggingface-cli ibstat "
-    "ibv_devinfo id ifconfig iostat ip jq kubectl ldd less ln ls lscpu lsof lspci make mamba "
+    "ibv_devinfo id ifconfig iostat ip jq jutil kubectl ldd less ln ls lscpu lsof lspci make mamba "
     "md5sum micromamba mkdir ml module more mpstat mv nc ninja nvcc nvtop pip pip3 printenv ps "
     "ray rm rmdir rsync sacct sar scancel scontrol scp sha256sum sinfo source spack squeue ssh- "
     "keygen stat stty sync sysctl tar touch tput ulimit uname unzip vim vmstat wandb wget xargs "

@@ -131,6 +131,7 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
         ("python a.py\npython b.py", "SEVERAL",
          r"2 unlike programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
         ("for i in 1 2; do torchrun t.py $i; done", "SEVERAL", "2 unlike programs"),
+        ("for i in d/*.yaml; do torchrun t.py $i; done", "FILES", "where the files are"),
     ],
 )  # fmt: skip
 def test_a_script_is_refused_with_the_reason(

@@ -138,6 +138,14 @@ def test_a_script_is_read_no_oftener_than_it_has_to_be(
          "--h ${SLURM_PROCID}", []),
         ("cat > j.sh <<E\npython t.py --lr $LR\nE\nsbatch j.sh", "--lr ${LR}", ["${LR}"]),
         ("srun bash -c '$RUN --a'", "--a", ["${RUN}"]),
+        ("A=${D:-x}\npython t.py --d $D --a $A ${D-y}", "--d ${D} --a x y", ["${D}"]),
+        ("C=$1\n[ -f \"$C\" ] || exit 1\nshift\npython t.py --c=$C $*", "--c=$1", ["$1"]),
+        ("C=$1\n[ ! -f $C ] && exit 1\npython t.py -n $SLURM_NNODES --c $C",
+         "-n ${SLURM_NNODES} --c $1", ["${SLURM_NNODES}", "$1"]),
+        ("python t.py --d $SLURM_JOB_ACCOUNT/d", "--d ${SLURM_JOB_ACCOUNT}/d",
+         ["${SLURM_JOB_ACCOUNT}"]),
+        ("python t.py --d $LD_LIBRARY_PATH $VIRTUAL_ENV/d",
+         "--d ${LD_LIBRARY_PATH} ${VIRTUAL_ENV}/d", []),
     ],
 )  # fmt: skip
 def test_what_nobody_gave_is_needed_only_where_nothing_stands_for_it(
@@ -147,6 +155,17 @@ def test_what_nobody_gave_is_needed_only_where_nothing_stands_for_it(
     [launch] = found.walk()
     assert " ".join(word.text for word in launch.program[2:]) == words or launch.program[0].unknown
     assert [name for one in found.walk_recordings() for name in one.unset] == unset
+
+
+def test_a_pattern_for_files_that_are_not_here_is_no_word(tmp_path: Path) -> None:
+    (tmp_path / "c.csv").touch()
+    [launch] = read(tmp_path, "python t.py --a d/*.json --b '*.bias' --c *.csv").walk()
+    assert [(word.text, word.shell) for word in launch.words if word.is_open] == [
+        ("d/*.json", "d/*.json")
+    ]
+    assert launch.texts[-3:] == ["*.bias", "--c", "c.csv"]
+    [launch] = read(tmp_path, "for one in d/*.json; do python t.py $one; done").walk()
+    assert [(word.text, word.shell) for word in launch.words if word.is_open] == [("d/*.json", "")]
 
 
 def test_a_shell_that_only_prepares_is_no_launch(tmp_path: Path) -> None:
