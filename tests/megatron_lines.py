@@ -14,7 +14,7 @@ _EVALUATION = re.compile(r"\bEvaluating on (\d{1,18}) samples")
 
 
 def _join(times: Iterable[float]) -> str:
-    return " ".join(map(repr, times)) + " "
+    return " ".join(map(repr, times))
 
 
 def format_timers(

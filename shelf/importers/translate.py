@@ -231,6 +231,7 @@ def refuse_open(launch: Launch, found: ShellConf) -> None:
     if not asked:
         return
     names = sorted({name for word in asked for name in word.unknown})
+    names += [name for name in _list_unbound(found) if name not in names]
     shown = ", ".join(redact_string(word.text) for word in asked[:MOST_SHOWN])
     remedies: dict[Refusal, str] = {}
     if any(re.fullmatch(r"\$[\d@]", name) for name in names):
@@ -260,6 +261,11 @@ def _list_problems(found: ShellConf) -> list[str]:
     return [problem for one in found.recordings for problem in one.problems]
 
 
+def _list_unbound(found: ShellConf) -> list[str]:
+    """Names without which bash went no further: `$1`, or a variable's."""
+    return [name[1] for name in map(_UNBOUND.search, _list_problems(found)) if name]
+
+
 def _explain_errors(found: ShellConf) -> list[Refusal]:
     """Reasons by the lines that bash does not accept: one may hold a word to be replaced."""
     said = _list_problems(found)
@@ -276,7 +282,7 @@ def _explain_none(found: ShellConf, title: str, line: int | None) -> ScriptRefus
     reasons = {Refusal.NOTHING, *_explain_errors(found)}
     reasons |= {Refusal.ENDLESS} if any(one.is_endless for one in found.recordings) else set()
     needs = [name for one in found.recordings for name in (*one.unset, *one.arguments)]
-    needs += [name[1] for name in map(_UNBOUND.search, said) if name]
+    needs += _list_unbound(found)
     why = f": bash says {'; '.join(said[:3])}" if said else ""
     if needs:
         why += f"; it needs {', '.join(dict.fromkeys(needs[:MOST_SHOWN]))}"

@@ -151,6 +151,7 @@ def run_pass(
             "env": {
                 **env,
                 "PATH": f"{scratch}/bin",
+                "PWD": folder,
                 "TMPDIR": f"{scratch}/tmp",
                 "LC_ALL": "C.UTF-8",
                 "__VJ": scratch,

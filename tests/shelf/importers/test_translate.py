@@ -131,6 +131,7 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
         ("python a.py\npython b.py", "SEVERAL",
          r"2 unlike programs.*x.sh:1: python a.py\n  x.sh:2: python b"),
         ("for i in 1 2; do torchrun t.py $i; done", "SEVERAL", "2 unlike programs"),
+        ("set -u\nA=$1\npython t.py --lr $LR", "ARGUMENTS VARIABLES", "script's arguments"),
         ("for i in d/*.yaml; do torchrun t.py $i; done", "FILES", "where the files are"),
     ],
 )  # fmt: skip

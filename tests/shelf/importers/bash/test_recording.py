@@ -157,6 +157,13 @@ def test_what_nobody_gave_is_needed_only_where_nothing_stands_for_it(
     assert [name for one in found.walk_recordings() for name in one.unset] == unset
 
 
+def test_a_folder_behind_a_link_is_the_scripts_own(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    found = read(tmp_path / "link", ". ./conf.sh\npython $PWD/t.py $LR", conf_sh="LR=0.1")
+    assert list_launches(found) == [f"x.sh:2 python {tmp_path}/link/t.py 0.1"]
+
+
 def test_a_pattern_for_files_that_are_not_here_is_no_word(tmp_path: Path) -> None:
     (tmp_path / "c.csv").touch()
     [launch] = read(tmp_path, "python t.py --a d/*.json --b '*.bias' --c *.csv").walk()
