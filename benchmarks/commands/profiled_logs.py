@@ -5,7 +5,9 @@ wrong: what `vjob status` and `vjob report` say of them first.
 
 A folder has a log of each node as plain batch scripts leave them. Stages work by 1F1B with 2 % of
 noise; the last rank prints the calls of all ranks after each line about a step, as the option
-`--timing-log-option all` asks for, in times of each node's own clock.
+`--timing-log-option all` asks for, in times of each node's own clock. Timers have the names, order
+and nesting of the Megatron-LM fork that prints starts and ends (AvatarHwang/FASOP): in the steady
+phase one call sends a result and receives the next input.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import argparse
 import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,7 +34,14 @@ from vjob.reports.load.tables import load_job
 RESULT = RESULTS / "profiled_logs.md"
 BEGIN_S = 1_686_700_000.0
 NOISE = 0.02
-FILLERS = ("batch-generator", "forward-send", "backward-send", "loss-compute", "post-process")
+FILLERS = ("loss-compute", "batch-generator", "post-process")
+"""Timers within a forward."""
+ORDER = (
+    "forward-backward", "forward-compute", "post-process", "loss-compute", "backward-compute",
+    "batch-generator", "forward-recv", "forward-send", "backward-recv", "backward-send",
+    "forward-send-backward-recv", "backward-send-forward-recv", "grads-all-reduce",
+    "optimizer-inner-step", "optimizer",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +70,7 @@ class Logged:
     cut: float = 1.0
     """The share of the last block of calls that was written."""
     fillers: int = 2
-    """Further timers that are printed."""
+    """Timers within each forward that are printed."""
     prints_starts: bool = True
     """The lists of starts and ends, which the seed's timers print; today's print sums alone."""
     is_tagged: bool = False
@@ -89,9 +98,9 @@ def write_logs(folder: Path, job: Logged) -> None:
             "MICRO_BATCH_SIZE": 1, "TENSOR_MP_SIZE": 1, "DP_SIZE": job.replicas,
             "PIPELINE_MP_SIZE": job.stages, "PARTITION": "-".join(map(str, job.layers)),
             "MODEL": "xl", "HIDDEN_SIZE": 1600, "NUM_LAYERS": sum(job.layers),
-            "PROFILE": "true",
+            "PROFILE": "true", "PROFILE_ARGS": "--timing-log-level 2 --timing-log-option all",
         }  # fmt: skip
-        texts[node] = format_job_info(settings).splitlines()
+        texts[node] = [job.nodes[node], "Profiling", *format_job_info(settings).splitlines()]
         if not node:
             texts[node].append("[before the start of training step] datetime: 2023-06-14 16:08:12 ")
     at = BEGIN_S
@@ -178,16 +187,21 @@ def _run_step(
         timing = simulate(schedule, costs)
         for index, actions in enumerate(schedule.ranks):
             rank, free = index * job.replicas + replica, at
+            waits = _list_waits(index, job.stages, job.micros)
             for action, start in zip(actions, timing.starts[index], strict=True):
                 begin, cost = at + start, costs.by_kind[action.kind][action.stage]
+                before, after = next(waits[action.kind])
+                if before:
+                    add(before, rank, min(free, begin), begin)
                 way = "forward" if action.kind == "F" else "backward"
-                is_first = index == (0 if action.kind == "F" else job.stages - 1)
-                if not is_first:
-                    add(f"{way}-recv", rank, min(free, begin), begin)
-                add(f"{way}-compute", rank, begin, begin + cost)
-                for name in FILLERS[: job.fillers]:
-                    add(name, rank, begin + cost, begin + cost + 1e-5)
-                free = begin + cost + 1e-5
+                free = begin + cost
+                add(f"{way}-compute", rank, begin, free)
+                for place, name in enumerate(FILLERS[: job.fillers] if way == "forward" else ()):
+                    add(name, rank, begin + place * 1e-5, begin + (place + 1) * 1e-5)
+                if after:
+                    add(after, rank, free, free + 1e-5)
+                    free += 1e-5
+            add("forward-backward", rank, at, free)
             ends[rank] = free
     for rank in range(job.world):
         peers = [ends[rank // job.replicas * job.replicas + one] for one in range(job.replicas)]
@@ -195,14 +209,29 @@ def _run_step(
     done = max(ends.values()) + 0.01
     for rank in range(job.world):
         add("optimizer", rank, done, done + 0.02)
+        add("optimizer-inner-step", rank, done + 0.001, done + 0.019)
     return done + 0.03
+
+
+def _list_waits(index: int, stages: int, micros: int) -> dict[str, Iterator[tuple[str, str]]]:
+    """The timers before and after each forward and backward of a stage, empty for none."""
+    warm = min(stages - 1 - index, micros)
+    before = [("forward-recv" if at <= warm else "backward-send-forward-recv") if index else ""
+              for at in range(micros)]  # fmt: skip
+    sends = ["forward-send" if at < warm else "" for at in range(micros)]
+    is_last = index == stages - 1
+    steady = micros - warm
+    others = ["" if is_last else "forward-send-backward-recv" if at < steady else "backward-recv"
+              for at in range(micros)]  # fmt: skip
+    ends = ["backward-send" if index and at >= steady - 1 else "" for at in range(micros)]
+    return {"F": zip(before, sends, strict=True), "B": zip(others, ends, strict=True)}
 
 
 def _format_block(job: Logged, block: dict[str, dict[int, list[tuple[float, float]]]]) -> str:
     timers = {
         name: {rank: 1000 * sum(e - b for b, e in own) / job.log_every for rank, own in
                sorted(ranks.items())}
-        for name, ranks in block.items()
+        for name, ranks in sorted(block.items(), key=lambda one: ORDER.index(one[0]))
     }  # fmt: skip
     calls = {
         (name, rank): ([b for b, _ in own], [e for _, e in own])
@@ -248,6 +277,12 @@ CASES: dict[str, tuple[Logged, str]] = {
         "straggler",
     ),
     "a log cut in its last block": (replace(BASE, cut=0.6), "cut steps"),
+    "a log cut early in its last block": (replace(BASE, cut=0.2, seed=11), "cut steps"),
+    "a log cut at the end of its last block": (replace(BASE, cut=0.9, seed=12), "cut steps"),
+    "all nodes in one file, which is cut": (
+        replace(BASE, gathers_ranks=True, cut=0.5, seed=13),
+        "cut steps",
+    ),
     "logs of two nodes missing": (replace(BASE, missing=(2, 5)), "missing logs"),
     "the log with the steps missing": (replace(BASE, missing=(7,)), "missing logs"),
     "names with dashes and domains": (
@@ -258,7 +293,7 @@ CASES: dict[str, tuple[Logged, str]] = {
     "all nodes in one file": (replace(BASE, gathers_ranks=True, slow={5: 1.4}), "straggler"),
     "two jobs in one folder": (BASE, "other job"),
     "3 MB of calls a step": (
-        replace(BASE, micros=192, fillers=5, log_every=2, steps=6, slow={2: 1.5}),
+        replace(BASE, micros=192, fillers=3, log_every=2, steps=6, slow={2: 1.5}),
         "straggler",
     ),
     "sums alone, as of today's Megatron-LM": (

@@ -2,7 +2,7 @@
 ended, and what follows from a trace follows from these.
 
     blocks     each line about steps has the calls since the one before. A block in which a rank
-               lacks calls is left out, and said
+               lacks calls, or a timer that it had in an earlier block, is left out, and said
     layout     stage, replica and micro-batch of a call by the job's settings; without micro-batches
                where these do not explain the number of calls
     clocks     times are those of the nodes' clocks. A message comes after it was sent, and no sum
@@ -18,7 +18,7 @@ ended, and what follows from a trace follows from these.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,8 +105,11 @@ def read_calls(
     found, left_out, conflicts = [], [], []
     clocks: dict[tuple[str, int], Clock] = {}
     usual = int(calls["num_steps"].max()) if len(calls) else 0
-    for (attempt, node, step), own in calls.groupby(["attempt", "node", "step"], sort=False):
-        block = Block(own, int(step), int(own["num_steps"].iloc[0]) or usual, layout)
+    timed: dict[str, set[tuple[int, str]]] = {}
+    for (attempt, node, step), own in calls.groupby(["attempt", "node", "step"]):
+        usually = timed.setdefault(str(attempt), set())
+        block = Block(own, int(step), int(own["num_steps"].iloc[0]) or usual, layout, usually)
+        usually |= block.timed
         if not block.is_whole:
             log = places.logs.get((str(attempt), str(node)), Path(str(node)))
             left_out.append(
@@ -175,13 +178,24 @@ def _choose_calls(calls: pd.DataFrame) -> pd.DataFrame:
 class Block:
     """The calls of all ranks in the steps up to one."""
 
-    def __init__(self, calls: pd.DataFrame, last: int, num_steps: int, layout: Layout) -> None:
-        """`num_steps`: since the line before; 0 is not known."""
+    def __init__(
+        self,
+        calls: pd.DataFrame,
+        last: int,
+        num_steps: int,
+        layout: Layout,
+        usual: Collection[tuple[int, str]] = (),
+    ) -> None:
+        """`num_steps`: since the line before; 0 is not known. `usual`: each rank's timers before;
+        a log that is cut lacks those that are printed last."""
         self._calls, self._layout = calls, layout
+        pairs = calls[["rank", "timer"]].drop_duplicates().itertuples(index=False)
+        self.timed = {(int(rank), timer) for rank, timer in pairs if _is_in_each_step(timer)}
         counts = calls.groupby(["rank", "timer"]).size().unstack(fill_value=0)
         counts = counts.reindex(columns=list(ACTIONS), fill_value=0)
         most = int(counts["forward-compute"].max())
-        whole = counts[(counts == most).all(axis=1)]
+        torn = {rank for rank, _ in set(usual) - self.timed}
+        whole = counts[(counts == most).all(axis=1) & ~counts.index.isin(torn)]
         self.num_whole = len(whole) if most else 0
         by_settings = most // layout.microbatches if layout.microbatches else 0
         self._num_steps = min(num_steps, last) or by_settings or 1
@@ -234,6 +248,10 @@ class Block:
         for begin, end, timer in waits:
             row = {**place, "step": last, "kind": "send", "microbatch": -1, "what": timer}
             yield {**row, "begin_s": begin, "ready_s": begin, "end_s": max(begin, end)}
+
+
+def _is_in_each_step(timer: str) -> bool:
+    return timer in (*ACTIONS, *SUMS, "optimizer") or "recv" in timer or "send" in timer
 
 
 def _find_kind(timer: str) -> str:

@@ -27,6 +27,7 @@ KINDS = ("NVIDIA A100", "NVIDIA A100", "NVIDIA A10", "NVIDIA A100")
         (replace(SMALL, layers=(4, 4, 6, 2)), "partition", "the partition 4-4-4-4 in place"),
         (replace(SMALL, skew_s={2: -0.35}), "clock wrong", "The clock of n3 is behind by 350 ms"),
         (replace(SMALL, cut=0.3), "cut steps", "Steps 11 to 15 are left out: n4.out does not"),
+        (replace(SMALL, cut=0.8), "cut steps", "Steps 11 to 15 are left out: n4.out does not"),
         (replace(SMALL, missing=(1,)), "missing logs", "NODE_RANK 1, ranks 4 to 7."),
         (replace(SMALL, missing=(3,)), "missing logs", "NODE_RANK 3"),
         (replace(SMALL, is_tagged=True, slow={6: 1.5}), "straggler", "Rank 6 on n2"),
