@@ -14,14 +14,16 @@ OLDEST, NEWEST = (3, 8), (3, 14)
 
 @cache
 def list_pythons() -> dict[tuple[int, int], str]:
-    """List one interpreter of each version: the running one, those on PATH, pyenv's."""
+    """List one interpreter of each version: the running one, pyenv's, those on PATH."""
     found = {sys.version_info[:2]: sys.executable}
-    pyenv = sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python")))
-    names = [f"python3.{minor}" for minor in range(OLDEST[1], NEWEST[1] + 1)]
-    for name in (*names, *pyenv):
-        version = _ask_version(name)
-        if version is not None and OLDEST <= version <= NEWEST:
-            found.setdefault(version, name)
+    for path in sorted(Path.home().glob(".pyenv/versions/3.*/bin/python")):
+        major, minor, *_ = path.parts[-3].split(".")  # by the folder's name: a start takes a while
+        if minor.isdigit() and OLDEST <= (int(major), int(minor)) <= NEWEST:
+            found.setdefault((int(major), int(minor)), str(path))
+    for minor in range(OLDEST[1], NEWEST[1] + 1):
+        name = f"python3.{minor}"
+        if (3, minor) not in found and _ask_version(name) == (3, minor):
+            found[3, minor] = name
     return found
 
 

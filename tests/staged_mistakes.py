@@ -46,6 +46,21 @@ else:
 """
 """Rank 0 counts itself among those that it waits for."""
 
+SAME_PORT = """
+held = socket.socket()
+if os.environ["RANK"] == "0":
+    held.bind(("127.0.0.1", 0))
+    with open("port.part", "w") as file:
+        file.write(str(held.getsockname()[1]))
+    os.rename("port.part", "port")
+else:
+    while not os.path.exists("port"):
+        time.sleep(0.1)
+    with open("port") as file:
+        held.bind(("127.0.0.1", int(file.read())))
+"""
+"""The second rank wants the first one's port, whichever of them starts first."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
@@ -107,7 +122,7 @@ MISTAKES: Mapping[str, Mistake] = {
         loop=STEPS.replace("{3 / step:.4f}", "{float('nan')}"),
     ),
     "a port of its own on each rank": Mistake(
-        script="held = socket.socket()\nheld.bind(('127.0.0.1', 47321))\n",
+        script=SAME_PORT,
         cause=("Address already in use",),
     ),
 }
