@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.suite.durations import list_long, render
+from benchmarks.suite.processor import render as render_times
 
 LOG = """
 ============================= slowest 15 durations =============================
@@ -33,3 +34,10 @@ def test_a_log_without_an_end_is_said(log: str) -> None:
 
 def test_one_without_a_reason_is_seen() -> None:
     assert "**?**" in render("61.0s call  tests/new/test_new.py::test_it\n")
+
+
+def test_files_and_tests_stand_by_their_processor_time() -> None:
+    page = render_times([("a::one", 1.0), ("b::one", 2.5), ("a::two", 2.0), ("collection", 0.1)])
+    assert page.splitlines()[0] == "4 tests and collections: 6 s of processor"
+    names = [line.split()[1] for line in page.splitlines()[1:] if line]
+    assert names == ["a", "b", "collection", "b::one", "a::two", "a::one", "collection"]
