@@ -36,6 +36,18 @@ DIST = os.environ.get("VJOB_DIST")
 """A folder with a wheel and an sdist, which are tested in place of new ones."""
 NO_SITE = "import sys; sys.path.insert(0, sys.argv[1]); "
 """Begins a program for `python -I -S`: the standard library and one folder."""
+COMMANDS = (
+    "cli",
+    "closing",
+    "meeting.opening",
+    "node",
+    "restarts",
+    "shell",
+    "stacks",
+    "track.tracker",
+)
+AGENT = "".join(f", varuna_core.agent.{part}" for part in COMMANDS)
+"""The agent, and what its commands import late."""
 
 
 def call(*words: str | Path, cwd: Path = Path("/"), env: dict[str, str] | None = None) -> str:
@@ -160,7 +172,7 @@ def test_the_wheel_works_on_every_python_that_is_here(
     if version < (3, 10):
         with zipfile.ZipFile(wheel) as packed:
             packed.extractall(tmp_path)
-        code = NO_SITE + "import varuna_core.agent.cli, varuna_core.morph.cli"
+        code = NO_SITE + "import varuna_core.morph.cli" + AGENT
         call(base, "-I", "-S", "-B", "-c", code, tmp_path)
         return
     check_command(install(wheel, tmp_path / "venv", base), env, tmp_path)
@@ -228,8 +240,8 @@ def test_varuna_core_is_a_package_of_its_own(wheel: Path, tmp_path: Path) -> Non
     """In an image: without the rest of vjob, torch, numpy, or any other wheel."""
     with zipfile.ZipFile(wheel) as packed:
         packed.extractall(tmp_path, [x for x in packed.namelist() if x.startswith("varuna_core/")])
-    parts = ("agent.cli", "launch.step", "morph.cli", "records.plan", "schedule.registry")
-    code = NO_SITE + "import varuna_core" + "".join(f", varuna_core.{part}" for part in parts)
+    parts = ("launch.step", "morph.cli", "records.plan", "schedule.registry")
+    code = NO_SITE + "import varuna_core" + AGENT + "".join(f", varuna_core.{x}" for x in parts)
     call(sys.executable, "-I", "-S", "-c", code, tmp_path)
     call(sys.executable, "-I", "-S", "-c", NO_SITE + "import varuna_core.checkpoint.cli", tmp_path)
     launch = NO_SITE + "import varuna_core.launch.__main__"
