@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from inspect import signature
 from typing import Any, Protocol, TypeVar, overload
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 class SplitError(ValueError):
@@ -78,14 +80,14 @@ class CutPoint(nn.Module):
 
 
 @overload
-def cut_before(model: M, pattern: str, /, *patterns: str) -> M: ...
+def cut_before(model: M, pattern: str, /, *patterns: str, carry: Sequence[str] = ()) -> M: ...
 
 
 @overload
-def cut_before(*modules: nn.Module) -> None: ...
+def cut_before(*modules: nn.Module, carry: Sequence[str] = ()) -> None: ...
 
 
-def cut_before(*places: Any) -> Any:
+def cut_before(*places: Any, carry: Sequence[str] = ()) -> Any:
     """Put a CutPoint before modules of a model, without a change of the model's code.
 
         model = cut_before(model, "transformer.h.*", "transformer.ln_f")
@@ -96,28 +98,36 @@ def cut_before(*places: Any) -> Any:
     reaches over a dot. A pattern without any module is refused. Or by the modules themselves. Of
     an `nn.ModuleList` or `nn.ModuleDict` each element is meant.
 
-    What passes the cut is the module's first argument; what else goes to the module must come from
-    the inputs alone. A module that is called several times in a forward has a cut before each call.
+    What passes the cut is the module's first argument, and those that `carry` names by the
+    parameters of its forward: `carry=["encoder_hidden_states"]` for the layers of a decoder, which
+    are all handed what the encoder made. What else goes to the module must come from the inputs
+    alone. A module that is called several times in a forward has a cut before each call.
     """
     if any(isinstance(place, str) for place in places):
         model, *patterns = places
         found = {id(m): m for pattern in patterns for m in find_modules(model, pattern)}
-        _cut_each(found.values())
+        _cut_each(found.values(), (carry,) if isinstance(carry, str) else tuple(carry))
         return model
-    _cut_each(places)
+    _cut_each(places, (carry,) if isinstance(carry, str) else tuple(carry))
     return None
 
 
-def _cut_each(modules: Iterable[Any]) -> None:
+def _cut_each(modules: Iterable[Any], carry: tuple[str, ...]) -> None:
     for module in modules:
         if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-            _cut_each(module.children())
+            _cut_each(module.children(), carry)
             continue
         if not isinstance(module, nn.Module):
             raise TypeError(f"cut_before takes modules of the model, not {module!r:.80}")
         if hasattr(module, _CUT):
             raise SplitError(f"there is a cut before this {type(module).__name__} already")
-        setattr(module, _CUT, CutBefore())
+        unknown = [name for name in carry if name not in signature(module.forward).parameters]
+        if unknown:
+            raise SplitError(
+                f"carry names {unknown[0]!r}, and the forward of a {type(module).__name__} takes "
+                f"{', '.join(signature(module.forward).parameters)}"
+            )
+        setattr(module, _CUT, CutBefore(carry))
         module.register_forward_pre_hook(enter_cut, with_kwargs=True)
 
 
@@ -169,7 +179,15 @@ class CutBefore(CutPoint):
 
     is_repeated = True
 
+    def __init__(self, carry: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.carry = carry
+        """Parameters of the module's forward whose values pass too, besides the first."""
 
+
+CROSSED = WeakTensorKeyDictionary()
+"""By a tensor that was handed to a module after a cut: what the stage received in its place. A loop
+hands the same one to all later modules."""
 _CUT = "cut_before_this"
 WRAPPED = (["_orig_mod"], ["module"])
 """The children of torch's wrappers of compiled and data-parallel models, which Varuna takes off."""
@@ -179,13 +197,30 @@ def enter_cut(
     module: nn.Module, args: tuple[Any, ...], by_name: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The hook: the first argument, by place or by name, passes the module's cut."""
-    cut: CutPoint = getattr(module, _CUT)
+    cut: CutBefore = getattr(module, _CUT)
+    if cut.carry:
+        bound = signature(module.forward).bind(*args, **by_name)
+        names = [next(iter(bound.arguments)), *(n for n in cut.carry if n in bound.arguments)]
+        given = [bound.arguments[name] for name in names]
+        passed = cut(*map(find_crossed, given))
+        for name, old, new in zip(
+            names, given, passed if len(names) > 1 else [passed], strict=True
+        ):
+            bound.arguments[name] = new
+            if isinstance(old, Tensor) and new is not old:
+                CROSSED[old] = new
+        return bound.args, bound.kwargs
     if args:
         return (cut(args[0]), *args[1:]), by_name
     if not by_name:
         raise SplitError(f"a {type(module).__name__} after a cut is called without arguments")
     first = next(iter(by_name))
     return args, {**by_name, first: cut(by_name[first])}
+
+
+def find_crossed(value: Any) -> Any:
+    """What the running stage received in place of a tensor, or the value itself."""
+    return CROSSED.get(value, value) if isinstance(value, Tensor) else value
 
 
 class _Announcer:

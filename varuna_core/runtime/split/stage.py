@@ -32,9 +32,11 @@ from varuna_core.runtime.comm.values import (
     take_apart,
 )
 from varuna_core.runtime.split.cut import (
+    CROSSED,
     CutPoint,
     SplitError,
     StageEnd,
+    find_crossed,
     unpack,
     watch,
 )
@@ -328,6 +330,8 @@ class Stage:
                 f"the model returned after {self._passed} CutPoints, in the dry run it passed "
                 f"{len(self.record.cuts)}: the number must not depend on the data"
             )
+        if CROSSED:
+            out = map_leaves(find_crossed, out)
         return out if self.at_return is None else self.at_return(out)
 
     def pass_cut(self, point: CutPoint, values: tuple[Any, ...]) -> Any:
