@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.models.foreign import load_transformers
+from tests.models.foreign import T5_CARRIES, load_transformers
 from varuna_core.runtime.split.wrappers import with_loss
 
 VOCAB, LENGTH, WIDTH, LAYERS = 64, 12, 32, 2
@@ -33,6 +33,17 @@ T5 = {
     "vocab_size": VOCAB, "d_model": WIDTH, "d_kv": 8, "d_ff": 48, "num_layers": LAYERS,
     "num_heads": 4, "dropout_rate": 0.0, "decoder_start_token_id": 0,
 }  # fmt: skip
+SEQ2SEQ = {
+    "vocab_size": VOCAB, "d_model": WIDTH, "encoder_layers": LAYERS, "decoder_layers": LAYERS,
+    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48, "dropout": 0.0, "pad_token_id": 1, "eos_token_id": 1,
+    "decoder_start_token_id": 1,
+}  # fmt: skip
+BART = {**SEQ2SEQ, "max_position_embeddings": 32}
+WHISPER = {
+    **SEQ2SEQ, "max_source_positions": 16, "max_target_positions": 32, "num_mel_bins": 8,
+    "bos_token_id": 1,
+}  # fmt: skip
 EXPERTS = {**LLAMA, "num_local_experts": 4, "num_experts_per_tok": 2}
 IMAGES = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, **HEADS, **STILL, "num_labels": 10}
 PATCHES = {**IMAGES, "image_size": 16, "patch_size": 4}
@@ -44,6 +55,12 @@ def make_text(size: int, seed: int = 1) -> Inputs:
     mask = torch.ones_like(ids)
     mask[0, LENGTH - 3 :] = 0
     return {"input_ids": ids, "attention_mask": mask, "labels": ids}
+
+
+def make_speech(size: int, seed: int = 1) -> Inputs:
+    draw = torch.Generator().manual_seed(seed)
+    features = torch.randn(size, 8, 32, generator=draw)
+    return {"input_features": features, "labels": make_text(size, seed)["labels"]}
 
 
 def make_images(size: int, seed: int = 1) -> Inputs:
@@ -76,6 +93,8 @@ class Architecture:
     title: str
     build: Callable[[], nn.Module]
     patterns: tuple[str, ...]
+    carry: tuple[str, ...] = ()
+    """Arguments of these modules that pass the cuts besides the first."""
     inputs: Callable[[int, int], Inputs] = make_text
     library: str = "transformers"
     refusal: str = ""
@@ -228,9 +247,16 @@ ARCHITECTURES = (
     ),
     hugging(
         "T5", "T5ForConditionalGeneration", T5, "encoder.block.*", "decoder.block.*",
-        refusal="made before cut . .* by module .* without passing the cut",
-        remedy="refused: its loops hand on more than one variable; cut it by hand, as "
-        "`tests/models/foreign.py` does",
+        carry=T5_CARRIES,
+    ),
+    hugging(
+        "BART", "BartForConditionalGeneration", BART,
+        "model.encoder.layers.*", "model.decoder.layers.*", carry=("encoder_hidden_states",),
+    ),
+    hugging(
+        "Whisper", "WhisperForConditionalGeneration", WHISPER,
+        "model.encoder.layers.*", "model.decoder.layers.*", carry=("encoder_hidden_states",),
+        inputs=make_speech,
     ),
     Architecture(
         title="`nn.Sequential`", build=build_sequential, patterns=("[1-3]",), inputs=make_vectors,

@@ -15,6 +15,7 @@ from varuna_core.runtime.split.cut import CutPoint, cut_before
 
 Inputs = dict[str, Any]
 VOCAB, LENGTH, WIDTH, NUM_LAYERS = 64, 16, 32, 4
+T5_CARRIES = ("position_bias", "encoder_hidden_states", "encoder_decoder_position_bias")
 
 
 def load_transformers() -> Any:
@@ -68,41 +69,18 @@ def build_bert() -> nn.Module:
     return model
 
 
-class EnterDecoder:
-    """T5's decoder hands its loop's own variables to each block: those of the cut must follow."""
-
-    def __init__(self) -> None:
-        self.memory: Any = None
-
-    def __call__(self, block: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        x, mask, bias, memory, memory_mask, memory_bias = args
-        if block.is_first:
-            self.memory = memory
-        x, bias, self.memory, memory_bias = block.cut(x, bias, self.memory, memory_bias)
-        return x, mask, bias, self.memory, memory_mask, memory_bias
-
-
-class T5(nn.Module):
-    """The loss alone: the encoder's result, which T5 returns as well, would go around the cuts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        library = load_transformers()
-        config = library.T5Config(
-            vocab_size=VOCAB, d_model=WIDTH, d_kv=16, d_ff=48, num_layers=2, num_heads=2,
-            dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
-        )  # fmt: skip
-        self.inner = library.T5ForConditionalGeneration(config)
-        hook = EnterDecoder()
-        for stack in (self.inner.encoder, self.inner.decoder):
-            for number, block in enumerate(stack.block):
-                block.cut, block.is_first = CutPoint(), number == 0
-                block.register_forward_pre_hook(hook)
-        cut_before(self.inner.decoder.final_layer_norm)
-
-    def forward(self, **inputs: Any) -> Tensor:
-        loss: Tensor = self.inner(**inputs).loss
-        return loss
+def build_t5() -> nn.Module:
+    """The encoder's result, and biases by position, are handed to all blocks."""
+    library = load_transformers()
+    config = library.T5Config(
+        vocab_size=VOCAB, d_model=WIDTH, d_kv=16, d_ff=48, num_layers=2, num_heads=2,
+        dropout_rate=0.0, use_cache=False, decoder_start_token_id=0,
+    )  # fmt: skip
+    model: nn.Module = library.T5ForConditionalGeneration(config)
+    cut_before(model, "*.block.*", carry=T5_CARRIES)
+    body: Any = model
+    cut_before(body.decoder.final_layer_norm)
+    return model
 
 
 class Megatron(nn.Module):
@@ -162,7 +140,7 @@ BUILD: dict[str, Callable[[], nn.Module]] = {
     "gpt2": build_gpt2,
     "llama": build_llama,
     "bert": build_bert,
-    "t5": T5,
+    "t5": build_t5,
     "megatron": Megatron,
 }
 LIBRARY = dict.fromkeys(BUILD, "transformers") | {"megatron": "megatron.core"}

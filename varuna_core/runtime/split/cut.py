@@ -98,37 +98,42 @@ def cut_before(*places: Any, carry: Sequence[str] = ()) -> Any:
     reaches over a dot. A pattern without any module is refused. Or by the modules themselves. Of
     an `nn.ModuleList` or `nn.ModuleDict` each element is meant.
 
-    What passes the cut is the module's first argument, and those that `carry` names by the
-    parameters of its forward: `carry=["encoder_hidden_states"]` for the layers of a decoder, which
-    are all handed what the encoder made. What else goes to the module must come from the inputs
+    What passes the cut is the module's first argument, and those of its others that `carry` names,
+    as its forward does: `carry=["encoder_hidden_states"]` where each layer of a decoder is handed
+    what the encoder made. What else goes to the module must come from the inputs
     alone. A module that is called several times in a forward has a cut before each call.
     """
+    names = (carry,) if isinstance(carry, str) else tuple(carry)
     if any(isinstance(place, str) for place in places):
         model, *patterns = places
         found = {id(m): m for pattern in patterns for m in find_modules(model, pattern)}
-        _cut_each(found.values(), (carry,) if isinstance(carry, str) else tuple(carry))
+        _cut_each(found.values(), names)
         return model
-    _cut_each(places, (carry,) if isinstance(carry, str) else tuple(carry))
+    _cut_each(places, names)
     return None
 
 
-def _cut_each(modules: Iterable[Any], carry: tuple[str, ...]) -> None:
+def _cut_each(places: Iterable[Any], carry: tuple[str, ...]) -> None:
+    modules = [*_list_modules(places)]
+    taken = {name for module in modules for name in signature(module.forward).parameters}
+    for name in carry:
+        if name not in taken:
+            raise SplitError(f"carry names {name!r}; these modules take {', '.join(sorted(taken))}")
     for module in modules:
-        if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-            _cut_each(module.children(), carry)
-            continue
-        if not isinstance(module, nn.Module):
-            raise TypeError(f"cut_before takes modules of the model, not {module!r:.80}")
         if hasattr(module, _CUT):
             raise SplitError(f"there is a cut before this {type(module).__name__} already")
-        unknown = [name for name in carry if name not in signature(module.forward).parameters]
-        if unknown:
-            raise SplitError(
-                f"carry names {unknown[0]!r}, and the forward of a {type(module).__name__} takes "
-                f"{', '.join(signature(module.forward).parameters)}"
-            )
         setattr(module, _CUT, CutBefore(carry))
         module.register_forward_pre_hook(enter_cut, with_kwargs=True)
+
+
+def _list_modules(places: Iterable[Any]) -> Iterator[nn.Module]:
+    for place in places:
+        if isinstance(place, (nn.ModuleList, nn.ModuleDict)):
+            yield from _list_modules(place.children())
+        elif isinstance(place, nn.Module):
+            yield place
+        else:
+            raise TypeError(f"cut_before takes modules of the model, not {place!r:.80}")
 
 
 def find_modules(model: nn.Module, pattern: str) -> list[nn.Module]:

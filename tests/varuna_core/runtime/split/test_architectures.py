@@ -53,7 +53,7 @@ def join(parts: list[Inputs]) -> Inputs:
 def test_a_model_of_others_is_trained_in_two_stages_as_the_plain_one(kind: Architecture) -> None:
     model = build(kind)
     plain = copy.deepcopy(model)
-    assert cut_before(model, *kind.patterns) is model
+    assert cut_before(model, *kind.patterns, carry=kind.carry) is model
     batches = [[kind.inputs(CHUNK, 10 * s + c) for c in range(CHUNKS)] for s in range(STEPS)]
     if kind.refusal:
         with pytest.raises(SplitError, match=kind.refusal):
@@ -84,6 +84,7 @@ def render_table() -> list[str]:
     refused = []
     for kind in ARCHITECTURES:
         patterns = ", ".join(f"`{pattern}`" for pattern in kind.patterns)
+        patterns += f"; carry {', '.join(f'`{name}`' for name in kind.carry)}" if kind.carry else ""
         if kind.remedy:
             refused.append(f"| {patterns} | {kind.title}: {kind.remedy} |")
         else:
@@ -102,6 +103,8 @@ def test_a_pattern_without_any_module_is_refused_with_those_that_there_are() -> 
         cut_before(model, "conv.*")
     with pytest.raises(SplitError, match="Linear is called '0': there are none"):
         cut_before(nn.Linear(2, 2), "0")
+    with pytest.raises(SplitError, match=r"carry names 'memory'; these modules take x$"):
+        cut_before(model, "layer1.*", carry="memory")
     with pytest.raises(TypeError, match="a model and then patterns"):
         cut_before("layer1.*", model)  # type: ignore[call-overload]
 
