@@ -146,6 +146,7 @@ docs: $(VENV)/.installed
 	$(BIN)/python -m varuna_core.facts.catalogue.page > docs/conf.part
 	mv docs/conf.part docs/causes.md
 	PYTHONPATH="$${PYTHONPATH:-.}" $(BIN)/python docs/make/json_page.py docs/json.md
+	PYTHONPATH="$${PYTHONPATH:-.}" $(BIN)/python docs/make/varuna_page.py docs/varuna.md
 	$(BIN)/python -m vjob init > docs/conf.part
 	mv docs/conf.part tests/jobs/golden/init.yaml
 

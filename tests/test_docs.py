@@ -138,7 +138,8 @@ def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None
     """In a tree that is nearly empty, with a venv that is up to date."""
     for name in ("docs/make", "tests/jobs/golden", ".venv"):
         (tmp_path / name).mkdir(parents=True)
-    shutil.copy(ROOT / "docs/make/json_page.py", tmp_path / "docs/make")
+    for name in ("json_page.py", "varuna_page.py"):
+        shutil.copy(ROOT / "docs/make" / name, tmp_path / "docs/make")
     stale = re.sub(r"(?<=### Gpu\n```text\n)index.*\n", "", (ROOT / "docs/json.md").read_text())
     (tmp_path / "docs/json.md").write_text(stale)
     for name in ("setup.cfg", "constraints.txt", ".venv/.installed"):
@@ -148,10 +149,10 @@ def test_make_docs_makes_what_is_made_from_the_doc_lines(tmp_path: Path) -> None
     command = ["make", "--old-file=.venv/.installed", "docs", f"BIN={Path(sys.executable).parent}"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=60, check=True)
-    pages = ["causes.md", "conf.md", "json.md"]
+    pages = ["causes.md", "conf.md", "json.md", "varuna.md"]
     for name in (*(f"docs/{page}" for page in pages), "tests/jobs/golden/init.yaml"):
         assert (tmp_path / name).read_text() == (ROOT / name).read_text(), name
-    assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == [*pages, "make"]
+    assert sorted(path.name for path in (tmp_path / "docs").iterdir()) == sorted([*pages, "make"])
 
 
 def test_the_page_of_files_spells_those_of_a_split_run_as_the_code_does() -> None:

@@ -314,23 +314,6 @@ def count_changes(program: Program) -> tuple[int, int, int]:
     return total, sizes[False], sizes[True]
 
 
-def render_changes(program: Program) -> str:
-    """What the port changes, for the documents: of what checkpoints need, the new lines."""
-
-    def render(changes: list[Change], marks: str) -> list[str]:
-        shown = []
-        for change in changes:
-            lines = [f"-{line}" for line in change.gone if "-" in marks]
-            shown.append("\n".join([*lines, *(f"+{line}" for line in change.new)]))
-        return [text for text in shown if text]
-
-    changes = list_changes(program)
-    train = render([change for change in changes if not change.is_for_checkpoints], "+-")
-    save = render([change for change in changes if change.is_for_checkpoints], "+")
-    text = "\n".join(train) + "\n@@ checkpoints @@\n" + "\n".join(save)
-    return f"```diff\n{text}\n```"
-
-
 def render_conf(program: Program, cluster: str, path: str, checkpoints: str = "checkpoints") -> str:
     """The conf of the port: two stages of other sizes, and two replicas."""
     train = ", ".join(filter(None, [program.train, f"checkpoint: {{folder: {checkpoints}}}"]))

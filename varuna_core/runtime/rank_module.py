@@ -120,17 +120,21 @@ class RankModule(nn.Module):
         named = {**self._masters.by_name, **self.part.buffers()}
         return {name: tensor.detach() for name, tensor in named.items() if name in persistent}
 
-    def gather_state_dict(self, file: StrPath | None = None) -> dict[str, Tensor] | None:
+    def gather_state_dict(
+        self, file: StrPath | None = None, *, only_trained: bool = False
+    ) -> dict[str, Tensor] | None:
         """The plain model's whole state dict on rank 0, None on the others; every rank calls it.
 
         Masters (fp32) and persistent buffers on the CPU, under all names of the plain model, of any
         layout: for its `load_state_dict`, or Hugging Face's `save_pretrained(state_dict=...)`.
         With `file`, which ends in .safetensors or .pt, rank 0 writes it there instead: the former
-        holds one tensor in memory at a time. An error is the same on all ranks.
+        holds one tensor in memory at a time. `only_trained` leaves out buffers and what is frozen:
+        the adapters alone, for peft's `save_pretrained(state_dict=...)`. An error is the same on
+        all ranks.
         """
         self.links.expect_open()
         target = None if file is None else Path(file)
-        found: dict[str, Tensor] | None = self.saving.gather(target)
+        found: dict[str, Tensor] | None = self.saving.gather(target, only_trained)
         return found
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:

@@ -52,11 +52,19 @@ class Gather:
     """One rank's side of gathering a model once."""
 
     def __init__(
-        self, model: nn.Module, ties: Sequence[Sequence[str]], consensus: Consensus
+        self,
+        model: nn.Module,
+        ties: Sequence[Sequence[str]],
+        consensus: Consensus,
+        only_trained: bool = False,
     ) -> None:
         """`model` is the plain one, for names, order and types; its values are not looked at."""
         self.consensus = consensus
         self._plain = model.state_dict()
+        if only_trained:
+            named = model.named_parameters(remove_duplicate=False)
+            trained = {name for name, parameter in named if parameter.requires_grad}
+            self._plain = {name: self._plain[name] for name in self._plain if name in trained}
         self._leads = find_leads(ties)
         self._names_of: dict[str, list[str]] = {}
         for name, value in self._plain.items():

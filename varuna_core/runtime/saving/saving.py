@@ -314,9 +314,9 @@ class Saving:
         segments, _, _ = self._take_segments((), shard=False)
         return [entry for held in segments.values() for entry in held]
 
-    def gather(self, target: Path | None) -> Any:
+    def gather(self, target: Path | None, only_trained: bool) -> Any:
         """The plain model's state dict on rank 0, or in the target file."""
-        made = Gather(self.split.model, self._ties, self.consensus)
+        made = Gather(self.split.model, self._ties, self.consensus, only_trained)
         return made.run(self._take_model, target)
 
     def _take_state(self, progress: TrainingProgress) -> TrainingState:

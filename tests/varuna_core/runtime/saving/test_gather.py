@@ -139,3 +139,14 @@ def test_one_process_gathers_what_it_has(tmp_path: Path) -> None:
     varuna.close()
     with pytest.raises(RuntimeError, match="closed"):
         varuna.gather_state_dict()
+
+
+def test_what_is_trained_is_gathered_alone() -> None:
+    case = Case(name="partly", stage_map="0;", model="ConvNet")
+    model = build_model(case)
+    frozen, *trained = [name for name, _ in model.named_parameters()]
+    model.get_parameter(frozen).requires_grad_(False)
+    varuna = Varuna(model, "0;", make_batch(case, 0), BATCH, 2, device="cpu")
+    found = varuna.gather_state_dict(only_trained=True)
+    varuna.close()
+    assert found is not None and sorted(found) == sorted(trained)
