@@ -1,4 +1,4 @@
-"""Writes docs/varuna.md, the reference of Varuna: its arguments, options and methods, from the code.
+"""Writes docs/varuna.md, the reference of Varuna's arguments, options and methods, from the code.
 
 Only the text of the modules is read, so torch need not be installed.
 """
@@ -18,9 +18,9 @@ PACKAGE = Path(varuna_core.__file__).parent
 MODULE = "runtime/rank_module.py", "RankModule"
 HEAD = """# Varuna: arguments, options, methods
 
-Made by `make docs` from the code. [How to port a model](training.md) comes first. Where an argument or an option is
-`FROM_CONF`, a run of vjob takes it from the conf ([how](script.md#varuna-takes-its-arguments-from-the-conf)); an
-explicit one wins, with a warning.
+Made by `make docs` from the code. [How to port a model](training.md) comes first. Where an
+argument or an option is `FROM_CONF`, a run of vjob takes it from the conf
+([how](script.md#varuna-takes-its-arguments-from-the-conf)); an explicit one wins, with a warning.
 """
 
 
@@ -36,9 +36,9 @@ def find_method(kind: ast.ClassDef, name: str) -> ast.FunctionDef:
 def list_methods(kind: ast.ClassDef) -> Iterator[ast.FunctionDef]:
     """The methods of a class, without the overloads that only type checkers read."""
     for one in kind.body:
-        if isinstance(one, ast.FunctionDef):
-            if not any(ast.unparse(mark) == "overload" for mark in one.decorator_list):
-                yield one
+        is_overload = "@overload" in ast.unparse(one)
+        if isinstance(one, ast.FunctionDef) and not is_overload:
+            yield one
 
 
 def link_pages(text: str) -> str:
