@@ -27,6 +27,8 @@ class Box:
 
     def intersect(self, other: Box) -> Box | None:
         """The box of elements in both; None where there are none."""
+        if self == other:
+            return self if all(self.extent) else None
         low = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
         high = tuple(min(a.stop, b.stop) for a, b in zip(self.slices, other.slices, strict=True))
         extent = tuple(h - o for o, h in zip(low, high, strict=True))

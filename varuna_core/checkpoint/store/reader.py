@@ -57,6 +57,15 @@ class WantedTensor:
     box: Box | None = None
 
 
+TASKS_TOGETHER = 64
+"""Blocks that a thread reads in one task, at most: handing over many small ones takes longer."""
+
+
+def _run_all(tasks: Sequence[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
+
+
 class CheckpointReader:
     """One complete checkpoint; opens a tensor file when something in it is first asked for."""
 
@@ -186,9 +195,17 @@ class CheckpointReader:
     def fill(self, wanted: Iterable[WantedTensor]) -> None:
         """Read into tensors that are there, of any layout, type and device."""
         tasks = [planned for one in wanted for planned in self._plan(one)]
+        if len(tasks) == 1:  # a state of many small tensors is read one by one
+            self._named(tasks[0][1])
+            return
 
         def run() -> None:
-            begun = [self._pools[is_part].submit(task) for is_part, task in tasks]
+            begun = []
+            for is_part in (False, True):
+                held = [task for kind, task in tasks if kind == is_part]
+                size = max(1, min(TASKS_TOGETHER, len(held) // (4 * PART_THREADS)))
+                for at in range(0, len(held), size):
+                    begun.append(self._pools[is_part].submit(_run_all, held[at : at + size]))
             try:
                 for one in begun:
                     one.result()

@@ -9,9 +9,10 @@ docs/checkpoints.md has the files. What is small and the same everywhere is rank
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -68,6 +69,19 @@ WAIT_S = 600.0
 RETRY_S = 5.0
 LEFT = "left.json"
 """In the folder of checkpoints: the training has saved because of a signal, and left."""
+
+
+@contextlib.contextmanager
+def paused_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: the documents of many tensors make objects by the thousand,
+    and each collection would look through all that torch's modules hold."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Saving:
@@ -140,6 +154,7 @@ class Saving:
         self.skipped.expect_few()
         return made[-1]
 
+    @paused_collection()
     def _save_part(
         self,
         progress: TrainingProgress,
@@ -370,6 +385,7 @@ class Saving:
         held = (*self.masters.by_name, *self.part.buffers())
         return [name for name in held if name in self._shapes]
 
+    @paused_collection()
     def _load_part(self, folder: Path) -> tuple[int, str, TrainingProgress]:
         self.close()  # those that follow go on in the line of what is loaded
         self._loaded = None
