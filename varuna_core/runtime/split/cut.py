@@ -10,7 +10,7 @@ captured by a hook or a closure, work like registered ones. Unwatched, a CutPoin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -190,7 +190,7 @@ class CutBefore(CutPoint):
         """Parameters of the module's forward whose values pass too, besides the first."""
 
 
-CROSSED = WeakTensorKeyDictionary()
+CROSSED: MutableMapping[Tensor, Tensor] = WeakTensorKeyDictionary()
 """By a tensor that was handed to a module after a cut: what the stage received in its place. A loop
 hands the same one to all later modules."""
 _CUT = "cut_before_this"
