@@ -136,6 +136,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "3"),
     ),
     Benchmark(
+        name="many_tensors",
+        module="runtime.many_tensors",
+        title="Many tensors",
+        peer="the same bytes in twelve tensors",
+        needs=("torch",),
+        quick=("--counts", "12", "3000"),
+    ),
+    Benchmark(
         name="checkpoint_stall",
         module="runtime.checkpoint_stall",
         title="A save beside training",
