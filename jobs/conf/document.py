@@ -28,35 +28,29 @@ The one file that you edit. This page is made from `jobs/conf/schema.py`. To beg
 
 - `vjob init > conf.yaml` writes all keys, with comments; `vjob init --minimal` or `--for ddp` (or
   `script`, `gpt`, `deepspeed`, `megatron`) only those that are needed.
-- `vjob schema > conf.schema.json` is for editors. With yaml-language-server (the YAML extension of
-  VS Code), a conf that begins with `# yaml-language-server: $schema=conf.schema.json` is completed
-  and checked as you type.
+- `vjob schema > conf.schema.json` is for editors: with the YAML extension of VS Code, a conf that begins
+  with `# yaml-language-server: $schema=conf.schema.json` is checked as you type.
 
 How it is read:
 
 - Paths are relative to the folder of the conf; `~` is your home folder. Shell variables in
   values are not expanded: see `pass_env`.
 - YAML anchors and merge keys work. A key given twice or unknown is an error, never ignored.
-- A value means what its key needs: `12:30` and `no` are text where text is wanted, `1e-5` is a
-  number where a number is wanted, and environment values and arguments are what you wrote.
+- A value means what its key needs: `12:30` and `no` are text where text is wanted.
 - A time is a number in the unit of its key, or `90s`, `30m`, `2h`, `1d12h`, `1:30:00` (hours,
   minutes, seconds), `1-12:00:00`; a size is a number, or `512M`, `64G`, `1T` (of 1024).
 - `args` may be one text, `"--lr 1e-4 --name 'my run'"`: it is split as a shell would, and nothing
   in it is expanded.
 - `--set key=value` replaces one key for one run: `--set train.steps=100`,
   `--set "cluster.nodes[0].count=3"`, `--set env.NCCL_DEBUG=INFO`. The value is YAML.
-- `${train.steps}` in a value is replaced by the value of that key: `folder: ckpt/${name}`. A value
-  that is only a reference, `data: ${parallel.pipeline}`, takes over a number, list or mapping as it
-  is (inside `{}` and `[]` YAML needs quotes around it). `program.args` and `env` are filled once
-  the layout is known, so they may refer to keys that are `auto`. Write `$${` for a literal `${`.
-  In `setup`, `notify.command` and `progress` every `$` is left as it is.
+- `${train.steps}` in a value is replaced by the value of that key: `folder: ckpt/${name}`; inside
+  `{}` and `[]` YAML needs quotes around it. `program.args` and `env` may refer to keys that are
+  `auto`. Write `$${` for a literal `${`. In `setup`, `notify.command` and `progress` every `$` is
+  left as it is.
 - `include: base.yaml`, or a list of files, reads other confs first. Mappings are merged key by key,
-  lists and single values replaced; later files win over earlier ones, and this file over all. The
-  name is relative to the including file; all other paths are relative to the folder of the conf
-  that you submit. Included files may include others and need not be complete. A run keeps the
-  result in one file, `resolved.yaml`.
-- All problems are reported at once, each with its line: first those of single keys, and once these
-  are fixed, those of keys against each other and of files that are missing.
+  lists and single values replaced; this file wins over all. A run keeps the result in one file,
+  `resolved.yaml`.
+- All problems are reported at once, each with its line.
 - Values of keys that look secret (`HF_TOKEN`, `WANDB_API_KEY`, `notify.webhook`) are not shown, nor
   kept in the run's copies of the conf. Better still, leave them out and name them in `pass_env`.
 
