@@ -28,8 +28,8 @@ The one file that you edit. This page is made from `jobs/conf/schema.py`. To beg
 
 - `vjob init > conf.yaml` writes all keys, with comments; `vjob init --minimal` or `--for ddp` (or
   `script`, `gpt`, `deepspeed`, `megatron`) only those that are needed.
-- `vjob schema > conf.schema.json` is for editors: with the YAML extension of VS Code, a conf that begins
-  with `# yaml-language-server: $schema=conf.schema.json` is checked as you type.
+- `vjob schema > conf.schema.json` is for editors: with the YAML extension of VS Code, a conf that
+  begins with `# yaml-language-server: $schema=conf.schema.json` is checked as you type.
 
 How it is read:
 
