@@ -573,7 +573,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     repeated = sum(attempt.repeated_s for attempt in goodput.attempts)
     restarts = len(goodput.attempts) - 1
-    sentence = f"{format_bounded(share)} of {in_units(goodput.wall_s)} was useful steps"
+    sentence = f"{format_bounded(share)} of {format_duration(goodput.wall_s)} was useful steps"
     values: dict[str, Any] = {"repeated_s": repeated, "restarts": restarts}
     if isinstance(share, Value):
         sentence += f" ({in_units(goodput.useful_s)})"

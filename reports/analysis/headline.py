@@ -31,6 +31,8 @@ from vjob.reports.load.tables import Job
 
 LAYER_LAUNCH_S = LAUNCH_S
 """What starting the kernels of a layer's forward takes, as the planner has it."""
+LITTLE_HOURS = 0.1
+"""Rank-hours that are not worth a line, unless they have a price."""
 BACKWARD = 2
 """Operations of a backward for each of the forward; a recompute is no work of the model."""
 
@@ -296,7 +298,8 @@ def list_facts(found: Headline) -> Iterator[Fact]:
         proof = found.rank_hours.evidence[0]
         if proof.source == STEP_LINES:
             price = f" in {proof.seen:,} steps; starts and ends are not known"
-        yield Fact("used", f"{found.rank_hours.value:.3g} {unit}{price}")
+        if found.rank_hours.value >= LITTLE_HOURS or price:
+            yield Fact("used", f"{found.rank_hours.value:.3g} {unit}{price}")
     else:
         yield Fact("used", f"not known: {found.rank_hours.reason}", is_known=False)
 

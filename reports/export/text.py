@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from typing import Any
@@ -14,6 +15,7 @@ from vjob.reports.analysis.accounting import describe_class, format_least
 from vjob.reports.analysis.findings import Finding
 from vjob.reports.analysis.headline import Headline, list_facts
 from vjob.reports.analysis.measures import Analysis
+from vjob.reports.analysis.opening import write_opening
 from vjob.reports.load.tables import Job
 from vjob.reports.page.sections import ReportTable, build_sections, explain_time, shorten
 
@@ -26,6 +28,7 @@ def render_text(job: Job, analysis: Analysis, findings: list[Finding], *, is_par
     lines: list[str] = [f"report of {job.sources.name}"]
     if is_partial:
         lines.append("the job has not ended: this is what is there so far")
+    lines += textwrap.wrap(write_opening(job, analysis, findings), 80)
     lines += ["", *(f"  {one.name}: {one.value}" for one in list_facts(analysis.headline))]
     time = _list_time(analysis)
     if time.rows:

@@ -82,6 +82,8 @@ class Page:
     name: str
     made_at: str
     is_partial: bool = False
+    opening: str = ""
+    """One sentence: how the run went, and what to change."""
     facts: Sequence[Fact] = ()
     """Figures at the top of the page."""
     bar: Sequence[BarPart] = ()

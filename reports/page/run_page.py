@@ -14,6 +14,7 @@ from vjob.reports.analysis.accounting import Accounting, describe_class, format_
 from vjob.reports.analysis.findings import OWN_PROGRAMS, Finding
 from vjob.reports.analysis.headline import list_facts
 from vjob.reports.analysis.measures import Analysis
+from vjob.reports.analysis.opening import write_opening
 from vjob.reports.load.tables import Job
 from vjob.reports.page.figure import (
     BLUE,
@@ -288,6 +289,7 @@ def build_page(
         name=job.sources.name,
         made_at=made_at,
         is_partial=is_partial,
+        opening=write_opening(job, analysis, findings),
         facts=list(list_facts(analysis.headline)),
         bar=list_bar(analysis.accounting),
         bar_note=explain_time(analysis.accounting, is_partial=is_partial),

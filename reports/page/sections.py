@@ -21,6 +21,11 @@ from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
 
+OF_ONE_RANK = {
+    *(("layout", "single"), ("pipeline", "1"), ("data", "1"), ("tensor", "1"), ("stage_map", "0;"))
+}
+"""Facts of a plan that tell nothing: there is one rank, stage or replica."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReportTable:
@@ -76,9 +81,10 @@ def explain_time(found: Accounting, *, is_partial: bool) -> str:
 
 def _list_facts(job: Job, num_nodes: int) -> ReportTable:
     rows = list(job.job_info.items())
-    rows += [*job.plan.shown, *job.plan.groups]
+    rows += [pair for pair in job.plan.shown if pair not in OF_ONE_RANK]
     ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
-    rows += [("nodes", str(num_nodes)), ("traces", str(len(ranks)))]
+    rows += [*job.plan.groups, ("nodes", str(num_nodes))]
+    rows += [("traces", str(len(ranks)))] if ranks else []
     rows += [("commit", job.commit)] if job.commit else []
     return ReportTable(title="job", columns=("", ""), rows=rows)
 
@@ -173,10 +179,9 @@ def _list_profiled(job: Job) -> ReportTable:
 
 def _list_training(analysis: Analysis) -> ReportTable:
     names = ("step", "loss", "grad_norm", "loss_scale", "learning_rate", "skipped", "nan")
-    rows = analysis.curves.table[list(names)].itertuples(index=False)
-    return ReportTable(
-        title="training", columns=names, rows=[tuple(map(_show, row)) for row in rows]
-    )
+    table = analysis.curves.table[list(names)].dropna(axis="columns", how="all")
+    rows = [tuple(map(_show, row)) for row in table.itertuples(index=False)]
+    return ReportTable(title="training", columns=tuple(table.columns), rows=rows)
 
 
 def _list_memory(analysis: Analysis) -> ReportTable:

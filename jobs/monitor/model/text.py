@@ -124,7 +124,8 @@ def _render_head(snapshot: Snapshot, verdict: Verdict | None) -> list[str]:
         start = f"attempt {snapshot.attempt}, " if snapshot.attempt is not None else ""
         if snapshot.max_restarts:
             start += f"{snapshot.restarts} of {snapshot.max_restarts} restarts used, "
-        lines.append(f"  {start}{snapshot.world} ranks{_count_ends(snapshot)}")
+        plural = "s" if snapshot.world != 1 else ""
+        lines.append(f"  {start}{snapshot.world} rank{plural}{_count_ends(snapshot)}")
     for earlier in snapshot.earlier:
         step = "" if earlier.step is None else f" at step {earlier.step}"
         how = f"{PHRASES[EndCause(earlier.cause)]}; " if earlier.cause else ""

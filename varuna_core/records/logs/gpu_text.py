@@ -17,10 +17,11 @@ from typing import Any, Iterator, Mapping, Match, Optional
 
 CPU = "cpu"
 """The index of the line for the processors."""
-_UNKNOWN = "??"
+_UNKNOWN = "-"
+"""A value that is not known, as we write it; gpustat writes `??`."""
 _LINE = re.compile(
-    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(?:(\d{1,9}|\?\?)'C, *)?(\d{1,9}|\?\?) ?% *"
-    r"\| *(\d{1,9}|\?\?) */ *(\d{1,9}|\?\?) MB([^\n]*)"
+    r"\[(\d{1,4}|cpu)\] (.{1,80}?) *\| *(?:(\d{1,9}|\?\?)'C, *)?(\d{1,9}|\?\?|-) ?% *"
+    r"\| *(\d{1,9}|\?\?|-) */ *(\d{1,9}|\?\?|-) MB([^\n]*)"
 )
 _HEADING = re.compile(r"\S+ +(\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4})\b")
 _USER = re.compile(r"[\w.-]\(\d+M\)")
@@ -29,7 +30,7 @@ _USER = re.compile(r"[\w.-]\(\d+M\)")
 
 @dataclass(frozen=True)
 class GpuLine:
-    """One GPU in one sample; None where the line has `??`."""
+    """One GPU in one sample; None where the line has `??` or `-`."""
 
     index: str
     name: str
@@ -116,7 +117,7 @@ def parse_heading(text: str) -> Optional[float]:
 
 @lru_cache(maxsize=4096)
 def _read(word: Optional[str]) -> Optional[float]:
-    return None if word in (None, _UNKNOWN) else float(word)
+    return None if word in (None, _UNKNOWN, "??") else float(word)
 
 
 def _format(value: Optional[float]) -> str:

@@ -1,0 +1,43 @@
+"""The opening of a report: one sentence on how the run went, and what to change first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from varuna_core.facts.known import NotKnown, value_of
+from varuna_core.records.formatting import format_duration, format_seconds
+from vjob.reports.analysis.findings import Finding
+from vjob.reports.analysis.headline import format_bounded, has_ended_badly, has_ended_well
+from vjob.reports.analysis.measures import Analysis
+from vjob.reports.load.tables import Job
+
+
+def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> str:
+    """Write the answer to "how did it go, and what should I change"; only of what is known."""
+    head = analysis.headline
+    went = "The run is not known to have ended"
+    if has_ended_well(job):
+        went = "The run ended well"
+    elif has_ended_badly(job):
+        went = "The run did not end well"
+    took_s, step, total = (value_of(x) for x in (head.duration_s, head.last_step, head.num_steps))
+    if took_s is not None:
+        went += f" after {format_duration(took_s)}"
+    if step is not None:
+        went += f", at step {step:,}" + (f" of {total:,}" if total else "")
+    if (step_s := value_of(head.step_s)) is not None:
+        went += f", {format_seconds(step_s)} a step"
+    if not isinstance(head.goodput, NotKnown):
+        went += f"; {format_bounded(head.goodput)} of the time was steps"
+    change = next((one for one in findings if one.key), None)
+    if change is not None:
+        return f"{went}; change first: {change.key}, for {_lower(change.sentence)}"
+    if has_ended_badly(job):
+        return f"{went}; what ended it comes first below."
+    return f"{went}; no finding asks for a change."
+
+
+def _lower(sentence: str) -> str:
+    """The sentence as the end of another one; names and numbers keep their letters."""
+    first = sentence.split(" ", 1)[0]
+    return sentence[0].lower() + sentence[1:] if first.istitle() else sentence
