@@ -347,7 +347,7 @@ def test_a_node_without_accelerators_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_lines_are_gpustats() -> None:
     first, second = (one.as_json(None) for one in read(SMI))
     assert format_line(first) == "[0] NVIDIA A10       | 49'C,   0 % |     0 / 22731 MB |\n"
-    assert format_line(second) == "[1] NVIDIA A10       | 50'C,  ?? % |  1024 / 22731 MB |\n"
+    assert format_line(second) == "[1] NVIDIA A10       | 50'C,   - % |  1024 / 22731 MB |\n"
 
 
 def test_without_gpus_the_line_is_the_processors() -> None:
