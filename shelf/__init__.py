@@ -1,4 +1,4 @@
-"""What stands above the core: commands, screens, pages and helpers around a run.
+"""The rooms above the core: commands, screens, pages and helpers around a run.
 
 The core (`jobs`, `reports`, `varuna_core`, `containers`) never imports it. Each part is one room:
 

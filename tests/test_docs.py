@@ -280,3 +280,21 @@ def test_what_users_read_is_in_plain_words() -> None:
                 if not any(kept in text for kept in KEPT)
             ]
     assert found == []
+
+
+UNNAMED = ("Of", "As", "What", "Whether", "Where", "Who", "That")
+"""First words of a docstring that does not name its thing."""
+ROOMS = ("jobs", "shelf", "reports", "varuna_core", "containers")
+WITHOUT_NAME = 0
+"""Docstrings left that begin so; the number may only fall."""
+
+
+def test_a_docstring_names_the_thing_first() -> None:
+    found = []
+    for path in sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                text = ast.get_docstring(node) or ""
+                if text.split(" ", 1)[0] in UNNAMED:
+                    found.append(f"{path.relative_to(ROOT)}: {text.splitlines()[0]}")
+    assert len(found) <= WITHOUT_NAME, "\n".join(found)

@@ -34,7 +34,6 @@ from tests.shelf.screen.sample_job import (
     Player,
     RecordedActions,
     SampleLines,
-    make_merged_log,
     make_slow,
 )
 from tests.shelf.screen.screen_driver import DrivenScreen, drive
@@ -49,7 +48,7 @@ from varuna_core.records.record import (
 )
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.model.run_row import RunRow
-from vjob.jobs.monitor.model.snapshot import Health, Verdict
+from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.reporting.report import MORE_EVENTS, format_now, read_job
 from vjob.shelf.web import status as web_status
 from vjob.shelf.web.feed import Feed, Made
@@ -61,6 +60,22 @@ LOOKS = {"dark": {}, "light": {"COLORFGBG": "0;15"}, "plain": {"NO_COLOR": "1"}}
 """Environment that makes each."""
 WAIT_MS = 120_000
 DRAWN = "html[data-drawn]"
+
+
+def make_merged_log(snapshot: Snapshot, evidence: Line) -> list[Line]:
+    """Lines of all nodes: the last rank tells of steps, slower ones after the evidence."""
+    assert snapshot.progress is not None and snapshot.world is not None
+    place = snapshot.nodes[-1].name, snapshot.world - 1
+    lines = []
+    for point in snapshot.progress.points:
+        text = (
+            f" iteration {point.step:8d}/   10000 | elapsed time per iteration (ms): "
+            f"{1000 * (point.step_s or 0):.1f} | lm loss: {point.loss:.4f} | grad norm: 2.93 |"
+        )
+        lines.append(Line(text=text, node=place[0], rank=place[1], file=f"{place[0]}.out"))
+        if point.step == 1275:
+            lines.append(evidence)
+    return lines
 
 
 # Screens.

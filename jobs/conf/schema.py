@@ -79,7 +79,7 @@ SecondsOrZero = Annotated[NonNegativeInt, SECONDS]
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """What every rank runs: a built-in name, or {script: ..}, {module: ..}, {command: ..},
+    """The program of every rank: a built-in name, or {script: ..}, {module: ..}, {command: ..},
     {megatron: ..}, {deepspeed: ..}."""
 
     kind: ProgramKind
@@ -288,7 +288,7 @@ class Evaluate:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Where and how often to save."""
+    """The folder of checkpoints, and how often to save."""
 
     folder: str | None = None
     """Folder on the shared file system (relative to the conf's folder); none saves nothing."""
@@ -419,7 +419,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Where it runs."""
+    """The machines that it runs on."""
 
     scheduler: (
         Literal["auto", "slurm", "allocation", "local", "machines"]
@@ -510,7 +510,7 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """What is measured while training: docs/external.md."""
+    """Measurements while training: docs/external.md."""
 
     timeline: bool = True
     """Write the trace that `vjob report` draws, Megatron-LM its times. Where the conf says true,
@@ -533,7 +533,7 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class Morph:
-    """Whether a built-in program or a script may change its number of nodes."""
+    """Changes of the number of nodes while a built-in program or a script runs."""
 
     enabled: bool = False
     """Go on without a lost node, from the newest checkpoint."""
@@ -706,7 +706,8 @@ class Queue:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteSection:
-    """What a site says of all its clusters, or of one. `defaults`, a conf, stands beside these."""
+    """Values of a site for all its clusters, or for one. `defaults`, a conf, stands beside
+    these."""
 
     message: str | None = None
     """Shown at each submit on a terminal."""

@@ -1,4 +1,4 @@
-"""What planning starts from: numpy, a conf whose layout may be open, and the profile of its model.
+"""Inputs of planning: numpy, a conf whose layout may be open, and the profile of its model.
 
 It imports nothing that needs numpy: a bare install is told what to do, and a submit with nothing to
 plan stays quick.

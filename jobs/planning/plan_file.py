@@ -100,7 +100,7 @@ def describe_promise(plan: Plan) -> str:
 
 
 def describe_partition(conf: JobConf) -> str:
-    """What a partition stands for that counts embedding and head; empty where it counts layers."""
+    """Explain a partition that counts embedding and head; empty where it counts layers."""
     partition = conf.parallel.partition
     if conf.model is None or partition == "auto":
         return ""

@@ -96,7 +96,7 @@ def settle_cluster(cluster: Cluster, written: Collection[str]) -> Cluster:
 
 
 def has_queue(scheduler: str) -> bool:
-    """Whether all jobs of a user go into one question; True too where the name is unknown."""
+    """Tell whether all jobs of a user go into one question; True too where the name is unknown."""
     found = SEAM.load(scheduler)
     return found is None or found.can.has_queue
 

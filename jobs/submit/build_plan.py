@@ -267,8 +267,8 @@ def build_morphing(conf: JobConf, written: Collection[str] = ()) -> MorphPlan:
 
 
 def build_facts(conf: JobConf, written: Collection[str]) -> TrainingFacts:
-    """What a script's conf tells of its training; `conf` has its references, for what a script gets
-    by one is as good as written."""
+    """Facts of the training that a script's conf gives; `conf` has its references, for a value
+    that a script gets by one is as good as written."""
     train, partition = conf.train, conf.parallel.partition
     layers = None if conf.model is None else conf.model.layers
     return TrainingFacts(

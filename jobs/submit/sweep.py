@@ -454,7 +454,7 @@ def build_json(submitted: Sequence[Submitted]) -> list[dict[str, Any]]:
 
 
 def render_submitted(sweep: Sweep, submitted: Sequence[Submitted]) -> str:
-    """What was submitted as a table, long ones without their middle; and what to type next."""
+    """Render the submitted runs as a table, a long one without its middle; and what to type."""
     cells = [("JOB", "RUN", *shorten_keys(sweep.keys).values())]
     for run, record in submitted:
         jobs = ",".join(job.id for job in record.jobs)

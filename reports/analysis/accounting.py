@@ -452,9 +452,9 @@ def _find_drain(steps: pd.DataFrame) -> pd.Series[float]:
 
 
 def _find_ratios(rows: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
-    """Of each row: `bubble`, the part of its waits that is for work; `exposed`, the part of its
-    communication beside no work; `late`, the part of that for late ranks; `is_known`. Measured in
-    the steps with details of the same rank and attempt, else of the attempt."""
+    """Ratios of each row: `bubble`, the part of its waits that is for work; `exposed`, the part of
+    its communication beside no work; `late`, the part of that for late ranks; `is_known`. Measured
+    in the steps with details of the same rank and attempt, else of the attempt."""
 
     def divide(table: pd.DataFrame) -> pd.DataFrame:
         waited = table["bubble_s"] + table["transfer_s"]

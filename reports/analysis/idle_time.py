@@ -47,7 +47,7 @@ def compare_bubbles(pipelines: list[Pipeline]) -> list[Bubbles | str]:
 
 
 def _compare_alike(pipelines: list[Pipeline]) -> list[Bubbles | str]:
-    """Of pipelines that ran the same order, all at once."""
+    """Compare pipelines that ran the same order, all at once."""
     order = pipelines[0].order
     costs = measure_costs(order, pipelines)
     stages = costs.shape[1]

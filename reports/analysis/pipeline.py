@@ -129,7 +129,7 @@ def observe(events: pd.DataFrame) -> Iterator[tuple[int, Pipeline | str]]:
 def _observe_one(
     replica: int, own: dict[str, Column], known: dict[bytes, Order | None]
 ) -> Pipeline | str:
-    """Of the replica's actions in order of rank and time; `known` are the orders so far."""
+    """Observe a replica by its actions in order of rank and time; `known` are the orders so far."""
     if not len(own["rank"]):
         return "no actions"
     if own["goes_on"].any():

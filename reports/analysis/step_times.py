@@ -112,8 +112,8 @@ def list_untraced(traced: pd.DataFrame, logged: pd.DataFrame, cut: Collection[st
 def count_repeated(
     times: pd.DataFrame, every: pd.DataFrame, labels: Sequence[str]
 ) -> pd.Series[float]:
-    """Of each row, how many of its `count` steps a later attempt did too. `every`: attempt and step
-    of all that is known, as of lines without times; `labels` in order."""
+    """Count the steps of each row, of its `count`, that a later attempt did too. `every`: attempt
+    and step of all that is known, as of lines without times; `labels` in order."""
     ends = pd.DataFrame({"attempt": times["attempt"], "step": times["step"] - times["count"] + 1})
     known = pd.concat([every[["attempt", "step"]], times[["attempt", "step"]], ends])
     known["step"] = known["step"].astype(float)

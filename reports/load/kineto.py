@@ -253,7 +253,7 @@ def _write(value: Any) -> str:
 
 
 def _choose_kinds(profile: Profile) -> dict[str, tuple[Column, Column]]:
-    """Of each kind: (begin, end) of stretches without gaps, in order, and a name for each."""
+    """Stretches of each kind without gaps, as (begin, end) in order, with a name for each."""
     united = {kind: _unite([held]) for kind, held in profile.kinds.items()}
     links = [profile.kinds[kind] for kind in ("call", "link") if kind in profile.kinds]
     if links:

@@ -91,7 +91,7 @@ def find_span(job: Job, analysis: Analysis) -> Span | None:
 
 
 def build_work_strips(job: Job, span: Span) -> tuple[Strips, Strips]:
-    """Of every rank: the part of its steps that it worked, and its work against its stage's median.
+    """Two strips: the part of its steps that a rank worked, and its work against its stage's.
 
     The second has rows only for ranks that share their stage with others, and may be empty. Beyond
     MOST_ROWS a row is several neighbours of a stage: their mean, and whoever is farthest off.
@@ -271,7 +271,7 @@ def _add_strips(
 
 
 class _StepPlaces:
-    """Where on the axis a step lies: when it ended, or its number where no clock says."""
+    """Places of steps on the axis: when they ended, or their numbers where no clock says."""
 
     def __init__(self, job: Job, analysis: Analysis, span: Span | None) -> None:
         self.span = span

@@ -90,7 +90,7 @@ def _list_facts(job: Job, num_nodes: int) -> ReportTable:
 
 
 def _list_iterations(job: Job, analysis: Analysis) -> ReportTable:
-    """What each step took, which is one time in all of the report: of the traces, else the log."""
+    """Time of each step, the same in all of the report: of the traces, else the log."""
     times = analysis.times
     timed = times[["step", "took_s"]]
     if job.traces.is_sample and job.logs["iterations"].empty:
@@ -193,7 +193,7 @@ def _list_memory(analysis: Analysis) -> ReportTable:
 
 
 def _list_nodes(job: Job) -> ReportTable:
-    """Of each node with traces: who ran there, and how well its clock is known."""
+    """Nodes with traces: the ranks of each, and how well its clock is known."""
     rows = []
     for host, own in list_ranks(job).groupby("host", sort=False):
         doubt = own["residual_ns"].dropna()

@@ -1,4 +1,4 @@
-"""What commands print: text broken between words where there is a terminal, as it is in a pipe.
+"""Output of commands: text broken between words where there is a terminal, as it is in a pipe.
 
 Logs, scripts, confs and JSON are not text of ours: they are printed as they are, to be copied.
 """

@@ -117,7 +117,7 @@ def judge_host_name(name: str, address: str | None) -> Diagnosis:
 
 
 def judge_interfaces(names: Mapping[str, str]) -> Diagnosis:
-    """Of each address its interface, as the agent finds them: a machine may lack `ip`."""
+    """The interface of each address, as the agent finds them: a machine may lack `ip`."""
     shown = [f"{name} {address}" for address, name in names.items() if name != "lo"]
     if not shown:
         return Diagnosis(name="interfaces", status="warn", text="no network address but loopback")

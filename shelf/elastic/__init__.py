@@ -1,1 +1,2 @@
-"""What grows and shrinks a run by itself, by the queue and by slow nodes: `autoscale`, `growth`."""
+"""Automatic growing and shrinking of a run, by the queue and by slow nodes: `autoscale`,
+`growth`."""

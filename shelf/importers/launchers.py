@@ -69,7 +69,7 @@ class Launch:
 
 @dataclass(kw_only=True)
 class Wrapping:
-    """What stands before a launcher, or in a line of its own."""
+    """Words before a launcher, or in a line of their own."""
 
     srun: list[tuple[Options, Command]] = field(default_factory=list)
     enroot: list[tuple[Options, Command]] = field(default_factory=list)

@@ -116,7 +116,7 @@ def _place(draft: Draft, path: str, folder: str) -> str:
 
 
 def _find_folder(draft: Draft, launch: Launch) -> str:
-    """Where the script runs, by --code_dir or the last `cd` before it."""
+    """The folder in which the script runs, by --code_dir or the last `cd` before it."""
     code = launch.options.get("code_dir")
     where = f"{launch.command.where}: --code_dir"
     if code is not None and not code.is_open and code.text:

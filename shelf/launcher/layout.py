@@ -70,7 +70,8 @@ class MachineRanks:
 def lay_out(
     *, machines: int, gpus_per_node: int, stages: int, batch_size: int, chunk_size: int
 ) -> MachineRanks:
-    """As many replicas as fit; an InputError where none does or the batch cannot be dealt out."""
+    """Lay out as many replicas as fit; an InputError where none does, or the batch does not
+    divide."""
     numbers = {
         "--gpus_per_node": gpus_per_node,
         "--nstages": stages,

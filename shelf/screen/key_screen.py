@@ -1,5 +1,5 @@
-"""What both screens of `vjob status` are built on, the live one and the list: a last line of hints,
-work of keys that is done beside the screen, and looks that are repeated in a thread.
+"""The base of both screens of `vjob status`, the live one and the list: a last line of hints, work
+of keys that is done beside the screen, and looks that are repeated in a thread.
 
     a key ──► KeyScreen.start ── WorkWanted ──► KeyApp, a thread ── Done ──► hint's line, or page
 """

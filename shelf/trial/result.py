@@ -1,4 +1,4 @@
-"""What a try found, as a table and as JSON. Pure."""
+"""The result of a try, as a table and as JSON. Pure."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def _describe_certainty(conf: JobConf, world: int, *, is_whole: bool) -> str:
 
 
 def _count_gpus(node: OneNode, first: NodeGroup, world: int) -> str | int:
-    """As many GPUs as there are ranks, of the node's kind; all where the conf picks devices."""
+    """Count GPUs: as many as ranks, of the node's kind; all where the conf picks devices."""
     count = node.num_gpus if first.devices is not None else min(world, node.num_gpus)
     return f"{node.kind}:{count}" if node.kind else count
 

@@ -64,7 +64,7 @@ class TryObservation:
     gpu_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Most memory in use and memory there is, by GPU."""
     places: str = ""
-    """Where ranks are that show no step."""
+    """Ask ranks that show no step for their stacks."""
     is_hanging: bool = False
     """None of them uses its processor."""
 
@@ -130,7 +130,7 @@ def _show_progress(seen: TryObservation, say: Say) -> None:
 
 
 def _ask_ranks(seen: TryObservation, say: Say) -> TryObservation:
-    """Where ranks are that show no step."""
+    """Ask ranks that show no step for their stacks."""
     say("no step yet: asking the ranks where they are")
     try:
         stacks = collect_stacks(view_run(seen.run), timeout_s=STACKS_S)

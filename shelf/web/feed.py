@@ -1,4 +1,4 @@
-"""What a live page shows: read by one thread for all tabs, and only while a tab asks.
+"""Contents of a live page: read by one thread for all tabs, and only while a tab asks.
 
 tab ──┐
 tab ──┼─ look() ─► the last version      thread ─► make() ─► next version

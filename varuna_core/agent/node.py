@@ -133,7 +133,7 @@ def make_ready(
 
 
 def meet(site: Site, signals: Signals, report: NodeReport, leases: contextlib.ExitStack) -> Go:
-    """Where to meet, once every node is ready; a Refusal otherwise."""
+    """The meeting place, once every node is ready; a Refusal otherwise."""
     plan, attempt, opened = site.plan, site.attempt, site.master.opened
     if site.node.index != 0:
         return wait_for_go(attempt, signals, plan, site.host, opened)

@@ -71,7 +71,7 @@ _STEP = re.compile(rb'^\{"step": ?(\d{1,15}),.*\}$', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Failure:
-    """What one failed attempt has in common with another that failed of the same."""
+    """Marks of a failed attempt that are equal for the same failure."""
 
     error: str
     """Signal or exit code and the last line of the first rank that failed, its numbers left out:

@@ -83,8 +83,8 @@ class DataPlace:
 
     @property
     def weight(self) -> float:
-        """What a mean over this rank's samples counts in a mean over ranks: 1 where all have as
-        many. `(loss * place.weight).backward()` gives DDP the gradient of the whole batch."""
+        """The weight of this rank's mean in a mean over ranks: 1 where all ranks have as many
+        samples. `(loss * place.weight).backward()` gives DDP the gradient of the whole batch."""
         share = len(range(self.rank, self.batch_size, self.world))
         return share * self.world / self.batch_size
 

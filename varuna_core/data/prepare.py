@@ -127,7 +127,7 @@ class PartFolder:
         write_json(self.path / JOURNAL, asdict(self.journal), PUBLIC_FILE)
 
     def close(self) -> None:
-        """What was not committed may be torn; it is cut off later."""
+        """Close the files; bytes that were not committed may be torn, and are cut off later."""
         for handle in self._files:
             with contextlib.suppress(OSError):
                 handle.close()

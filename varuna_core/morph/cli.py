@@ -199,7 +199,7 @@ def _run_answer(args: argparse.Namespace) -> int:
 
 
 def find_answer(folder: MorphFolder, session: str) -> str:
-    """What the batch script of this session does: `requeue`, `replaced`, or exit with a code."""
+    """The answer to the batch script of this session: `requeue`, `replaced`, or an exit code."""
     state = read_state(folder)
     if session and is_outdated(folder, session, find_epoch(folder)):
         return REPLACED

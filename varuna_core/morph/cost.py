@@ -101,7 +101,7 @@ class Cost:
         return True
 
     def _has_step(self, steps: Furthest, attempt: int) -> bool:
-        """Whether a line of a script showed a step: looked for now and then."""
+        """Tell whether a line of a script showed a step: looked for now and then."""
         if time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + LOOK_S

@@ -45,7 +45,7 @@ class Furthest:
         """By attempts, those that are over."""
 
     def find(self, number: int) -> int:
-        """That of all attempts up to this one, which is over; -1 where none printed a step.
+        """The furthest step of all attempts up to this one, which is over; -1 without any.
 
         A step of a named epoch is greater than any one of the epochs before.
         """

@@ -85,7 +85,7 @@ def choose_layout(question: LayoutRequest) -> Optional[ParallelShape]:
 
 
 def _keep_depth(question: LayoutRequest) -> Optional[ParallelShape]:
-    """As deep as asked, with all replicas that there is room for; shallower only where that does
+    """A layout as deep as asked, with all replicas that fit; shallower only where that does
     not fit and the layers are known."""
     depth = question.pipeline
     if question.layers is not None:
@@ -95,7 +95,7 @@ def _keep_depth(question: LayoutRequest) -> Optional[ParallelShape]:
 
 
 def _limit_replicas(question: LayoutRequest, room: int) -> int:
-    """As many as there is room and work for."""
+    """Limit the replicas to as many as there is room and work for."""
     micro_batches = question.micro_batches
     if micro_batches is None:
         return room

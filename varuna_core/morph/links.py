@@ -246,7 +246,7 @@ class DaemonLink:
 
     @property
     def orders(self) -> Optional[Orders]:
-        """As the manager said them last, with a sign of life that changes as long as it lives."""
+        """The manager's last orders, with a sign of life that changes as long as it lives."""
         return None if self._orders is None else replace(self._orders, beat=self._beat)
 
     def step(self) -> None:

@@ -293,7 +293,7 @@ class NodeDaemon:
             self._next = start_agent(words, waits=True)
 
     def _follow_as_guest(self, orders: Orders) -> None:
-        """As a guest: note that the manager lives, and go over to its session without ranks."""
+        """Follow as a guest: note that the manager lives, and join its session without ranks."""
         if orders.beat != self._manager_beat:
             self._manager_beat, self._begun = orders.beat, time.monotonic()
         if not is_for_guest(orders, self._me):

@@ -465,7 +465,7 @@ class Bench:
         rounds.append(self.clock.read())
 
     def _run_others(self) -> None:
-        """What fails here is not known afterwards, and the rest of the profile is made."""
+        """Run the other measurements; one that fails is not known, and the rest is made."""
         if self.selective:
             try:
                 with self._keeping_products():
@@ -489,7 +489,7 @@ class Bench:
         log.warning("segment %d: recompute %s is not measured: %s", self.segment, recompute, error)
 
     def _let_go(self) -> None:
-        """Of the graph of actions without a backward."""
+        """Let go of the graph of actions without a backward."""
         self.engine.run([], [], 0, lambda: 0)
 
     @contextmanager
@@ -618,8 +618,8 @@ def _compute_usual(
 def _compute_undisturbed(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
 ) -> float:
-    """Of the host: a quarter of the times is shorter. Other programs only add to a launch, and in a
-    step a device that has work left does not wait for such a one."""
+    """The host's time, of which a quarter of the rounds is shorter. Other programs only add to a
+    launch, and in a step a device that has work left does not wait for such a one."""
     each = [sorted(times) for times in _list_times(rounds, kind, of)]
     return mean(times[len(times) // 4] for times in each) if rounds else 0.0
 
@@ -627,6 +627,6 @@ def _compute_undisturbed(
 def _list_times(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]]
 ) -> list[list[float]]:
-    """Of each place that the kind has in a round."""
+    """Times of each place that the kind has in a round."""
     places = [place for place, (own, _) in enumerate(of) if own == kind]
     return [[took[place] for took in rounds] for place in places]

@@ -297,8 +297,8 @@ def _time_sums(
 def _make_sum(
     group: Any, device: torch.device, ranks: Sequence[int], size: int, half: Half | None
 ) -> Callable[[], None]:
-    """As the runtime's: what is whole goes to and from its owners by messages of their own, and
-    each rank owns as much."""
+    """A sum as the runtime makes it: whole parameters go to and from their owners, and each rank
+    owns as much."""
     count = 1 if half is None else len(ranks)
     parts = torch.zeros(count, max(1, size // 4 // count), device=device)
     whole, own = parts.view(-1), torch.zeros_like(parts[0])

@@ -80,7 +80,7 @@ def read_partition(training: Training) -> Partition | None:
 
 
 def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:
-    """What the runtime is asked for, and of `auto` a line that says what becomes of it."""
+    """The value that the runtime is asked for, and for `auto` a line on what becomes of it."""
     if training.recompute != "auto":
         return cast(Recompute, training.recompute), ""
     obstacle = why_no_auto(device, training.zero)

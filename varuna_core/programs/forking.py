@@ -64,7 +64,7 @@ def fork_ranks() -> None:
 
 
 def holds_gpu(open_files: Path) -> bool:
-    """Whether one of these is NVIDIA's: CUDA may be initialised, and does not survive a fork."""
+    """True where one of these is NVIDIA's: CUDA may be initialised, and does not survive a fork."""
     for file in open_files.iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
             if os.readlink(file).startswith("/dev/nvidia"):

@@ -84,12 +84,12 @@ class RankLines:
             _say(f"resumed from iteration {iteration} in {folder}")
 
     def tell_choice(self, text: str) -> None:
-        """What became of a key that is auto."""
+        """Print what a key that is auto became."""
         if self.place.rank == 0:
             _say(text)
 
     def tell_recomputed(self) -> None:
-        """What `recompute: auto` has found, once it knows what graphs hold."""
+        """Print the choice of `recompute: auto`, once it knows what graphs hold."""
         samples, size = len(self.model.samples), self.training.micro_batch_size
         schedule = self.model.plans.find(-(-samples // size)).schedule
         kinds = [action.kind for actions in schedule.ranks for action in actions]
@@ -100,7 +100,7 @@ class RankLines:
         )
 
     def note(self, step: int, loss: Tensor, overflow: bool, rate: float) -> None:
-        """Of one step; reads nothing of the device but where a line is due, as after the first."""
+        """Note one step; reads the device only where a line is due, as after the first."""
         self.num_steps += 1
         if self.num_steps == 1 and self.place.is_last:
             loss.item()  # a device does it now or later: here it is done

@@ -53,7 +53,7 @@ def wait_for_task() -> list[str] | None:
 
 
 def take_environment(given: Mapping[str, str], initial: Mapping[bytes, bytes]) -> None:
-    """What a module set for itself as it was imported stays, as it would in any rank."""
+    """Take the rank's environment; variables that a module set as it was imported stay."""
     added = {name: value for name, value in os.environb.items() if name not in initial}
     os.environb.clear()
     os.environb.update({**added, **{_encode(name): _encode(given[name]) for name in given}})

@@ -271,7 +271,7 @@ def expect_types(one: T) -> T:
 
 
 def as_number(value: Any) -> Optional[float]:
-    """What a file has as a number; None for anything else, and for what nothing can be."""
+    """A number of a file; None for anything else, and for a value that nothing can have."""
     return float(value) if _is_of(value, "float") else None
 
 

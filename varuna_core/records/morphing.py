@@ -251,7 +251,7 @@ class Join:
 
     @property
     def name(self) -> str:
-        """That of its group, batch script and logs."""
+        """The name of its group, batch script and logs."""
         return self.group.name
 
     @property

@@ -151,7 +151,7 @@ class StageMap:
         return replace(self, placement=tuple(placement))
 
     def __str__(self) -> str:
-        """As it was given: the entries."""
+        """The entries as they were given."""
         fields = ([str(rank // self.tensor) for rank in ranks] for ranks in self.ranks)
         return "".join(",".join(field) + ";" for field in fields)
 

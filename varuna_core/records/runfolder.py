@@ -269,7 +269,7 @@ class AttemptFolder:
         return self.path / "exit" / f".node-{index}.reserve"
 
     def trace(self, rank: int) -> Path:
-        """Of run folders of before, and of ranks with a varuna_core of before."""
+        """The trace of older run folders, and of ranks with an older varuna_core."""
         return self.path / "trace" / f"{rank}.jsonl"
 
     def node_trace(self, index: int) -> Path:

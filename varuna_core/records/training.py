@@ -131,7 +131,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What a run that may morph knows of its training; None is what it does not know."""
+    """Facts that a run that may morph knows of its training; None is what it does not know."""
 
     program: str
     """As in `Plan.program`."""

@@ -82,7 +82,7 @@ class ConfArguments:
         return given
 
     def require(self, argument: str, given: T | FromConf, key: str, parse: Callable[[str], T]) -> T:
-        """As `choose`, of an argument without a default."""
+        """Choose an argument without a default, as `choose` does."""
         found = self.choose(argument, given, key, parse, None)
         if found is None:
             raise TypeError(
@@ -182,7 +182,7 @@ class ConfArguments:
     def choose_costs(
         self, given: Costs | FromConf | None, partition: Partition | None, stages: int
     ) -> Costs | None:
-        """What the planner knows of the conf's partition, where this is the one in use."""
+        """The planner's costs of the conf's partition, where this is the one in use."""
         if given is not FROM_CONF:
             return given
         text = self.environ.get("VJOB_COSTS")

@@ -47,7 +47,7 @@ REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """What a view is of."""
+    """The rank and module that a view shows."""
 
     path: str
     parts: Sequence[nn.Module]
@@ -111,7 +111,7 @@ def _refuse(name: str, reason: str) -> Any:
 
 
 def _save_pretrained(self: Any, *args: Any, state_dict: Any = None, **options: Any) -> Any:
-    """Of Hugging Face's models: with the weights of all ranks, or not at all."""
+    """Hugging Face's `save_pretrained`: with the weights of all ranks, or not at all."""
     if state_dict is None:
         raise RuntimeError(
             "model.module: save_pretrained would write this rank's part alone: give it "

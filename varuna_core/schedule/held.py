@@ -1,4 +1,4 @@
-"""What a rank's device holds while each of its actions runs, counted in micro-batches.
+"""Memory of a rank's device while each of its actions runs, counted in micro-batches.
 
 ```
 action    F0 O0 F1 O1 F2 L0 F3 O3 B0

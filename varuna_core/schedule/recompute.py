@@ -79,7 +79,7 @@ Key = tuple[int, int]
 
 
 def _find_ends(actions: tuple[Action, ...]) -> dict[Key, tuple[int, int]]:
-    """Where each micro-batch of each stage goes forward, and where it first goes backward."""
+    """Places of each micro-batch's forward and first backward, by stage."""
     begins: dict[Key, int] = {}
     ends: dict[Key, tuple[int, int]] = {}
     for index, action in enumerate(actions):

@@ -346,7 +346,7 @@ def _find_known(frames: list[_Frame]) -> _Frame | None:
 
 
 def _write(writer: TraceWriter, frame: _Frame, now: float, kind: str, what: str) -> None:
-    """What has run of a span since its begin, or since a span in it ended."""
+    """Write the part of a span since its begin, or since a span in it ended."""
     span, begin, num_bytes = frame.span, frame.since, frame.span.num_bytes
     if frame.num_pieces:
         what, num_bytes = CONTINUED, 0

@@ -160,7 +160,7 @@ class DeviceClock:
 
 
 def find_clock() -> DeviceClock | None:
-    """Of the GPU that the process works on, as soon as it does."""
+    """The clock of the GPU that the process works on, as soon as it does."""
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     if cuda is None or not cuda.is_initialized():

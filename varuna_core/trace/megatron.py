@@ -129,7 +129,7 @@ class Schedules:
 
 
 def _identify(output: Any) -> int:
-    """Of a tensor, also where it stands in a list by itself."""
+    """The identity of a tensor, also where it stands in a list by itself."""
     while isinstance(output, (list, tuple)) and output:
         output = output[0]
     return id(output)

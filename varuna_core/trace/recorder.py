@@ -1,4 +1,4 @@
-"""What an engine that is not ours does, as its functions are called: actions, waits, steps.
+"""Recorder of an engine that is not ours, as its functions are called: actions, waits, steps.
 
 A wrapped function calls one of these; nothing here changes what it is given, returns or raises.
 An action within another one is part of it. Between two actions an engine waits for messages: the
@@ -144,7 +144,7 @@ class Recorder:
             self._last = time.perf_counter()
 
     def _span_between(self, kind: str, call: Call, /, *args: Any, **kwargs: Any) -> Any:
-        """What takes this long is no wait of the action that follows."""
+        """Record a span between actions, too long to be a wait of the action that follows."""
         began = time.perf_counter()
         try:
             return self._span(trace.open_span(kind), call, *args, **kwargs)

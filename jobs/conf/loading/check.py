@@ -442,7 +442,7 @@ def _check_morph_supported(conf: JobConf) -> Iterator[KeyProblem]:
 
 
 def _check_morph_world(conf: JobConf) -> Iterator[KeyProblem]:
-    """Where only the number of ranks follows the nodes, there are no stages."""
+    """Refuse stages for a run in which only the number of ranks follows the nodes."""
     parallel = conf.parallel
     if conf.program.kind in BUILT_IN:
         yield "morph.mode", "world", f"is for {', '.join(OWN)}; leave it out for {BUILT_IN[0]}"

@@ -63,7 +63,7 @@ class GpuSamples:
         return True
 
     def _is_whole(self) -> bool:
-        """Whether all of a sample was read: in text, once a GPU comes for the second time."""
+        """Tell whether all of a sample was read: in text, once a GPU comes for the second time."""
         if self._is_json:
             return self.at is not None
         return any(len(history) > 1 for history in self._history.values())

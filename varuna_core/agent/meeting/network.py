@@ -151,7 +151,7 @@ def _is_held_by_us(port: int) -> bool:
 
 
 def _can_listen(port: int) -> bool:
-    """As torch does, on all addresses."""
+    """Tell whether this process can listen on the port on all addresses, as torch does."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as test:
         # As torch's store sets it: TIME_WAIT of an earlier attempt is no reason to refuse.
         test.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

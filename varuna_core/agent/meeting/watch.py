@@ -267,7 +267,7 @@ class AttemptWatch(threading.Thread):
             self._next_beat = self._next_look = now
 
     def _serve(self, hub: Hub, now: float) -> bool:
-        """As the hub: True while all nodes that have not ended are connected."""
+        """Serve as the hub: True while all nodes that have not ended are connected."""
         for name, line in hub.step(now):
             kind, _, index = name.partition("-")
             if line.get("look"):
@@ -288,7 +288,7 @@ class AttemptWatch(threading.Thread):
         return len(linked | self._done) >= self._plan.num_nodes - 1
 
     def _follow(self, member: Member, now: float) -> bool:
-        """As a member: True while the hub is there, and vouches for what the files say."""
+        """Follow the hub as a member: True while it is there and vouches for the files."""
         for line in member.step(now):
             if line.get("topic") == "attempt":
                 self._obey(line.get("value"))

@@ -259,7 +259,7 @@ def _signal_all(pids: Sequence[int | None], number: int) -> bool:
 
 
 def _as_of_rank(code: int) -> int:
-    """As Popen says it: clients end with 128 + N where signal N ended what they ran."""
+    """The exit code as Popen gives it: clients exit 128 + N after signal N."""
     try:
         return -signal.Signals(code - 128) if code > 128 else code
     except ValueError:

@@ -209,7 +209,7 @@ class AttemptPoints:
         return points, False
 
     def save(self) -> Dict[str, Any]:
-        """Where it is, as JSON has it; good where all was read that there was."""
+        """The place of the reader as JSON; right where all was read that there was."""
         files = {**self._samples, **self._events}
         return {
             "chosen": self._chosen,

@@ -35,7 +35,7 @@ environment into the tracker's, and nowhere else."""
 
 
 def build_start(site: Site, meeting: Meeting) -> Optional[RankStart]:
-    """As the first rank is started; None where this node has nothing to track."""
+    """The tracker's start; None where this node has nothing to track."""
     track = site.plan.track
     if track is None or site.node.index != 0:
         return None

@@ -64,7 +64,7 @@ class Batch:
 
 
 class Behind(Exception):
-    """What a tool asked for was dropped."""
+    """Error: points that a tool asked for were dropped."""
 
 
 @dataclass
@@ -120,8 +120,8 @@ class Feed:
             self.changed.notify_all()
 
     def wait(self, place: int) -> Optional[Batch]:
-        """What comes after the first `place` batches; None once it is over. Behind where that was
-        dropped."""
+        """Wait for the batches after the first `place`; None once it is over. Behind where they
+        were dropped."""
         with self.changed:
             self.changed.wait_for(lambda: self.end > place or self.is_over)
             if place < self.first:

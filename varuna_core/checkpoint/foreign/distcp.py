@@ -50,7 +50,7 @@ _KNOWN = ("torch", "megatron", "collections", "pathlib", "builtins.getattr")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Where a part of a tensor lies."""
+    """The file and the bytes of a part of a tensor."""
 
     box: Box
     file: Path

@@ -170,7 +170,7 @@ def _join(place: Place, parts: Sequence[Entry]) -> Tensor:
 
 
 def _find_theirs(stored: Weights, name: str) -> str | None:
-    """As it is in the file: of a model without its head, or as BERT's first files name norms."""
+    """The name in the file: that of a model without its head, or of norms in BERT's first files."""
     older = name.replace("LayerNorm.weight", "LayerNorm.gamma")
     older = older.replace("LayerNorm.bias", "LayerNorm.beta")
     spelled = (name, name.partition(".")[2], older, older.partition(".")[2])

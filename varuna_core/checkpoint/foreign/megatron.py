@@ -243,7 +243,7 @@ def refuse_differences(differences: Sequence[str], folder: Path) -> None:
 
 
 def list_differences(args: Mapping[str, Any]) -> list[str]:
-    """What of their model is computed otherwise by ours, as far as their arguments say."""
+    """Parts of their model that ours computes otherwise, as far as their arguments say."""
     found = [
         f"{name} {args[name]!r}, ours is {wanted[0]!r}"
         for name, wanted in WANTED.items()
@@ -649,7 +649,7 @@ class GptReader:
         return set(list_shapes("pretrain_gpt", self.sizes)) - {TIES["pretrain_gpt"][1]}
 
     def load_part(self, name: str, half: int, num_halves: int) -> Tensor:
-        """What one of so many tensor ranks has of it."""
+        """The share of one of so many tensor ranks."""
         axis, tensor = find_axis(name), self.load(name)
         return tensor if axis is None else tensor.chunk(num_halves, axis)[half].clone()
 
@@ -708,8 +708,8 @@ class GptReader:
                 yield replace(entry, box=Box((number, *[0] * len(shape)), (1, *shape)))
 
     def list_objects(self) -> list[str]:
-        """What their layers ask for besides: the state of lower precisions, of which there is
-        none."""
+        """Objects that their layers ask for besides: the state of lower precisions, which is
+        empty."""
         layers = self.sizes.layers
         return [
             f"decoder.layers.{theirs}._extra_state/shard_{number}_{layers}"
@@ -726,7 +726,7 @@ class GptReader:
         }
 
     def list_args(self, tensor: int, pipeline: int) -> dict[str, Any]:
-        """What their `--use-checkpoint-args` and our import ask for."""
+        """Arguments that their `--use-checkpoint-args` and our import ask for."""
         sizes = self.sizes
         return {
             "num_layers": sizes.layers,

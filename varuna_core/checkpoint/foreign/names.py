@@ -77,7 +77,7 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.*)\.(weight|bias)")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one of our tensors lies in their model."""
+    """The place of one of our tensors in their model."""
 
     parts: tuple[str, ...]
     """Their names; of several each is an equal part along the first dimension."""
@@ -90,7 +90,7 @@ class Place:
 
 
 def find_place(program: Program, name: str, llama: Llama | None = None) -> Place:
-    """Where our tensor of this name lies in theirs; KeyError for a name that is not ours."""
+    """The place of our tensor of this name in theirs; KeyError for a name that is not ours."""
     match = _BLOCK.fullmatch(name)
     owner, _, kind = name.rpartition(".")
     if llama is not None:
@@ -117,7 +117,7 @@ def find_place(program: Program, name: str, llama: Llama | None = None) -> Place
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of a built-in model."""
+    """Sizes of a built-in model."""
 
     layers: int
     hidden: int
@@ -274,7 +274,7 @@ MODEL_TYPES: Mapping[str, Program] = {
 
 
 def list_differences(program: Program, config: Mapping[str, Any]) -> list[str]:
-    """What of their model is computed otherwise by ours; empty if they are equal."""
+    """Parts of their model that ours computes otherwise; empty if they are equal."""
     kind = config.get("model_type")
     if MODEL_TYPES.get(str(kind)) != program:
         return [f"model_type {kind!r} is not what {program} trains"]

@@ -100,7 +100,7 @@ def load_torch_file(path: Path, part: IO[bytes] | None = None) -> dict[str, Any]
 
 
 def load_plain_pickle(path: Path, known: Sequence[str]) -> Any:
-    """What `pickle.dump` wrote; `known` are the packages and names that it may have."""
+    """Load a file of `pickle.dump`; `known` are the packages and names that it may have."""
     try:
         with path.open("rb") as file:
             unpickler = _Unpickler(file)

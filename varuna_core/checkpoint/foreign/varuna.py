@@ -128,7 +128,7 @@ def _list_shards(folder: Path, held: Mapping[int | None, Path]) -> list[Path]:
 
 
 def _count_marked(folder: Path) -> int:
-    """What the markers add up to."""
+    """The number of parameters that the markers add up to."""
     total = 0
     markers = sorted(folder.glob("complete_*.txt")) if folder.is_dir() else []
     if not markers:
@@ -316,7 +316,7 @@ def _read_common(path: Path) -> tuple[Any, int | None]:
 def _fit_state(
     path: Path, name: str, state: Any, shape: tuple[int, ...], kind: str, step: int | None
 ) -> dict[str, Any]:
-    """As torch's optimizer of that name holds it: the step is a tensor of its own."""
+    """The state as torch's optimizer of that name holds it: the step is a tensor of its own."""
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: the state of {name!r} is a {type(state).__name__}")
     made = dict(state)

@@ -51,7 +51,7 @@ class Box:
         )
 
     def __str__(self) -> str:
-        """As numpy writes it: [0:4,8:16]."""
+        """The box as numpy writes it: [0:4,8:16]."""
         return "[" + ",".join(f"{s.start}:{s.stop}" for s in self.slices) + "]"
 
 

@@ -148,7 +148,7 @@ def deal(
 
 
 def _cut_run(entry: Entry, low: int, high: int) -> Iterator[Entry]:
-    """What lies between two places in its bytes; an element belongs to where its last byte is."""
+    """The elements between two places in its bytes; one belongs to where its last byte is."""
     item = ITEM_BYTES[entry.dtype]
     count = prod(entry.box.extent)
     start, stop = (min(max(place, 0) // item, count) for place in (low, high))
@@ -165,7 +165,7 @@ def view_bytes(tensor: Tensor) -> memoryview:
 
 
 def key_of(entry: Entry) -> str:
-    """What the safetensors header calls it: the plain name, so that other tools know it."""
+    """Its name in the safetensors header: the plain name, so that other tools know it."""
     plain = entry.kind in (WEIGHT, BUFFER)
     part = "" if entry.box == whole(entry.shape) else str(entry.box)
     return (entry.name if plain else f"{entry.kind}/{entry.name}") + part

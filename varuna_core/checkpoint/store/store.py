@@ -238,7 +238,7 @@ class SaveFolder:
         write_document(self.path / MANIFEST, "manifest", render_manifest(manifest))
 
     def _is_gone(self) -> bool:
-        """Whether another rank, which saw all markers too, has renamed the folder."""
+        """Tell whether another rank, which saw all markers too, has renamed the folder."""
         if self.is_published():
             return True
         if not self.path.exists():
@@ -309,7 +309,7 @@ def remove(folder: Path, save: Save | None) -> None:
 
 
 def take_out(folder: Path, save: Save | None) -> Path | None:
-    """As `remove`, but for the deleting: of the path that is returned, if any."""
+    """Rename as `remove` does, and delete nothing; the path to delete is returned, if any."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
     aside = folder.with_name(f"{name_of(int(match[1]))}.{save.save if save else 'x'}.removed")

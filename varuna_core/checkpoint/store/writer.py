@@ -412,7 +412,7 @@ class CheckpointWriter:
         self._staging.wait(self._thread)
 
     def close(self) -> None:
-        """As `finish`; no more saves follow."""
+        """Finish as `finish` does; no more saves follow."""
         _OPEN.discard(self)
         self.finish()
         self._end_deleting()
@@ -498,7 +498,7 @@ class CheckpointWriter:
                 log.warning("%s: old checkpoints were not cleared away: %s", self.store, error)
 
     def _keep_some(self, done: Save) -> None:
-        """What goes is out of the list at once, and deleted under the next steps."""
+        """Take old checkpoints out of the list at once, and delete them under the next steps."""
         if self.keep is None:
             return
         spare = self._owner.keep(self.keep, done)

@@ -1,4 +1,4 @@
-"""What ssh writes to its standard error when it cannot reach a machine."""
+"""Lines that ssh writes to its standard error when it cannot reach a machine."""
 
 from __future__ import annotations
 

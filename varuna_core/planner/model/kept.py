@@ -44,7 +44,7 @@ class Kept:
 def find_kept(
     ahead: int, num_microbatches: int, graph: Array, inputs: Array, room: Array, known: Known
 ) -> Kept:
-    """Of a stage that runs so many forwards before its first backward, then one of each in turn."""
+    """Graphs that a stage keeps, which runs `ahead` forwards, then a backward and one in turn."""
     m = num_microbatches
     begins = np.broadcast_to(inputs[:, None], room.shape)
     is_kept = ahead * graph <= room
@@ -83,7 +83,7 @@ def find_kept(
 
 
 def _choose(ahead: int, m: int, graph: float, inputs: float, room: float) -> frozenset[int] | None:
-    """As the runtime rewrites such a stage's list."""
+    """Choose the graphs to keep, as the runtime rewrites such a stage's list."""
     memory = Memory(graphs=(graph,), inputs=(inputs,), limits=(room,))
     try:
         (rewritten,) = apply_recompute(make_alone(ahead, m), "auto", memory).ranks

@@ -161,17 +161,17 @@ class ScheduleModel:
 
     @cached_property
     def plain(self) -> Schedule:
-        """Of one that keeps what fits: before anything is recomputed."""
+        """The schedule of one that keeps what fits, before anything is recomputed."""
         return self._make("none")
 
     @cached_property
     def compiled(self) -> Compiled:
-        """Of one that keeps what fits: all that it may recompute is."""
+        """The schedule of one that keeps what fits, with all recomputed that may be."""
         return Compiled(self._make("full"))
 
     @cached_property
     def recomputes(self) -> tuple[tuple[Array, Array], ...]:
-        """Of each stage the places of its recomputes in `compiled`, and their micro-batches."""
+        """Places of each stage's recomputes in `compiled`, and their micro-batches."""
         found: list[list[tuple[int, int]]] = [[] for _ in self.roles]
         for place, (_, kind, stage, microbatch) in enumerate(self.compiled.actions):
             if kind == "R":
@@ -245,8 +245,8 @@ def find_role(compiled: Compiled, stage: int, recompute: Recompute) -> Role:
 
 
 def list_copies(actions: Sequence[Action], stage: int) -> Copies:
-    """What a rank does while graphs of a stage are copied: out until its next copy, which takes the
-    memory, and back until the backward."""
+    """Actions of a rank beside the copies of a stage's graphs: out until its next copy, which takes
+    the memory, and back until the backward."""
     found = Counter(
         (copy.kind, tuple(_list_beside(actions, place)))
         for place, copy in enumerate(actions)
@@ -305,7 +305,8 @@ def _offload(ahead: int, m: int, gradients_last: bool) -> Role:
 
 
 def make_alone(ahead: int, num_microbatches: int) -> Schedule:
-    """Of a stage that runs so many forwards before its first backward, then one of each in turn."""
+    """Actions of a stage that runs so many forwards ahead, then a backward and a forward in
+    turn."""
     actions = [Action("F", 0, number) for number in range(ahead)]
     for number in range(num_microbatches):
         actions.append(Action("B", 0, number))

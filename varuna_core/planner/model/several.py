@@ -51,7 +51,7 @@ class SeveralStages(Chain):
         return SeveralStages(self.tables, self.shape, self.placed, work)
 
     def list_memory(self, bounds: Bounds) -> list[StageMemory]:
-        """What the framework takes is on a rank's first stage."""
+        """Memory of each stage; the framework's is on a rank's first stage."""
         framework = self.tables.training.framework_bytes
         return [
             replace(one, fixed=one.fixed - framework) if place in self.places[:stage] else one
@@ -64,7 +64,7 @@ class SeveralStages(Chain):
         return super().find_fitting(cuts) & (self.find_shares(cuts) <= 1)
 
     def find_shares(self, cuts: Array) -> Array:
-        """Of these partitions, in rows, the most that a rank holds as a share of its memory."""
+        """The most that a rank holds, as a share of its memory, by partition in rows."""
         shares = np.zeros(len(cuts))
         fixed = self.tables.find_fixed(self.shape)
         framework = self.tables.training.framework_bytes

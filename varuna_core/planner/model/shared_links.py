@@ -74,7 +74,7 @@ class _Together:
         heapq.heappush(self.events, (at, self.count, kind, which))
 
     def _begin(self, now: float, place: tuple[int, int]) -> None:
-        """Of a replica's rank the next action, if it is free and the message is there."""
+        """Begin the next action of a replica's rank, if it is free and the message is there."""
         actions = self.left[place]
         if place in self.working or not actions:
             return

@@ -172,7 +172,7 @@ def _find_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
 
 
 def _list_reduced(compiled: Compiled, costs: StepCosts, timed: Sequence[Timed]) -> list[float]:
-    """Of each stage; a rank sums its stages one after another, as their last backwards begin."""
+    """Sums of each stage; a rank sums its stages in turn, as their last backwards begin."""
     done = [_find_reduced(compiled, costs, timed, s) for s in range(compiled.num_stages)]
     begins = [max(one.last_backward[s] for one in timed) for s in range(compiled.num_stages)]
     for rank in range(compiled.num_ranks):

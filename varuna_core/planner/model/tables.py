@@ -219,7 +219,7 @@ class Tables:
         return self._hops[key]
 
     def find_sums(self, site: StageSite, shape: Shape) -> Sums:
-        """What a stage's replicas send one another, by begin and end."""
+        """Bytes that a stage's replicas send one another, by begin and end."""
         key = site, shape.replicas, shape.tensor, shape.zero
         if key not in self._sums:
             count = self.find_parameters(shape.tensor)

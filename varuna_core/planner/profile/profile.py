@@ -154,7 +154,7 @@ class Network:
     def find_half(
         self, half: Half, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
     ) -> Array:
-        """Of a half as `find_all_reduce` of both; where it was not measured half of that."""
+        """Time of half a sum; where it was not measured, half of `find_all_reduce`."""
         if len(set(nodes)) == 1:
             kind, count = nodes[0]
             measured = self.halves.get((half, kind, count * len(nodes), count))
@@ -438,7 +438,7 @@ class Profile:
 def _join_details(
     before: Sequence[Mapping[str, Any]], later: Sequence[Mapping[str, Any]]
 ) -> tuple[Mapping[str, Any], ...]:
-    """Of one kind of GPU and degree the later one's, with what the earlier one says of other
+    """Details by kind of GPU and degree: the later profile's, with the earlier one's for other
     micro-batch sizes, and where memory ran out."""
     told = {(one["gpu"], one["tensor"]): one for one in before}
     for one in later:

@@ -230,7 +230,7 @@ def _parse(fields: Mapping[str, Any]) -> Profile:
 
 
 def _parse_detail(fields: Any) -> Mapping[str, Any]:
-    """What the profiler tells of itself, as it is; only whose it is must be known."""
+    """The profiler's details of itself, as they are; only the kind they belong to must be known."""
     return {**fields, "gpu": str(fields["gpu"]), "tensor": int(fields["tensor"])}
 
 

@@ -109,7 +109,7 @@ def prefer_simpler(question: Search, searched: Searched, deadline: Deadline) -> 
 
 
 def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
-    """Of each action in each drawn step, and of all actions of each."""
+    """Factors of each action in each drawn step, and of all actions of each."""
     ops = chain.compiled.ops
     count = max(FEWEST, min(DRAWS, MOST_FACTORS // max(1, len(ops))))
     draw = np.random.default_rng(SEED)
@@ -128,7 +128,7 @@ def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
 
 
 def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
-    """What a step takes longer than with replicas that take turns on the links that they share."""
+    """Delays of a step against replicas that take turns on the links that they share."""
     (column,) = chain.build_costs(bounds).columns
     if not column.lag_s:
         return [0.0]

@@ -153,7 +153,7 @@ class Cells:
         return [end, *ways], [end, *works], [end, *sums]
 
     def _cut_runs(self, s: int) -> tuple[Array, ...]:
-        """Of a stage's runs, by begin and length, and by cell which of them are barred."""
+        """Cut a stage's runs, by begin and length, and bar some of them by cell."""
         chain, size = self.chain, self.chain.size
         stage, own = chain.stages[s], chain.behind[s]
         beyond = np.zeros_like(stage.way) if chain.puts_off else own.find_beyond()
@@ -215,7 +215,7 @@ TIME_CELLS, ENDING_CELLS = 24, 6
 
 @dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """Of options that differ in schedule and number of micro-batches alone."""
+    """Windows of options that differ in schedule and number of micro-batches alone."""
 
     limits: Array
     """Times of runs of segments."""
@@ -369,7 +369,7 @@ class Floors:
         return found
 
     def _find_tails(self, option: Option, kinds: tuple[str, ...]) -> tuple[Array, Array]:
-        """Of runs of 1, 2, ... segments the least that optimizer and weights back take, and the
+        """The least that optimizer and weights back take for runs of 1, 2, ... segments, and the
         least time until their sum over the replicas is done."""
         shape, training = option.shape, self.tables.training
         key = shape, option.num_microbatches, kinds

@@ -173,11 +173,11 @@ class _Search:
 
     @property
     def limit(self) -> float:
-        """What is no better need not be looked at."""
+        """The time that a partition has to beat; no other need be looked at."""
         return min(self.best_s, self.incumbent) * (1 - CLOSE)
 
     def run(self) -> float:
-        """What no partition is below."""
+        """The bound that no partition is below."""
         begin = _Block(np.zeros((1, 1), dtype=int), Prefix(*np.zeros((7, 1))), np.zeros(1))
         stack = [begin]
         self.nodes += 1  # the empty beginning costs nothing

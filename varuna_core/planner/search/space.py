@@ -60,7 +60,7 @@ class Wishes:
     """Segments of each stage, the embedding and the head counted."""
 
     def is_for_memory(self, recompute: Recompute) -> bool:
-        """Whether only scarce memory asks for this way, and not the user."""
+        """True where only scarce memory asks for this way, and not the user."""
         return recompute in FOR_MEMORY and self.recompute is None
 
 

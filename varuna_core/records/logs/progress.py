@@ -618,7 +618,7 @@ def _check_total(number: Optional[float]) -> Optional[int]:
 
 
 def parse_values(text: str, **facts: Any) -> Iteration:
-    """What a line says besides its step; `facts` are fields that are known already."""
+    """Values of a line besides its step; `facts` are fields that are known already."""
     evaluations, text = _find_evaluations(text)
     evaluations.pop("train", None)
     low = text.lower()
@@ -726,7 +726,7 @@ _TIMES = (
 
 
 def parse_time(text: str, year: int) -> Optional[float]:
-    """Of a line that begins with a time, in this machine's zone where it names none."""
+    """The time with which a line begins, in this machine's zone where it names none."""
     tag = _TAG.match(text)
     begin = tag.end() if tag else 0
     for pattern, order in _TIMES:

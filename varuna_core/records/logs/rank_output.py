@@ -21,7 +21,7 @@ END_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class RankOutput:
-    """Where to find standard output or error of a rank."""
+    """The place of a rank's standard output or error."""
 
     path: Path
     rank: int
@@ -45,7 +45,7 @@ class RankOutput:
             return b""
 
     def read_end(self, most: int) -> bytes:
-        """What it wrote in the last bytes of the file, from a whole line on."""
+        """The rank's last bytes in the file, from a whole line on."""
         try:
             with open_file(self.path) as handle:
                 start = max(0, handle.seek(0, 2) - most)

@@ -84,7 +84,7 @@ def costs_much(extra_s: float, step_s: Optional[float]) -> bool:
 
 
 def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -> List[SlowRank]:
-    """Of peers, over the last steps that more than half of them tell."""
+    """Compare peers over the last steps that more than half of them tell."""
     told: Dict[int, Dict[int, float]] = {}
     for rank in ranks:
         for step, work in works_s.get(rank, {}).items():

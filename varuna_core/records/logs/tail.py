@@ -73,7 +73,7 @@ def _decode(line: bytes) -> str:
 
 
 class Follower:
-    """What was added to a file since the last look, in whole lines."""
+    """Reader of the whole lines that were added to a file since the last look."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Follower:
             yield self._offset - len(rest), _decode(rest)
 
     def save(self) -> list[Any]:
-        """Where the next whole line begins, for `go_on`."""
+        """The offset of the next whole line, for `go_on`."""
         rest = len(self._rest)
         last = self._last[: max(0, len(self._last) - rest)][-SAVED_BYTES:]
         return [self._offset - rest, base64.b64encode(last).decode()]

@@ -58,7 +58,7 @@ _CUT_NOTE = re.compile(rb"^vjob: +(\d{1,15}) bytes are left out here \(", re.MUL
 
 @dataclass(frozen=True)
 class Cut:
-    """What was left out of the middle of a log, at a moment."""
+    """Bytes that were left out of the middle of a log, at a moment."""
 
     place: int
     """Where the line stands that says so."""
@@ -70,7 +70,7 @@ class Cut:
     """All that is left out so far."""
 
     def move(self, place: int) -> int:
-        """Where a line is now."""
+        """The present offset of a line."""
         if place >= self.begin:
             return place - self.begin + self.end
         return min(place, self.place)
@@ -87,7 +87,7 @@ def format_mark(time: float, out: int, err: int) -> bytes:
 
 
 def parse_marks(data: bytes) -> Tuple[LineTimes, LineTimes]:
-    """Of .out and of .err. Torn lines are passed over; a clock that stepped back stands still."""
+    """Marks of .out and of .err, without torn lines; a clock that stepped back stands still."""
     out: Dict[int, float] = {}
     err: Dict[int, float] = {}
     latest = float("-inf")
@@ -140,7 +140,7 @@ class MarkReader:
         self._next = next(self._marks, None)
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """As of LineTimes; an offset before that of the last call gets the same answer."""
+        """The time as of LineTimes; an offset before that of the last call gets the same answer."""
         while self._next is not None and self._next[0] <= offset:
             self._now, self._next = self._next, next(self._marks, None)
         if self._now is None:
@@ -176,7 +176,7 @@ PIECE_BYTES = 64 * 1024
 
 
 class MarkFollower:
-    """As MarkReader, of a file that grows: what was passed is read once, and a piece is held."""
+    """MarkReader of a file that grows: passed bytes are read once, and a piece is held."""
 
     def __init__(self, path: Path, *, is_err: bool, state: Any = None) -> None:
         """`state`: of another one, whose place this one takes."""
@@ -191,7 +191,7 @@ class MarkFollower:
         self._next_place = self._place
 
     def save(self) -> List[Any]:
-        """What `state` takes."""
+        """The state that `state` takes."""
         is_none = self._latest == float("-inf")
         return [self._inode, self._place, self._at, None if is_none else self._latest]
 
@@ -202,7 +202,7 @@ class MarkFollower:
         self._next_place = self._place
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """As of MarkReader."""
+        """The time as of MarkReader."""
         while self._ahead or self._read():
             place, time, line_end = self._ahead[0]
             if place > offset:
@@ -258,7 +258,7 @@ class TimesTail:
         self._parsed: Optional[Tuple[LineTimes, LineTimes]] = None
 
     def read(self) -> Tuple[LineTimes, LineTimes]:
-        """Of .out and of .err."""
+        """Marks of .out and of .err."""
         try:
             with open_file(self._path) as handle:
                 size = handle.seek(0, 2)
@@ -293,7 +293,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Offset:
-    """What to add to the own clock to get rank 0's; right to within the residual."""
+    """Seconds to add to the own clock to get rank 0's; right to within the residual."""
 
     offset_ns: int
     residual_ns: int
@@ -307,5 +307,5 @@ def find_offset(exchange: Exchange) -> Offset:
 
 
 def choose_offset(exchanges: Iterable[Exchange]) -> Optional[Offset]:
-    """That of the quickest exchange, which knows best; None where there is none."""
+    """The offset of the quickest exchange, which is the surest; None where there is none."""
     return min(map(find_offset, exchanges), key=lambda found: found.residual_ns, default=None)

@@ -91,7 +91,7 @@ class Clock(Protocol):
     """A device's, which does later what the host has called (varuna_core/trace/device.py)."""
 
     def mark(self, at: float) -> None:
-        """What has been called until now, a `perf_counter`, is to be found by that."""
+        """Mark the calls until now, a `perf_counter`, so that their end can be found."""
 
     def settle(self) -> None:
         """Learn what the device has done since."""
@@ -123,8 +123,8 @@ class _Ended(NamedTuple):
 
 
 def find_trace_file(environ: Mapping[str, str]) -> Path:
-    """Where a rank writes its trace. An agent of before sets VJOB_TRACE alone, a file of the rank;
-    a varuna_core of before in the ranks' Python knows no other."""
+    """The file in which a rank writes its trace. An older agent sets VJOB_TRACE alone, a file of
+    the rank; an older varuna_core in the ranks' Python knows no other."""
     return Path(environ.get("VJOB_NODE_TRACE") or environ["VJOB_TRACE"])
 
 
@@ -280,8 +280,8 @@ class TraceWriter:
             self.add(kind, begin, self.now(), **facts)
 
     def begin_step(self, step: int, at: Optional[float] = None) -> None:
-        """What came since the last step's end (data, a checkpoint) counts to this step. It begins
-        now, or at a `perf_counter` before."""
+        """Begin a step now, or at an earlier `perf_counter`. Time since the last step's end (data,
+        a checkpoint) counts to this step."""
         if self._clock is None:
             self._clock = self._find_clock()
             self.threads = {threading.get_ident()}
@@ -440,7 +440,7 @@ class TraceWriter:
         return step % self.log_every == 0 or self._num_first > 0
 
     def _make_room(self) -> None:
-        """Of a step with many events only the first are held."""
+        """Make room: only the first events of a step with many are held."""
         with self._lock:
             events = self._take()
         if self._clock is not None:  # as far as the device is

@@ -1,4 +1,4 @@
-"""What the model returned for micro-batches, joined again: of a replica, and of a whole step.
+"""Outputs of micro-batches, joined again: of a replica, and of a whole step.
 
 The parts of its outputs that a step is asked for are taken in the forward that adds up the loss, so
 once a micro-batch, and joined when the step is over. Single numbers are of the global batch:
@@ -201,7 +201,7 @@ def take_part(output: Any, name: str | int) -> Any:
 
 
 def describe_parts(output: Any) -> str:
-    """What could be asked for."""
+    """Names of the outputs that can be asked for."""
     if isinstance(output, Mapping):
         return "a dict with " + ", ".join(map(repr, output))
     if isinstance(output, (tuple, list)):

@@ -25,7 +25,7 @@ from varuna_core.runtime.split.loss import COUNTS, LossForm
 
 
 class LossWeights:
-    """Of one step of a rank; nothing for a loss that is the mean over the samples."""
+    """Weights of a rank's losses in one step; none for a mean over the samples."""
 
     def __init__(self, form: LossForm, agreement: Agreement, last: nn.Module | None) -> None:
         """`last` is the module of the last stage, on a rank that holds it."""
@@ -76,7 +76,7 @@ class LossWeights:
             )
 
     def find_factor(self, summed: Tensor) -> float:
-        """What gradients are to be multiplied by; `summed` is of all replicas."""
+        """The factor of the gradients; `summed` is of all replicas."""
         factor = 0.0
         if self.last is not None:
             factor = 1 / (self.weigh()[0] * (float(summed[0, 1]) or 1.0))

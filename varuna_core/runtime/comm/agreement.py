@@ -84,7 +84,7 @@ class Agreement:
         return summed
 
     def tell_stages(self, value: float) -> float:
-        """What the last stage knows, on all stages of the replica."""
+        """Tell all stages of the replica the last stage's values."""
         if self.links.pipeline is None:
             return value
         is_teller = self.holds_last and not self.links.stage_map.tensor_rank

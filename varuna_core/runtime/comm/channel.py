@@ -64,7 +64,7 @@ MARK = 0x0101010101010101  # no byte of it is 0: a head that has come in part ha
 
 
 class SendingEnd(Protocol):
-    """Of a channel of either kind (the other one: memory_channel.py)."""
+    """The sending end of a channel of either kind (the other one: memory_channel.py)."""
 
     peer: int
 
@@ -112,7 +112,7 @@ class ReceivingEnd(Protocol):
 
 
 class Arrivals:
-    """Where a rank waits for messages, of one channel or of several."""
+    """The messages that a rank waits for, of one channel or of several."""
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.changed = threading.Condition()
@@ -426,7 +426,7 @@ class Heads:
         self.thread.start()
 
     def take(self) -> MessageLayout:
-        """Of the next message; the error that ended them once all are taken."""
+        """Take the next message; the error that ended them once all are taken."""
         with self._changed:
             self._changed.wait_for(lambda: self._layouts or self._error is not None)
             if self._layouts:
@@ -463,8 +463,8 @@ class Heads:
 
 
 def drop_frames(error: BaseException) -> None:
-    """Where a peer ended is in the error's words. Its frames hold the channel that keeps it, and so
-    sockets until the next collection of cycles. A mistake of ours keeps its lines."""
+    """Drop the frames of an error that a peer's end caused: they hold the channel that keeps it,
+    and so sockets until the next collection of cycles. A mistake of ours keeps its lines."""
     if is_connection_error(error):
         error.__traceback__ = None
 

@@ -105,7 +105,7 @@ class SharedFile:
 
 
 class Lane:
-    """What the two ends of a channel share."""
+    """The memory that the two ends of a channel share."""
 
     def __init__(self, sent: Bell, taken: Bell, memory: SharedFile) -> None:
         self.sent, self.taken, self.memory = sent, taken, memory
@@ -143,7 +143,7 @@ class Line:
         self._socket.connect(address)
 
     def find_user(self) -> int:
-        """Of the peer's process."""
+        """The user of the peer's process."""
         held = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         user: int = PEER.unpack(held)[1]
         return user

@@ -176,7 +176,7 @@ class MicroBatchWeight:
     """Multiplies each gradient as it comes."""
 
     def split(self, weight: float, loss_scale: float) -> float:
-        """What the loss's backward starts from."""
+        """The gradient that the loss's backward starts from."""
         exponent = math.floor(math.log2(weight * loss_scale))
         if self.loss_type is torch.float16:
             exponent = max(-14, min(15, exponent))

@@ -432,7 +432,7 @@ class Saving:
             raise CheckpointError(f"{folder} is of another model: {'; '.join(faults[:5])}{more}")
 
     def _find_own(self, reader: CheckpointReader) -> Any:
-        """Of the same replica, at the same place if there was one: the ranks of a replica read
+        """The saved state of the same replica, at the same place if there was one: its ranks read
         the same data, so they draw alike. A replica that there was not goes on as it is."""
         own = reader.manifest.own
         words = ("place", "replica", "tensor_rank")

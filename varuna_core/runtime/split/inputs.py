@@ -49,7 +49,7 @@ def name_path(path: Sequence[Any]) -> str:
 
 @dataclass(kw_only=True)
 class InputTrace:
-    """What one dry run does to its inputs and to what crosses its cuts."""
+    """Changes of one dry run to its inputs and to what crosses its cuts."""
 
     touches: dict[str, list[Touch]] = field(default_factory=dict)
     """By input, in order, from the first write of any on."""
@@ -104,7 +104,7 @@ class InputTrace:
                 self.touches.setdefault(name, []).append(touch)
 
     def cross(self, values: tuple[Any, ...], cut: int, segment: int) -> tuple[Any, ...]:
-        """What leaves the cut: an input, that a stage receives beside its own, as another one."""
+        """Pass values over the cut: an input received beside the stage's own is another one."""
         tensors = tensors_of(values)
         self.read(tensors, segment, None)
         for b, second in enumerate(tensors):

@@ -194,7 +194,7 @@ def _widen(total: Tensor) -> Tensor:
 
 
 def locate_loss(output: Any) -> Path:
-    """Where the loss stands: under "loss" or `.loss`, or the only number that may be it.
+    """The place of the loss: under "loss" or `.loss`, or the only number that may be it.
 
     Of several numbers it is the one that has a gradient; where none has (no gradients are made),
     the first of a tuple.
@@ -224,7 +224,7 @@ def locate_loss(output: Any) -> Path:
 
 
 def _find_named(output: Any) -> Any:
-    """What stands under "loss", None if there is nothing."""
+    """The value under "loss", None if there is none."""
     if isinstance(output, Mapping) and output.get("loss") is not None:
         return output["loss"]
     if isinstance(output, Tensor):
@@ -280,7 +280,7 @@ def follow(output: Any, path: Path) -> Any:
 
 
 def spell(path: Path) -> str:
-    """As Python would reach it."""
+    """Spell the place as Python would reach it."""
     return "output" + "".join(f"[{key!r}]" for key in path)
 
 

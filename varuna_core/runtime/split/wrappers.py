@@ -74,7 +74,7 @@ def _find_wrapper(module: Any) -> str:
 
 
 def _is_a(module: Any, place: str, word: str) -> bool:
-    """What nobody has imported has wrapped nothing; torch's compiler takes a second to load."""
+    """Tell whether the module is of this class; one that nobody imported has wrapped nothing."""
     kind = getattr(sys.modules.get(place), word, None)
     return kind is not None and isinstance(module, kind)
 
