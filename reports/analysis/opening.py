@@ -20,7 +20,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         went = "The run ended well"
     elif has_ended_badly(job):
         went = "The run did not end well"
-    took_s, step, total = (value_of(x) for x in (head.duration_s, head.last_step, head.num_steps))
+    took_s, step = value_of(head.duration_s), value_of(head.last_step)
+    total = value_of(head.num_steps)
     if took_s is not None:
         went += f" after {format_duration(took_s)}"
     if step is not None:
