@@ -224,7 +224,7 @@ def enter_cut(
 
 
 def find_crossed(value: Any) -> Any:
-    """What the running stage received in place of a tensor, or the value itself."""
+    """The value that the running stage received in place of a tensor, or the value itself."""
     return CROSSED.get(value, value) if isinstance(value, Tensor) else value
 
 
