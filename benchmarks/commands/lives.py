@@ -656,7 +656,12 @@ def in_maintenance(life: Life) -> Moments:
     make = ["scontrol", "create", "reservation", f"reservationname={life.name}", "users=root"]
     flags = "flags=maint,ignore_jobs"
     life.lab.run([*make, "starttime=now", "duration=60", "nodes=b3", flags])
-    yield from life.rest(2)
+    deadline = time.monotonic() + WAIT_S
+    while "MAINT" not in life.lab.run(["scontrol", "show", "node", "b3"]).stdout:
+        if time.monotonic() > deadline:
+            life.differences.append("not staged: no maintenance on node b3")
+            return
+        yield REST
     yield Wanted(says="maintenance on node b3")
     life.lab.run(["scontrol", "delete", f"reservationname={life.name}"])
 

@@ -43,7 +43,7 @@ UNFIT: Mapping[Place, str] = {
     r"|log_folder|node group|list of machines|vjob (report|cancel|submit|stacks)",
 }
 """Words of keys, options and tools that a kind of job does not have."""
-REFINED = {"oom-host": ("rank-signal",), "start-failed": ("unknown",)}
+REFINED = {"oom-host": ("rank-signal", "rank-exit"), "start-failed": ("unknown",)}
 """Causes that only lines of logs tell, and what the record has in their place."""
 PAGE = RESULTS / "ends.md"
 

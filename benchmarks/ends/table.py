@@ -19,6 +19,7 @@ from benchmarks.ends.errors import (
     run_program,
 )
 from benchmarks.ends.rows import HERE, STEPS, Job, Left, Place, Row, Said, Scene, Stop, Want
+from benchmarks.ends.wrappers import list_wrapped
 from varuna_core.facts.cause import Actor, EndCause
 from varuna_core.facts.remedy import Action, Target
 
@@ -51,7 +52,8 @@ NUMBERS = {
 def list_rows(errors: Sequence[PythonError] = ERRORS) -> list[Row]:
     """All rows, in the order of the page; those of staged errors are of these."""
     groups = (states(), signals(), agents(), machines(), allocations(), containers(), witnesses())
-    return [row for group in (*groups, raised(errors), caught(errors), run_here()) for row in group]
+    more = (raised(errors), caught(errors), run_here(), list_wrapped())
+    return [row for group in (*groups, *more) for row in group]
 
 
 # What the scheduler says.

@@ -8,6 +8,7 @@ the others lost.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,6 +167,10 @@ def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
     end = _find_end_of(snapshot, decided, rank)
     if name in OWN_SIGNALS:
         return _by_signal(snapshot, end, root if is_telling else None)
+    memory = find_memory_proof(snapshot, node) if end.code == SHELL + signal.SIGKILL else ""
+    if memory:
+        how = f"{format_rank(rank, node)} exited {end.code}, as a shell does after SIGKILL"
+        return _by_memory(snapshot, end, f"{how}: {memory}")
     if not is_telling:
         other = _find_peer(snapshot, rank)
         if other is not None:
@@ -247,17 +252,7 @@ def _by_signal(snapshot: Snapshot, end: End, root: Line | None) -> Cause:
         return Cause(end=end, reason=reason, line=root, node=node, rank=rank, remedies=remedies)
     memory = find_memory_proof(snapshot, node)
     if memory:
-        end = replace(end, cause=EndCause.OOM_HOST)
-        killed = _find_oom(snapshot, node)
-        end = replace(end, evidence=(*map(make_evidence, filter(None, (killed,))), *end.evidence))
-        return Cause(
-            end=end,
-            reason=f"{reason}: {memory}",
-            line=killed,
-            node=node,
-            rank=rank,
-            remedies=list_remedies(end),
-        )
+        return _by_memory(snapshot, end, f"{reason}: {memory}")
     return Cause(
         end=end,
         reason=f"{reason}; sender unknown: kill -9 or out of memory",
@@ -265,6 +260,17 @@ def _by_signal(snapshot: Snapshot, end: End, root: Line | None) -> Cause:
         node=node,
         rank=rank,
         remedies=list_remedies(end),
+    )
+
+
+def _by_memory(snapshot: Snapshot, end: End, reason: str) -> Cause:
+    """A rank that was killed as memory ran out."""
+    killed = _find_oom(snapshot, end.node)
+    evidence = (*map(make_evidence, filter(None, (killed,))), *end.evidence)
+    end = replace(end, cause=EndCause.OOM_HOST, evidence=evidence)
+    remedies = list_remedies(end)
+    return Cause(
+        end=end, reason=reason, line=killed, node=end.node, rank=end.rank, remedies=remedies
     )
 
 
@@ -397,7 +403,9 @@ def end_of_line(snapshot: Snapshot, line: Line) -> End:
     if cause is EndCause.UNKNOWN and line.raised:
         cause = EndCause.RANK_EXCEPTION
     elif cause is EndCause.UNKNOWN:
-        cause = EndCause.RANK_EXIT
+        exited = _find_exit(snapshot) or End(EndCause.RANK_EXIT, Actor.RANK)
+        evidence = (*seen, *exited.evidence)
+        return replace(exited, rank=line.rank, node=line.node, evidence=evidence)
     actor = Actor.RANK if cause in OF_RANK - {EndCause.RANK_SIGNAL} else Actor.UNKNOWN
     return End(cause, actor, rank=line.rank, node=line.node, evidence=seen)
 
