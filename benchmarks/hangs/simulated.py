@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from varuna_core.agent.processes import guard as guard_module
-from varuna_core.agent.processes.guard import TICK_S, Guard
+from varuna_core.agent.processes.guard import TICK_S, Guard, Progress, ThreadUse
 from varuna_core.agent.processes.proc import Stat
 from varuna_core.facts.hang import Hang
 from varuna_core.hang.signs import read_hang
@@ -38,8 +38,14 @@ SECONDS = {
     "slow": (300, 900),
 }
 BY_ALL = ("compile", "evaluate", "save", "data", "storage")
-HANGS = {"sigstop": "stopped", "other": "mismatched", "sleep": "silent", "mute": "silent"}
-BUSY = ("step", "compile", "evaluate", "child")
+HANGS = {
+    "sigstop": "stopped",
+    "other": "mismatched",
+    "sleep": "silent",
+    "mute": "silent",
+    "spin": "spinning",
+}
+BUSY = ("step", "compile", "evaluate", "child", "spin")
 HELD = ("debugger", "terminal")
 
 
@@ -97,6 +103,10 @@ class World:
         ticks = int(self.cpu[pid] * guard_module._TICKS_S)
         return Stat("python", state.get(activity, usual), 0, pid, ticks, 1)
 
+    def read_main_thread(self, pid: int) -> ThreadUse:
+        is_new = self.find_activity(pid) in ("step", "compile")
+        return ThreadUse(self.cpu[pid], int(1000 * self.now) if is_new else 0)
+
     def answer(self, rank: int) -> tuple[dict[str, Any], int]:
         activity, count = self.find_activity(rank), self.count
         if activity in ("stopped", "sigstop", "mute", *HELD):
@@ -121,6 +131,9 @@ class World:
             name = "/lib/python3.11/site-packages/torch/utils/data/dataloader.py"
             line = self.source.randrange(5)
             frames = [{"filename": name, "name": "_try_get_data", "line": line}, place]
+        if varying:  # it calls one function or another
+            frames.insert(0, {"filename": "model.py", "name": self.source.choice("abc"), "line": 1})
+        frames[0]["jumps"] = activity == "spin" or (varying and self.source.random() < 0.3)
         threads = [{"thread_name": "MainThread", "frames": frames}]
         return {"threads": threads, "flight": {"entries": entries}}, 4000
 
@@ -161,28 +174,30 @@ def draw_events(source: random.Random, num_ranks: int) -> list[Event]:
 def watch(world: World, attempt: AttemptFolder, until: float) -> None:
     """Let the guard look at the world until it acts, or the time is over."""
     ranks = list(range(world.ranks))
-    plan: Any = SimpleNamespace(scheduler="local", num_nodes=1, world=world.ranks, count_steps=True,
+    group = SimpleNamespace(count=1, ranks=world.ranks, inner_ranks=None)
+    plan: Any = SimpleNamespace(scheduler="local", num_nodes=1, groups=[group], count_steps=True,
                                 hang_after_s=None, morph=None, restarts=3,
                                 hang_do="restart")  # fmt: skip
-    node: Any = SimpleNamespace(index=0, ranks=ranks)
+    node: Any = SimpleNamespace(index=0, ranks=ranks, group=group)
     run_folder = RunFolder(attempt.path.parent)
     one = Guard(run_folder, plan, node, attempt, "n0", lambda: {x: x for x in ranks},
-                lambda words: None, lambda: None, lambda pids, deep: {})  # fmt: skip
+                lambda words: None, lambda: None, lambda pids, deep: {},
+                lambda rank: float("-inf"))  # fmt: skip
     module = "varuna_core.agent.processes.guard."
     fakes: dict[str, Any] = {
         "read_stat": world.read_stat,
         "list_stats": lambda: {pid: world.read_stat(pid) for pid in ranks},
         "list_below": lambda pids, stats: set(),
         "_read_bytes": lambda pid: world.moved[pid],
+        "_read_main_thread": world.read_main_thread,
         "_read_channel": lambda pid: "",
         "_is_held_by_a_person": lambda pid: world.find_activity(pid) in HELD,
         "ANSWER_S": 0.0,
     }
     own: dict[str, Any] = {
-        "_read_token": lambda rank: world.count or None,
+        "_read_progress": lambda rank: Progress(world.count or None, world.count, world.step_s),
         "_ask": lambda rank: True,
         "_read_answer": world.answer,
-        "_measure_output": lambda: world.count * 60,
     }
     patches = [mock.patch(module + name, new) for name, new in fakes.items()]
     patches += [mock.patch.object(one, name, new) for name, new in own.items()]

@@ -34,6 +34,7 @@ from varuna_core.agent.processes.proc import (
     list_below,
     list_stats,
     measure_ranks,
+    read_stat,
 )
 from varuna_core.agent.processes.process import (
     RankProcess,
@@ -69,8 +70,9 @@ HUNG_S = 5.0
 """Most of the grace that ranks get which hang."""
 DRAIN_S = 1.0
 """For the last output of a rank that ended."""
-STUCK_S = 30.0
-"""After SIGKILL; who still runs then hangs in the kernel and is not waited for."""
+STUCK_S, FROZEN_S = 30.0, 8.0
+"""After SIGKILL, and without any processor time since, which giving back memory takes; who still
+runs then hangs in the kernel and is not waited for."""
 TIDY_S = 5.0
 """For a container runtime's own processes, which tidy up behind a rank that ended."""
 START_FAILED = {FileNotFoundError: 127, PermissionError: 126}
@@ -96,6 +98,8 @@ class Supervisor:
         """Ranks that we told to end."""
         self._kill_at: float | None = None
         self._leave_at: float | None = None
+        self._killed = (0.0, 0)
+        """Time of SIGKILL, and the processor time that those who still run had used last."""
         self._is_stopping = False
         self._stopped_at = 0.0
         self._code = 0
@@ -134,6 +138,7 @@ class Supervisor:
             self._complain,
             self._watch.look_now,
             self._gather_evidence,
+            self._pump.last_output_at,
         )
 
     def _gather_evidence(self, ranks: Mapping[int, int], deep: bool) -> Mapping[str, Any]:
@@ -305,8 +310,15 @@ class Supervisor:
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at, self._leave_at = None, now + STUCK_S
+            self._killed = (now, -1)
             for process in self._alive.values():
                 process.signal_group(signal.SIGKILL)
+        if self._leave_at is not None:
+            stats = (read_stat(pid) for pid in self._find_mains().values() if pid is not None)
+            used = sum(stat.ticks for stat in stats if stat is not None)
+            if used != self._killed[1]:
+                self._killed = (self._killed[0], used)
+                self._leave_at = min(self._killed[0] + STUCK_S, now + FROZEN_S)
         if self._leave_at is not None and now >= self._leave_at:
             for rank in self._alive:
                 error = "did not end on SIGKILL: it hangs in the kernel (driver, dead mount)"

@@ -7,7 +7,10 @@ waiting for a node that is lost LOST_S, or 2 x the      none that lasts: a file 
                                 longest step
 doing nothing at all            SILENT_S, or 2 x the    a sleep, or a wait for another system
                                 longest such time       that is longer than any before
+and prints lines                START_S                 a wait for another system
 one computes, the others wait   SPINNING_S, or 10 x     an evaluation or a save by one rank
+and in one loop of Python that  LOOPING_S, or 2 x the   one that counts for so long, and calls
+calls nothing                   longest such loop       nothing
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ MISMATCHED_S = 35.0
 """And as long without a step."""
 LOST_S = 90.0
 SILENT_S = 120.0
+LOOPING_S = 135.0
 START_S = 600.0
 """Before the first steps, and only with a rank that has joined the others: a program that counts
 no steps may do nothing for as long as it likes."""
@@ -114,12 +118,18 @@ def judge_hang(
         still_s = min(one.still_s for one in seen if one is not busy[0])
         if after_s is None:
             limit_s = max(SPINNING_S, SPINNING_TIMES * longest_s)
+        if after_s is None and busy[0].loops_s:
+            loop_s = max(LOOPING_S, TIMES * busy[0].looped_s)
+            begun_s = silence_s - busy[0].loops_s
+            limit_s = min(limit_s, max(loop_s, begun_s + loop_s - STILL_S))
         is_due = silence_s >= limit_s
     elif gap is not None and gap.other:
         witness = HangWitness.MISMATCHED
         limit_s = MISMATCHED_S
         is_due = still_s >= STILL_S and silence_s >= MISMATCHED_S
     else:
+        if any(one.prints for one in seen):
+            limit_s = max(limit_s, START_S)
         if lost:
             witness, odd, gap, is_mute = HangWitness.LOST, None, None, False
             limit_s = max(LOST_S, TIMES * longest_s)

@@ -33,8 +33,8 @@ class RankSigns:
     halted_s: float = 0.0
     """For how long it has been stopped or dead; 0 where it is not."""
     still_s: float = 0.0
-    """For how long it used no processor time, moved no bytes, printed nothing and stood in the same
-    place; a rank in a collective may use processor time."""
+    """For how long it used no processor time, moved no bytes and stood in the same place; a rank in
+    a collective may use processor time."""
     is_watched: bool = False
     """A debugger has it, or may have: a tracer, a prompt, a terminal that controls it."""
     waits: bool = False
@@ -44,6 +44,13 @@ class RankSigns:
     is_mute: bool = False
     """A thread of ours listens in it, and has not answered for MUTE_S: native code holds its
     interpreter, or it is stopped."""
+    prints: bool = False
+    """It printed a line of late, outside of collectives."""
+    loops_s: float = 0.0
+    """For how long its main thread has run one loop of Python and nothing else; 0 where it does
+    not."""
+    looped_s: float = 0.0
+    """The longest such loop that ended with a step."""
     below: int = 0
     """The stopped process below it, where that is the reason for its state."""
     has_joined: bool = False

@@ -13,41 +13,51 @@ from varuna_core.agent.processes import guard
 from varuna_core.agent.processes.guard import (
     ABSENT_S,
     MUTE_S,
+    START_EVERY_S,
     TICK_S,
     BeatTrack,
     Guard,
+    Progress,
+    ThreadUse,
     parse_down,
 )
 from varuna_core.agent.processes.proc import read_stat
 from varuna_core.hang.signs import read_signs
 from varuna_core.records.files import write_json
+from varuna_core.records.logs.step_counts import StepFile, Tally
 from varuna_core.records.runfolder import RunFolder
 
-PLAN = SimpleNamespace(num_nodes=1, world=1, count_steps=True, hang_after_s=None, morph=None,
-                       restarts=0, hang_do="report")  # fmt: skip
+GROUP = SimpleNamespace(count=1, ranks=1, inner_ranks=None)
+PLAN = SimpleNamespace(num_nodes=1, groups=[GROUP], count_steps=True, scheduler="local",
+                       hang_after_s=None, morph=None, restarts=0, hang_do="report")  # fmt: skip
 FRAME = {"filename": "/torch/distributed/c10d.py", "name": "all_reduce", "line": 3}
 
 
 class Watched:
     """The guard of one rank, this very process, that made ten steps and then none."""
 
-    def __init__(self, folder, monkeypatch):
+    def __init__(self, folder, monkeypatch, steps=10):
         run = RunFolder(folder)
         self.attempt = run.attempt(0)
         self.attempt.make()
         self.gathered = queue.Queue()
-        self.says, self.frames = True, [FRAME]
-        node = SimpleNamespace(index=0, ranks=[0])
+        self.says, self.frames, self.printed_at = True, [FRAME], float("-inf")
+        node = SimpleNamespace(index=0, ranks=[0], group=GROUP)
         self.guard = Guard(run, PLAN, node, self.attempt, "n0", lambda: {0: os.getpid()}, print,
-                           lambda: None, self.gather)  # fmt: skip
-        self.token = 0
-        monkeypatch.setattr(self.guard, "_read_token", lambda rank: self.token)
+                           lambda: None, self.gather, lambda rank: self.printed_at)  # fmt: skip
+        self.token, self.moved, self.use = 0, 0, ThreadUse(0.0, 0)
+        monkeypatch.setattr(self.guard, "_read_progress", self.read_progress)
         monkeypatch.setattr(self.guard, "_ask", self.ask)
         monkeypatch.setattr(guard, "ANSWER_S", 0.0)
-        monkeypatch.setattr(guard, "_read_bytes", lambda pid: 0)  # this process reads for the guard
+        # This process reads and computes for the guard.
+        monkeypatch.setattr(guard, "_read_bytes", lambda pid: self.moved)
+        monkeypatch.setattr(guard, "_read_main_thread", lambda pid: self.use)
         self.now = 0.0
-        for self.token in range(1, 11):
+        for self.token in range(1, steps + 1):
             self.tick()
+
+    def read_progress(self, rank):
+        return Progress(self.token, self.token)
 
     def ask(self, rank):
         if self.says:
@@ -142,6 +152,96 @@ def test_a_process_below_a_rank_is_stopped_for_longer_with_each_look(tmp_path, m
     first = seen[0].halted_s
     assert [one.halted_s for one in seen[1:]] == [TICK_S, 2 * TICK_S, 3 * TICK_S], first
     assert (after.below, after.halted_s) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param(
+            0, (False, START_EVERY_S), id="it still starts, and is looked at each ten seconds"
+        ),
+        pytest.param(1, (False, START_EVERY_S), id="its second step may compile"),
+        pytest.param(2, (True, TICK_S), id="its pace is known, so its silence counts"),
+    ],
+)
+def test_a_rank_has_stepped_by_its_count_not_by_the_guards_looks(
+    steps, expected, tmp_path, monkeypatch
+):
+    watched = Watched(tmp_path, monkeypatch, steps=0)
+    watched.token = steps
+    first, at = watched.look(), watched.now
+    while read_signs(watched.attempt, 1)[0].ranks[0] == first:
+        watched.tick()
+    assert (first.has_stepped, watched.now - at) == expected
+
+
+@pytest.mark.parametrize(
+    ("bytes_s", "is_still"),
+    [
+        pytest.param(0, True, id="nothing"),
+        pytest.param(9_000, True, id="rank 0's store, which waits for another rank"),
+        pytest.param(100_000, False, id="a dataset is read"),
+    ],
+)
+def test_a_start_stands_still_by_its_rate_of_bytes(bytes_s, is_still, tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch, steps=0)
+    for _ in range(20):
+        watched.moved += int(bytes_s * TICK_S)
+        watched.tick()
+    seen = read_signs(watched.attempt, 1)[0].ranks[0]
+    assert (seen.still_s > 0) == is_still
+
+
+def test_a_helper_that_prints_is_no_movement_of_a_rank_in_a_collective(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    seen = []
+    for frame in (FRAME, {**FRAME, "filename": "/home/me/train.py"}):
+        watched.frames = [frame]
+        for _ in range(4):
+            watched.printed_at = watched.now
+            seen.append(watched.look())
+    assert [one.prints for one in seen] == [False] * 4 + [True] * 4
+    assert [one.still_s for one in seen] == [0.0, 5.0, 10.0, 15.0] * 2
+
+
+LOOP = {"filename": "/home/me/train.py", "name": "wait", "line": 3, "jumps": True}
+CALLED = {"filename": "/v/lib/python3.11/site-packages/torch/nn/module.py", "name": "f", "line": 9}
+
+
+@pytest.mark.parametrize(
+    ("frames", "cpu_s", "faults", "loops_s"),
+    [
+        pytest.param([[LOOP], [{**LOOP, "line": 4}]], 5.0, 0, 20, id="an endless loop"),
+        pytest.param([[LOOP], [CALLED, LOOP]], 5.0, 0, 0, id="one that calls a model"),
+        pytest.param([[{**LOOP, "jumps": False}]], 5.0, 0, 0, id="one long call of C"),
+        pytest.param([[LOOP]], 5.0, 500, 0, id="one that fills memory"),
+        pytest.param([[LOOP]], 0.1, 0, 0, id="one that sleeps"),
+    ],
+)
+def test_a_loop_that_does_nothing_else_is_told_from_work(
+    frames, cpu_s, faults, loops_s, tmp_path, monkeypatch
+):
+    watched = Watched(tmp_path, monkeypatch)
+    for look in range(5):
+        watched.frames = frames[look % len(frames)]
+        watched.use = ThreadUse(watched.use.cpu_s + cpu_s, watched.use.faults + faults)
+        seen = watched.look()
+    assert seen.loops_s == loops_s
+
+
+@pytest.mark.parametrize("pids", [(11, 12), (11, 99), (98, 99)])
+def test_ranks_that_a_launcher_started_are_found_by_their_counts(pids, tmp_path, monkeypatch):
+    """The launcher is process 10; 98 and 99 are none of it, such as those of another node."""
+    watched = Watched(tmp_path, monkeypatch)
+    watched.attempt.steps(0).parent.mkdir(exist_ok=True)
+    for rank, pid in enumerate(pids):
+        file = StepFile(os.open(watched.attempt.steps(rank), os.O_RDWR | os.O_CREAT),
+                        (1, pid, 0, 0, 0))  # fmt: skip
+        file.write(Tally(0.0, 0.0), whole=False)
+    monkeypatch.setattr(guard, "list_stats", dict)
+    monkeypatch.setattr(guard, "list_below", lambda mains, stats: {10, 11, 12})
+    found = watched.guard._find_inner({0: 10})
+    assert found == ({rank: pid for rank, pid in enumerate(pids) if pid < 90} or {0: 10})
 
 
 @pytest.mark.parametrize(

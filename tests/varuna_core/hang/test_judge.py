@@ -65,6 +65,22 @@ COMPUTES = {**SLEEPS, "waits": False}
             [stands(0, 900), stands(1, 900, **COMPUTES)], "spinning", 1, False, id="one evaluates"
         ),
         pytest.param(
+            [stands(0, 140), stands(1, 140, **COMPUTES, loops_s=136)],
+            "spinning", 1, True, id="one in an endless loop",
+        ),
+        pytest.param(
+            [stands(0, 900), stands(1, 900, **COMPUTES, loops_s=100)],
+            "spinning", 1, False, id="one in a loop of late",
+        ),
+        pytest.param(
+            [stands(0, 500), stands(1, 500, **SLEEPS, prints=True)],
+            "silent", 1, False, id="one waits and prints",
+        ),
+        pytest.param(
+            [stands(0, 601), stands(1, 601, **SLEEPS, prints=True)],
+            "silent", 1, True, id="and goes on to",
+        ),
+        pytest.param(
             [stands(0, 900, waits=False), stands(1, 900, waits=False)],
             None, None, None, id="all compute",
         ),

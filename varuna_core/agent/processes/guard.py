@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import (
     Any,
@@ -33,6 +33,7 @@ from typing import (
     Iterable,
     List,
     Mapping,
+    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -74,23 +75,30 @@ MUTE_S = 15.0
 """Without an answer: three looks."""
 LOOK_TIMES = 2.0
 NUM_GAPS = 9
-START_LOOK_S, START_EVERY_S = 60.0, 30.0
+START_LOOK_S, START_EVERY_S = 30.0, 10.0
 """Before the first steps, and where none are counted."""
-START_BYTES = 1 << 20
-"""Received by this machine between two such looks: somebody may be downloading."""
+START_BYTES_S = 32 * 1024
+"""Bytes a second that this machine receives then: somebody may be downloading."""
 ABSENT_S = 60.0
 """Two beats in files of an agent that is connected."""
 MOST_JUDGES = 3
 SCHEDULER_S, QUESTION_S = 10.0, 60.0
 """For Slurm's answer, and between two questions."""
-LEAST_STEPS = 4
-"""Changes of the count before silence means anything: they teach the longest step."""
+LEAST_STEPS = 2
+"""Steps before silence means anything: the first one may compile for long."""
 IDLE = 0.03
 """Share of one core that a rank may use and count as idle: its own threads look around."""
-MOVED_BYTES = 64 * 1024
-"""Bytes that an idle rank may read and write between two looks, besides its answer."""
+MOVED_BYTES_S = 16 * 1024
+"""Bytes a second that an idle rank may read and write, besides its answer: rank 0 moves 9 kB while
+its store waits for ranks that do not join."""
+TAIL_BYTES = 8192
+PRINTS_S = 60.0
+"""A line within this time is a sign of life."""
+BUSY, FAULTS_S = 0.2, 4.0
+"""Share of one core, and new pages a second, of a loop that does nothing else."""
 BACKWARD = "_engine_run_backward"
 DEBUGGERS = ("pdb.py", "bdb.py", "pydevd", "debugpy", "pudb", "IPython", "rpdb", "ipdb")
+_STEP = re.compile(rb'^\{"step": (\d+)', re.MULTILINE)
 _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -126,13 +134,32 @@ class BeatTrack:
         return self._hosts.get(index, "")
 
 
+class ThreadUse(NamedTuple):
+    """The use of a rank's main thread so far."""
+
+    cpu_s: float
+    faults: int
+    """Pages that it got without a read from disk: new memory."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The steps of one rank, as its own file tells them."""
+
+    token: Any = None
+    """It changes with each step; None before the first."""
+    steps: int = 0
+    mean_s: float = 0.0
+    """Mean time between two of them; 0 where that is not known."""
+
+
 class RankTrack:
     """The last look at one rank."""
 
     def __init__(self, now: float) -> None:
         self.token: Any = None
         self.changed_at = now
-        self.num_changes = 0
+        self.has_stepped = False
         self.longest_s = 0.0
         self.gaps: Deque[float] = deque(maxlen=NUM_GAPS)
         """The last times between two changes of the count."""
@@ -154,30 +181,49 @@ class RankTrack:
         self.moved, self.moved_at = 0, now
         self.heard_at = now
         """Time of its last answer, or of the last look at which nobody listened in it."""
+        self.spot: Any = None
+        self.used = ThreadUse(0.0, 0)
+        self.looked_at = self.loop_at = now
+        self.has_looped = False
+        self.loops_s = self.looped_s = 0.0
+        """Seconds of a loop that does nothing else: now, and the longest that ended with a step."""
 
-    def note_token(self, token: Any, now: float) -> None:
-        """Take the count of steps, or whatever changes with each."""
-        if token == self.token:
+    def note(self, progress: Progress, now: float) -> None:
+        """Take the steps that have been made."""
+        if progress.token == self.token:
             return
-        if self.num_changes and not self.was_held:
+        if self.token is None and progress.mean_s:
+            self.gaps.append(progress.mean_s)
+            self.longest_s = progress.mean_s
+        elif self.token is not None and not self.was_held:
             self.gaps.append(now - self.changed_at)
             self.longest_s = max(self.longest_s, now - self.changed_at)
             self.longest_quiet_s = max(self.longest_quiet_s, self.quiet_s)
-        self.quiet_s, self.was_held = 0.0, False
-        self.num_changes += token is not None
-        self.token, self.changed_at, self.still_at = token, now, now
+            self.looped_s = max(self.looped_s, self.loops_s)
+        self.quiet_s, self.loops_s, self.was_held, self.spot = 0.0, 0.0, False, None
+        self.has_stepped |= progress.steps >= LEAST_STEPS
+        self.token, self.changed_at, self.still_at = progress.token, now, now
         self.cpu = self.sight = None
         self.heard_at = now
+
+    def note_loop(self, frames: Sequence[Mapping[str, Any]], used: ThreadUse, now: float) -> None:
+        """Take the main thread's stack. A loop that does nothing else has the same one throughout,
+        without a call of another function, and takes processor time but hardly new memory."""
+        inner = [(one.get("filename"), one.get("name")) for one in frames[:1]]
+        spot = (*inner, *((one.get("filename"), one.get("line")) for one in frames[1:]))
+        since_s = now - self.looked_at
+        is_same = spot == self.spot and used.faults - self.used.faults <= FAULTS_S * since_s
+        if not is_same or used.cpu_s - self.used.cpu_s < BUSY * since_s:
+            self.loop_at, self.has_looped = now, False
+        self.spot, self.used, self.looked_at = spot, used, now
+        self.has_looped |= bool(frames) and frames[0].get("jumps") is True
+        self.loops_s = round(now - self.loop_at, 1) if self.has_looped else 0.0
 
     def excuse(self, gap_s: float) -> None:
         self.changed_at += gap_s
         self.halted_at, self.below_at, self.sight, self.cpu = None, None, None, None
         self.still_at += gap_s
         self.heard_at += gap_s
-
-    @property
-    def has_stepped(self) -> bool:
-        return self.num_changes >= LEAST_STEPS
 
     def look_s(self) -> float:
         if not self.has_stepped:
@@ -200,11 +246,14 @@ class Guard(threading.Thread):
         say: Callable[[str], None],
         look_now: Callable[[], None],
         gather: Callable[[Mapping[int, int], bool], Mapping[str, Any]],
+        last_output_at: Callable[[int], float],
     ) -> None:
         super().__init__(name="guard", daemon=True)
         self._run, self._plan, self._node = run, plan, node
         self._attempt, self._host = attempt, host
         self._find_mains, self._say, self._look_now = find_mains, say, look_now
+        self._last_output_at = last_output_at
+        """Time of a rank's last line."""
         self._gather = gather
         """Saves evidence about the ranks with these pids; True reads native stacks too, which stops
         the ranks for a moment."""
@@ -221,7 +270,7 @@ class Guard(threading.Thread):
         self._has_told_pause = False
         self._beats = BeatTrack()
         self._suspected: Optional[Tuple[Any, ...]] = None
-        self._received = 0
+        self._received, self._received_at = 0, float("-inf")
         self._down: List[int] = []
         self._next_question = float("-inf")
         self._next_look = float("-inf")
@@ -248,6 +297,7 @@ class Guard(threading.Thread):
         gap_s = 0.0 if self._ticked is None else now - self._ticked - TICK_S
         self._ticked = now
         mains = {rank: pid for rank, pid in self._find_mains().items() if pid is not None}
+        mains = self._find_inner(mains) if self._node.group.inner_ranks else mains
         self._mains = mains
         stepped = self._read_tokens(mains, now)
         if gap_s > OWN_GAP_S - TICK_S:
@@ -279,7 +329,7 @@ class Guard(threading.Thread):
         if self._num_looks == 2 and not is_starting:
             threading.Thread(target=self._gather, args=(mains, False), daemon=True).start()
         finding = find_halted(signs, self._host, wall, self._plan.num_nodes)
-        if finding is None and len(silent) == len(self._node.ranks):
+        if finding is None and len(silent) == len(mains):
             finding = self._judge(now, wall)
         if finding is not None:
             self._act(finding)
@@ -301,7 +351,8 @@ class Guard(threading.Thread):
         nodes = read_signs(self._attempt, plan.num_nodes)
         nodes = {one: signs for one, signs in nodes.items() if one not in absent}
         lost = absent or self._find_cut(others, nodes)
-        finding = judge_hang(plan.world, plan.num_nodes, nodes, wall, plan.hang_after_s, lost)
+        world = sum(one.count * (one.inner_ranks or one.ranks) for one in plan.groups)
+        finding = judge_hang(world, plan.num_nodes, nodes, wall, plan.hang_after_s, lost)
         if finding is None or finding.hang.witness not in (HangWitness.SILENT, HangWitness.LOST):
             return finding
         if wall - finding.hang.since < FLOOR_S or (lost and finding.hang.rank is not None):
@@ -311,7 +362,7 @@ class Guard(threading.Thread):
         )
         if down:
             lost = {one: self._name_host(one, nodes) for one in down}
-            finding = judge_hang(plan.world, plan.num_nodes, nodes, wall, plan.hang_after_s, lost)
+            finding = judge_hang(world, plan.num_nodes, nodes, wall, plan.hang_after_s, lost)
         return finding
 
     def _find_cut(self, others: Sequence[int], nodes: Mapping[int, NodeSigns]) -> Dict[int, str]:
@@ -338,25 +389,42 @@ class Guard(threading.Thread):
 
     # Looks.
 
+    def _find_inner(self, mains: Mapping[int, int]) -> Dict[int, int]:
+        """The processes that count steps below a launcher, by rank; the launcher before them."""
+        below = list_below(list(mains.values()), list_stats())
+        found = {}
+        for rank, path in self._attempt.list_steps().items():
+            with contextlib.suppress(OSError), open(path, "rb") as handle:
+                counts = parse_counts(handle.read(HEAD_BYTES))
+                if counts is not None and counts.pid in below:
+                    found[rank] = counts.pid
+        return found or dict(mains)
+
     def _read_tokens(self, mains: Mapping[int, int], now: float) -> bool:
         """True where a step was made that belongs to a rank which was silent."""
         has_stepped = False
         for rank in mains:
             track = self._tracks.setdefault(rank, RankTrack(now))
             before, was_silent = track.token, self._is_silent(rank, now)
-            track.note_token(self._read_token(rank), now)
+            track.note(self._read_progress(rank), now)
             has_stepped |= was_silent and track.token != before
         return has_stepped
 
-    def _read_token(self, rank: int) -> Any:
-        """The number of optimizer steps; of a built-in program the size of its node's trace."""
+    def _read_progress(self, rank: int) -> Progress:
+        """By the rank's count of optimizer steps; of a built-in program by its node's trace."""
         with contextlib.suppress(OSError):
             if not self._plan.count_steps:
-                return self._attempt.node_trace(self._node.index).stat().st_size or None
+                with open(self._attempt.node_trace(self._node.index), "rb") as handle:
+                    size = handle.seek(0, os.SEEK_END)
+                    handle.seek(max(size - TAIL_BYTES, 0))
+                    return Progress(size or None, len(set(_STEP.findall(handle.read()))))
             with open(self._attempt.steps(rank), "rb") as handle:
                 counts = parse_counts(handle.read(HEAD_BYTES))
-            return None if counts is None else counts.earlier + counts.count
-        return None
+            if counts is not None:
+                steps = counts.earlier + counts.count
+                between = counts.last_at - counts.first_at
+                return Progress(steps, steps, between / max(counts.count - 1, 1))
+        return Progress()
 
     def _note_state(self, rank: int, pid: int, now: float) -> bool:
         """Note whether the process itself is halted."""
@@ -380,13 +448,13 @@ class Guard(threading.Thread):
                 self._tracks[rank].heard_at = now
         self._ended.wait(ANSWER_S)
         stats = list_stats()
-        num_bytes = self._measure_output()
         is_receiving = False
         if not all(self._tracks[rank].has_stepped for rank in mains):
-            received, before = _measure_received(), self._received
-            self._received, is_receiving = received, received - before > START_BYTES
+            received, most = _measure_received(), START_BYTES_S * (now - self._received_at)
+            is_receiving = received - self._received > most
+            self._received, self._received_at = received, now
         return [
-            self._look_at(rank, pid, stats, num_bytes, now, is_receiving=is_receiving)
+            self._look_at(rank, pid, stats, now, is_receiving=is_receiving)
             for rank, pid in mains.items()
         ]
 
@@ -395,7 +463,6 @@ class Guard(threading.Thread):
         rank: int,
         pid: int,
         stats: Mapping[int, Stat],
-        num_bytes: int,
         now: float,
         *,
         is_receiving: bool,
@@ -407,9 +474,10 @@ class Guard(threading.Thread):
         own_s = answer.get("own_cpu_s", track.own_s)
         track.own_s = own_s if isinstance(own_s, float) else track.own_s
         cpu_s -= track.own_s
-        share = 0.0
+        share, most_moved = 0.0, 0.0
         if track.cpu is not None and now > track.cpu[1]:
             share = (cpu_s - track.cpu[0]) / (now - track.cpu[1])
+            most_moved = MOVED_BYTES_S * (now - track.cpu[1])
         track.cpu = (cpu_s, now)
         if answer:
             track.heard_at = now
@@ -424,7 +492,7 @@ class Guard(threading.Thread):
         waits = in_collective or is_idle
         place = _name_place(frames)
         num_moved = sum(map(_read_bytes, held))
-        if num_moved - track.moved > 2 * size + MOVED_BYTES:
+        if num_moved - track.moved > 2 * size + most_moved:
             track.moved_at = now
         if not track.has_stepped and is_receiving:
             track.moved_at = now
@@ -432,11 +500,16 @@ class Guard(threading.Thread):
         # A library's loop that asks again and again, as a data loader's, is no movement.
         stack = tuple((one.get("filename"), one.get("line")) for one in _list_own(frames) or frames)
         last = tuple(sorted((key, each.last) for key, each in calls.items()))
-        sight = (stack, last, num_bytes, track.moved_at, waits)
+        sight = (stack, last, track.moved_at, waits)
         if not answer and track.sight is not None:  # on a busy node it may come too late
-            sight = (*track.sight[:2], num_bytes, track.moved_at, track.sight[4])
+            sight = (*track.sight[:2], track.moved_at, track.sight[3])
         if sight != track.sight:
             track.sight, track.still_at = sight, now
+        # Who waits in a collective may have a thread that prints.
+        prints = not in_collective and now - self._last_output_at(rank) < PRINTS_S
+        if answer:
+            is_quiet = not prints and track.moved_at < now
+            track.note_loop(frames if is_quiet else [], _read_main_thread(pid), now)
         is_watched = any(map(_is_held_by_a_person, held)) or _is_debugged(answer)
         track.was_held |= is_watched
         if is_idle and not in_collective:
@@ -463,6 +536,9 @@ class Guard(threading.Thread):
             waits=waits,
             in_collective=in_collective,
             is_mute=now - track.heard_at >= MUTE_S,
+            prints=prints,
+            loops_s=track.loops_s,
+            looped_s=track.looped_s,
             below=below,
             has_joined=not track.has_stepped and _has_socket(pid, self._find_port()),
             place=place,
@@ -500,13 +576,6 @@ class Guard(threading.Thread):
         answer = read_json(path) if size else None
         self._drop_answer(rank)
         return (answer, size) if isinstance(answer, dict) else ({}, size)
-
-    def _measure_output(self) -> int:
-        total = 0
-        for kind in ("out", "err"):
-            with contextlib.suppress(OSError):
-                total += os.stat(self._attempt.node_log(self._host, kind)).st_size
-        return total
 
     # Acts.
 
@@ -671,6 +740,14 @@ def _is_held_by_a_person(pid: int) -> bool:
     except OSError:
         return False
     return words[0] == "T" and words[4] != "0"
+
+
+def _read_main_thread(pid: int) -> ThreadUse:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{pid}/task/{pid}/stat").read_text(errors="replace")
+        words = text.rpartition(")")[2].split()
+        return ThreadUse((int(words[11]) + int(words[12])) / _TICKS_S, int(words[7]))
+    return ThreadUse(0.0, 0)
 
 
 def _read_channel(pid: int) -> str:

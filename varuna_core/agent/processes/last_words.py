@@ -39,6 +39,11 @@ class LastWords:
                 self._raised_at = now
 
     @property
+    def last_at(self) -> float:
+        """Time of the last line on either stream."""
+        return max(self._out_at, self._err_at)
+
+    @property
     def error(self) -> str:
         """The last line on stderr; empty where the rank went on after it."""
         if self._out_at > self._err_at + WENT_ON_S:

@@ -242,6 +242,13 @@ class Pump(threading.Thread):
             text += f" (vjob could not write {dropped} bytes of its logs: {trouble})"
         return text.strip()
 
+    def last_output_at(self, rank: int) -> float:
+        """The time, by the monotonic clock, of a rank's last line; of any rank where a launcher
+        started this one."""
+        held = self._words.get(rank)
+        words = [held] if held is not None else list(self._words.values())
+        return max((one.last_at for one in words), default=float("-inf"))
+
     def find_exception(self, rank: int) -> str:
         """The exception of the rank's last traceback; call it after `last_error`."""
         return self._words[rank].exception

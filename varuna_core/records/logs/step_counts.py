@@ -86,6 +86,8 @@ class StepCounts:
     """Steps of this rank's earlier processes."""
     is_captured: bool = False
     """Steps run in a CUDA graph: `count` is the least that were done."""
+    pid: int = 0
+    """The process that did the last steps, in its own PID namespace."""
     points: Tuple[Tuple[int, float], ...] = ()
     """(count, time): the first step, evenly some, and those of the last `NUM_RECENT` seconds."""
     durations: Tuple[Tuple[int, float], ...] = ()
@@ -276,7 +278,7 @@ def parse_counts(data: bytes) -> Optional[StepCounts]:
     head = _parse_head(data)
     if head is None:
         return None
-    flags, starts, _, _, _, count, earlier, opened_at, first_at, last_at, in_body = head
+    flags, starts, pid, _, _, count, earlier, opened_at, first_at, last_at, in_body = head
     body = data[HEAD_BYTES:FILE_BYTES]
     is_whole = len(body) == BODY_BYTES and in_body > 0
     if is_whole:
@@ -298,6 +300,7 @@ def parse_counts(data: bytes) -> Optional[StepCounts]:
     if count and points[-1][0] < count:
         points.append((count, last_at))
     return StepCounts(
+        pid=pid,
         count=count,
         opened_at=opened_at,
         first_at=first_at,

@@ -4,13 +4,15 @@ the collectives that torch's Flight Recorder has.
     agent ── a byte into ranks/<rank>.ask ──► this thread ── ranks/<rank>.where.json ──► agent
 
 The thread sleeps in a read until then, so it costs nothing; it answers while the main thread hangs
-in a collective. It starts with the rank's first optimizer step, in the process that does it.
+in a collective. It starts once torch has been imported, in the first process of a rank that does
+so; one that counts optimizer steps takes over from it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import opcode
 import os
 import sys
 import threading
@@ -39,30 +41,47 @@ def prepare(torch: Any) -> Callable[[], Any] | None:
 
 
 class Reporter:
-    """The thread of one rank; `path` is the rank's `.steps` file."""
+    """The thread of one rank."""
 
-    def __init__(self, path: str, dump: Callable[[], Any] | None) -> None:
+    def __init__(self, dump: Callable[[], Any] | None) -> None:
+        self._dump = dump
+        self._started: tuple[int, str] | None = None
+        """The process that did it, of which others are forked, and its file."""
+
+    def start(self, path: str, *, takes_over: bool = False) -> None:
+        """Listen for the rank with this `.steps` file, unless another process does; that one is not
+        asked any more if this takes over."""
+        if self._started == (os.getpid(), path):
+            return
         stem = path[: -len(".steps")] if path.endswith(".steps") else path
-        self._ask, self._answer, self._dump = f"{stem}.ask", f"{stem}.where.json", dump
-
-    def start(self) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(self._ask, 0o600)
+        ask = f"{stem}.ask"
+        if takes_over:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(ask)
+        try:
+            os.mkfifo(ask, 0o600)
+        except FileExistsError:
+            return
+        self._started = os.getpid(), path
         # Open for writing too: a read then waits for the next question instead of ending.
-        fd = os.open(self._ask, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(ask, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         main = threading.main_thread().ident
         threading.Thread(
-            target=self._serve, args=(fd, main), name="vjob-where", daemon=True
+            target=self._serve,
+            args=(fd, f"{stem}.where.json", main),
+            name="vjob-where",
+            daemon=True,
         ).start()
 
-    def _serve(self, fd: int, main: int | None) -> None:
+    def _serve(self, fd: int, answer: str, main: int | None) -> None:
         while os.read(fd, 4096):
             with contextlib.suppress(Exception):  # the next question may have an answer
-                write(self._answer, describe(main, self._dump))
+                write(answer, describe(main, self._dump))
 
 
 def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]:
-    """Stacks as py-spy prints them, innermost frame first, and the last collectives."""
+    """Stacks as py-spy prints them, innermost frame first, and the last collectives; `jumps` is
+    true where the innermost frame is at the end of a round of a loop, and so in no call."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     threads = []
@@ -75,6 +94,8 @@ def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]
             frames.append(
                 {"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno}
             )
+            if len(frames) == 1:
+                frames[0]["jumps"] = "JUMP" in opcode.opname[code.co_code[max(frame.f_lasti, 0)]]
             frame = frame.f_back  # type: ignore[assignment]
         name = "MainThread" if ident == main else names.get(ident, "a thread")
         threads.append({"thread_name": name, "frames": frames})

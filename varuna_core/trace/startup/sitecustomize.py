@@ -70,9 +70,12 @@ def _count(torch: ModuleType) -> None:
     counts = _load("step_counts", f"{_ROOT}/varuna_core/records/logs")
     reporter = _load("reporter", _HERE)
     dump = reporter.prepare(torch)
-    _load("counter", _HERE).start(
-        counts, os.environ["VJOB_STEPS"], torch, lambda path: reporter.Reporter(path, dump).start()
-    )
+    counter, path = _load("counter", _HERE), os.environ["VJOB_STEPS"]
+    listener = reporter.Reporter(dump)
+    own = counter.choose_path(path, os.environ)
+    if own is not None and os.environ.get("WORLD_SIZE", "1") != "1":
+        listener.start(own)
+    counter.start(counts, path, torch, lambda own: listener.start(own, takes_over=True))
 
 
 def _note_end(path: str) -> None:
