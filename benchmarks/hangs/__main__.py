@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import RESULTS
+from benchmarks.hangs.held_mount import end_held, mount_held
 from varuna_core.facts.hang import Hang, parse_hang
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.exits import read_outcome
@@ -180,19 +181,6 @@ def read_last_loss(attempt: AttemptFolder) -> str:
     return (re.findall(rf"step {STEPS}/{STEPS} (loss \S+)", text) or [""])[-1]
 
 
-def mount_held(folder: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    """Serve the samples by a file system that can be held."""
-    hold = folder.with_suffix(".hold")
-    folder.mkdir()
-    words = [sys.executable, str(Path(__file__).with_name("held_mount.py")), str(folder),
-             os.__file__, str(hold)]  # fmt: skip
-    mount = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-    if mount.stdout is None or mount.stdout.readline() != "mounted\n":
-        raise RuntimeError("a FUSE mount needs root and /dev/fuse")
-    env |= {"DATA": str(folder / "data"), "HOLD": str(hold)}
-    return mount
-
-
 def stage(
     case: Case, folder: Path, steps: int = STEPS, env: Mapping[str, str] | None = None
 ) -> Result:
@@ -214,8 +202,7 @@ def stage(
     ) not in ("COMPLETED", "FAILED", "CANCELLED"):
         time.sleep(1)
     if mount is not None:
-        subprocess.run(["umount", env["DATA"].removesuffix("/data")], check=False)
-        mount.wait(20)
+        end_held(mount, env)
     attempts = run.attempts()
     hang = read_hang(attempts[0])
     seconds = None
@@ -300,7 +287,6 @@ def main() -> None:
 
         before = read_part(HEADING)
         rows = stage_on_lab(options.only, options.at_once, options.minutes, before)
-        print("\n".join(rows))
         write_part(HEADING, rows)
         return
     cases = [x for x in CASES if not options.only or any(word in x.name for word in options.only)]

@@ -14,6 +14,7 @@ import ctypes
 import os
 import stat
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -90,6 +91,26 @@ class Mount:
         times = (0,) * 6
         return struct.pack("<QQQQQQIIIIIIIIII", node, size, 1, *times[:3], *times[:3], mode, 1, 0,
                            0, 0, 4096, 0)  # fmt: skip
+
+
+def mount_held(folder: Path, env: dict[str, str]) -> subprocess.Popen[str]:
+    """Serve the samples by a file system that can be held."""
+    hold = folder.with_suffix(".hold")
+    folder.mkdir()
+    words = [sys.executable, __file__, str(folder), os.__file__, str(hold)]
+    mount = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+    if mount.stdout is None or mount.stdout.readline() != "mounted\n":
+        raise RuntimeError("a FUSE mount needs root and /dev/fuse")
+    env |= {"DATA": str(folder / "data"), "HOLD": str(hold)}
+    return mount
+
+
+def end_held(mount: subprocess.Popen[str], env: dict[str, str]) -> None:
+    """Answer whoever waits still, and unmount."""
+    Path(env["HOLD"]).unlink(missing_ok=True)
+    subprocess.run(["umount", "-l", env["DATA"].removesuffix("/data")], check=False)
+    mount.terminate()
+    mount.wait(20)
 
 
 if __name__ == "__main__":

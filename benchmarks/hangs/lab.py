@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.hangs.held_mount import end_held, mount_held
 from tests.cluster.lab import Lab
 from tests.cluster.processes import find_in_namespace
 from tests.command import Vjob
@@ -33,7 +34,7 @@ from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 HEADING = "On the Slurm lab"
-STEPS, AT, LIMIT_S = 160, 90, 240
+STEPS, AT, LIMIT_S = 160, 90, 330
 SAME = 2e-5
 SCRIPT = """
 name: {name}
@@ -47,9 +48,12 @@ cluster:
   lost_s: 30
   join_s: 60
   {more}
-  nodes: [{{group: all, count: {nodes}, queue: gpu2, ranks: {ranks}, sbatch: {{exclusive: true}}}}]
+  nodes: [{groups}]
 log_folder: {folder}
 """
+GROUP = (
+    "{{group: {name}, count: {count}, queue: gpu2, ranks: {ranks}, sbatch: {{exclusive: true}}}}"
+)
 TEXT = Path(__file__).with_name("train.py")
 BUILT_IN = """
 program: pretrain_gpt
@@ -96,6 +100,10 @@ class Case:
     again: bool = False
     """True for a fault of each attempt."""
     after: int | None = None
+    hetero: str = ""
+    """Each node is a group of its own: hetjob or split."""
+    ends_itself: bool = False
+    """Its ranks fail, and are started again without the guard's doing."""
 
     @property
     def shape(self) -> tuple[int, int, bool]:
@@ -127,7 +135,14 @@ CASES = [
     Case("a missed barrier", fault("barrier"), witness="mismatched"),
     Case("a data loader's worker that hangs", fault("worker"), witness="silent"),
     Case("a rank that sleeps", fault("sleep"), witness="silent"),
-    Case("a rank that computes for ever", fault("spin"), witness="spinning", after=90),
+    Case("a rank that computes for ever", fault("spin"), witness="spinning"),
+    Case("a native call that holds Python", fault("native-held"), witness="silent"),
+    Case("a lock that nobody gives back", fault("thread"), witness="silent"),
+    Case("a file server that is gone, one reads", fault("nfs"), witness="silent"),
+    Case("a worker is killed", fault("worker-dies"), ends_itself=True),
+    Case("stopped rank, het job", act="stop-rank", witness="stopped", hetero="hetjob"),
+    Case("another collective, het job", fault("mismatch"), witness="mismatched", hetero="hetjob"),
+    Case("stopped rank, split job", act="stop-rank", witness="stopped", hetero="split"),
     Case(
         "stopped agent and rank", act="stop-agent", and_then="stop-rank", witness="lost", rank=None
     ),
@@ -210,6 +225,8 @@ class Result:
     @property
     def named_right(self) -> bool:
         found, case = self.hang, self.case
+        if case.ends_itself:
+            return found is None and self.attempts == 2
         if not case.witness:
             return found is None
         if found is None or found.witness.value != case.witness or found.rank != case.rank:
@@ -231,12 +248,11 @@ def list_processes(lab: Lab, run: RunFolder, node: str) -> dict[int, tuple[bytes
     return found
 
 
-def strike(lab: Lab, run: RunFolder, act: str, node: str, rank: int) -> None:
-    """Do what is to happen from outside."""
+def strike(lab: Lab, run: RunFolder, act: str, node: str, rank: int | None) -> None:
+    """Do what is to happen from outside; without a rank to all ranks of the node."""
     held = list_processes(lab, run, node)
     if act == "stop-rank":
-        mark = b"RANK=%d" % rank
-        pids = [pid for pid, (_, environ) in held.items() if mark in environ.split(b"\0")]
+        pids = [pid for pid, (_, environ) in held.items() if is_rank(environ.split(b"\0"), rank)]
     elif act == "stop-agent":
         pids = [pid for pid, (line, _) in held.items() if is_agent(line)]
     elif act == "stop-node":
@@ -251,6 +267,12 @@ def strike(lab: Lab, run: RunFolder, act: str, node: str, rank: int) -> None:
     assert pids, f"nothing to {act} on {node}"
     for pid in pids:
         os.kill(pid, signal.SIGKILL if act.startswith("kill") else signal.SIGSTOP)
+
+
+def is_rank(words: list[bytes], rank: int | None) -> bool:
+    if rank is None:
+        return any(word.startswith(b"RANK=") for word in words)
+    return b"RANK=%d" % rank in words
 
 
 def is_agent(line: bytes) -> bool:
@@ -305,15 +327,26 @@ class Stage:
         if time.monotonic() > self.until:
             return None
         try:
-            return self.stage(case)
+            result = self.stage(case)
         except (AssertionError, OSError, subprocess.SubprocessError):
             traceback.print_exc()
             return None
+        print(render_row(result, ""), flush=True)
+        return result
 
     def stage(self, case: Case) -> Result:
         name = re.sub(r"\W+", "-", case.name)
         conf = self.folder / f"{name}.yaml"
-        conf.write_text(self.write_conf(case, name))
+        env: dict[str, str] = {}
+        mount = mount_held(self.folder / f"{name}.data", env) if "nfs" in case.fault else None
+        try:
+            conf.write_text(self.write_conf(case, name, env))
+            return self.stage_conf(case, conf)
+        finally:
+            if mount is not None:
+                end_held(mount, env)
+
+    def stage_conf(self, case: Case, conf: Path) -> Result:
         with self._submits:
             said = self.vjob("submit", str(conf), "--json").stdout
         run = RunFolder(Path(json.loads(said)["folder"]))
@@ -326,7 +359,7 @@ class Stage:
                 node = hosts[case.node or 0]
                 for act in filter(None, (case.act, case.and_then)):
                     target = hosts[0] if act == "kill-manager" else node
-                    strike(self.lab, run, act, target, case.rank or 0)
+                    strike(self.lab, run, act, target, case.rank)
             if not told and run.attempt(0).hanging.exists():
                 told = self.ask_status(run)
             time.sleep(0.5)
@@ -341,11 +374,14 @@ class Stage:
         said = self.vjob("status", str(run.path), "--json", code=None).stdout
         return str(json.loads(said)["verdict"]["reason"])
 
-    def write_conf(self, case: Case, name: str) -> str:
+    def write_conf(self, case: Case, name: str, env: dict[str, str]) -> str:
         after = "" if case.after is None else f", after: {case.after}"
         rest = f"on_hang: {{do: {case.do}{after}}}\n"
         if case.morph:
             rest += "morph: {enabled: true, min_nodes: 1, warm: false}"
+        names = [f"g{at}" for at in range(case.nodes)] if case.hetero else ["all"]
+        count = case.nodes // len(names)
+        groups = [GROUP.format(name=one, count=count, ranks=case.ranks) for one in names]
         text = SCRIPT.format(
             name=name,
             script=TEXT,
@@ -354,10 +390,13 @@ class Stage:
             rest=rest,
             walltime=case.walltime,
             more=case.more,
-            nodes=case.nodes,
-            ranks=case.ranks,
+            groups=", ".join(groups),
             folder=self.folder / name,
         )
+        if case.hetero:
+            text = text.replace("scheduler: slurm", f"scheduler: slurm, hetero: {case.hetero}")
+        for name, value in env.items():
+            text = text.replace("env: {", f"env: {{{name}: '{value}', ")
         if case.again:
             text = text.replace("env: {", 'env: {AGAIN: "1", ')
         if not case.built_in:
@@ -409,7 +448,8 @@ def stage_on_lab(names: list[str], at_once: int, minutes: float, before: str) ->
     """Lines of the page: rows of the named cases, or all; others stay as they were `before`."""
     with tempfile.TemporaryDirectory(prefix="hangs-") as text:
         Path(text).chmod(0o755)
-        return render_rows(run_on_lab(names, at_once, Path(text), minutes), before)
+        found = run_on_lab(names, at_once, Path(text), minutes)
+        return render_rows(found, before if names else "")
 
 
 def run_on_lab(names: list[str], at_once: int, folder: Path, minutes: float = 60) -> list[Result]:
