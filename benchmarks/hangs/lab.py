@@ -51,9 +51,7 @@ cluster:
   nodes: [{groups}]
 log_folder: {folder}
 """
-GROUP = (
-    "{{group: {name}, count: {count}, queue: gpu2, ranks: {ranks}, sbatch: {{exclusive: true}}}}"
-)
+GROUP = "{{group: {name}, count: {count}, queue: gpu2, ranks: {ranks}, sbatch: {{{sbatch}}}}}"
 TEXT = Path(__file__).with_name("train.py")
 BUILT_IN = """
 program: pretrain_gpt
@@ -381,7 +379,11 @@ class Stage:
             rest += "morph: {enabled: true, min_nodes: 1, warm: false}"
         names = [f"g{at}" for at in range(case.nodes)] if case.hetero else ["all"]
         count = case.nodes // len(names)
-        groups = [GROUP.format(name=one, count=count, ranks=case.ranks) for one in names]
+        # What strikes a whole node is to strike no other run.
+        sbatch = "exclusive: true" if case.act in ("cut", "stop-node") else ""
+        groups = [
+            GROUP.format(name=one, count=count, ranks=case.ranks, sbatch=sbatch) for one in names
+        ]
         text = SCRIPT.format(
             name=name,
             script=TEXT,
@@ -461,7 +463,7 @@ def run_on_lab(names: list[str], at_once: int, folder: Path, minutes: float = 60
     ]
     write_text(folder)
     write_slow_steps(folder / "calm", 0.02)
-    lab = Lab.start(num_a=2, num_b=12)
+    lab = Lab.start()
     try:
         with ThreadPoolExecutor(at_once) as pool:
             found = pool.map(Stage(lab, folder, minutes).try_stage, [*plain, *cases])

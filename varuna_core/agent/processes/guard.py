@@ -94,8 +94,9 @@ its store waits for ranks that do not join."""
 TAIL_BYTES = 8192
 PRINTS_S = 60.0
 """A line within this time is a sign of life."""
-BUSY, FAULTS_S = 0.2, 4.0
-"""Share of one core, and new pages a second, of a loop that does nothing else."""
+BUSY, FAULTS_S = 0.05, 4.0
+"""Share of one core, which others may use too, and new pages a second, of a loop that does nothing
+else."""
 BACKWARD = "_engine_run_backward"
 DEBUGGERS = ("pdb.py", "bdb.py", "pydevd", "debugpy", "pudb", "IPython", "rpdb", "ipdb")
 _STEP = re.compile(rb'^\{"step": (\d+)', re.MULTILINE)
