@@ -1,7 +1,7 @@
 """Stages hangs, and healthy runs that look like one; writes their part of results/hangs.md.
 
     python -m benchmarks.hangs [--on lab] [--only WORD ...] [--at-once 3]
-                               [--rows rows.json] [--part HEADING]
+                               [--rows rows.json] [--part HEADING] [--folder FOLDER]
 
 With --rows, local rows of earlier calls are taken from that file, and not staged again.
 
@@ -122,8 +122,14 @@ CASES = [
     Case("a native call that never returns", fault("native"), "silent"),
     Case("a native call that holds Python", fault("native-held"), "silent"),
     Case("a lock that nobody gives back", fault("thread"), "silent"),
+    Case("a rank that spins", fault("spin"), "spinning"),
+    Case("another collective in step 3", fault("mismatch", step=3), "mismatched"),
+    Case("a rank that sleeps in step 3", fault("sleep", step=3), "silent"),
     Case(
-        "a rank that spins, limit of 2 min", fault("spin"), "spinning", more="on_hang: {after: 2m}"
+        "a rank that never joins, limit of 90 s",
+        fault("join"),
+        "silent",
+        more="on_hang: {after: 90}",
     ),
     Case("a file server that is gone, one reads", fault("nfs"), "silent"),
     Case("a file server that is gone, all read", fault("nfs-all"), "silent", None),
@@ -279,6 +285,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--minutes", type=float, default=60, help="no case on the lab begins later")
+    parser.add_argument("--folder", type=Path, help="keep the lab's runs there, or go on with them")
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--part", help="heading of the page's part with these rows")
     options = parser.parse_args()
@@ -286,7 +293,7 @@ def main() -> None:
         from benchmarks.hangs.lab import HEADING, stage_on_lab
 
         before = read_part(HEADING)
-        rows = stage_on_lab(options.only, options.at_once, options.minutes, before)
+        rows = stage_on_lab(options.only, options.at_once, options.minutes, before, options.folder)
         write_part(HEADING, rows)
         return
     cases = [x for x in CASES if not options.only or any(word in x.name for word in options.only)]

@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.hangs.held_mount import end_held, mount_held
 from tests.cluster.lab import Lab
 from tests.cluster.processes import find_in_namespace
 from tests.command import Vjob
@@ -136,7 +135,6 @@ CASES = [
     Case("a rank that computes for ever", fault("spin"), witness="spinning"),
     Case("a native call that holds Python", fault("native-held"), witness="silent"),
     Case("a lock that nobody gives back", fault("thread"), witness="silent"),
-    Case("a file server that is gone, one reads", fault("nfs"), witness="silent"),
     Case("a worker is killed", fault("worker-dies"), ends_itself=True),
     Case("stopped rank, het job", act="stop-rank", witness="stopped", hetero="hetjob"),
     Case("another collective, het job", fault("mismatch"), witness="mismatched", hetero="hetjob"),
@@ -322,29 +320,25 @@ class Stage:
 
     def try_stage(self, case: Case) -> Result | None:
         """The others go on where a case cannot be staged; none begins once the time is over."""
-        if time.monotonic() > self.until:
-            return None
         try:
             result = self.stage(case)
         except (AssertionError, OSError, subprocess.SubprocessError):
             traceback.print_exc()
             return None
-        print(render_row(result, ""), flush=True)
+        if result is not None:
+            print(render_row(result, ""), flush=True)
         return result
 
-    def stage(self, case: Case) -> Result:
+    def stage(self, case: Case) -> Result | None:
+        """Stage a case, or read its folder where it has been staged there and is over."""
         name = re.sub(r"\W+", "-", case.name)
+        run = RunFolder(Path(os.path.realpath(self.folder / name / name)))
+        if run.attempts() and describe_end(run):
+            return self.read_result(case, run)
+        if time.monotonic() > self.until:
+            return None
         conf = self.folder / f"{name}.yaml"
-        env: dict[str, str] = {}
-        mount = mount_held(self.folder / f"{name}.data", env) if "nfs" in case.fault else None
-        try:
-            conf.write_text(self.write_conf(case, name, env))
-            return self.stage_conf(case, conf)
-        finally:
-            if mount is not None:
-                end_held(mount, env)
-
-    def stage_conf(self, case: Case, conf: Path) -> Result:
+        conf.write_text(self.write_conf(case, name))
         with self._submits:
             said = self.vjob("submit", str(conf), "--json").stdout
         run = RunFolder(Path(json.loads(said)["folder"]))
@@ -365,14 +359,14 @@ class Stage:
             self.vjob("cancel", str(run.path), "--now", code=None)
         if case.act == "cut":
             self.lab.mend_link(node)
-        return replace(self.read_result(case, run, node), told=told)
+        return replace(self.read_result(case, run), told=told)
 
     def ask_status(self, run: RunFolder) -> str:
         """The verdict while the ranks stand, and nothing is done yet."""
         said = self.vjob("status", str(run.path), "--json", code=None).stdout
         return str(json.loads(said)["verdict"]["reason"])
 
-    def write_conf(self, case: Case, name: str, env: dict[str, str]) -> str:
+    def write_conf(self, case: Case, name: str) -> str:
         after = "" if case.after is None else f", after: {case.after}"
         rest = f"on_hang: {{do: {case.do}{after}}}\n"
         if case.morph:
@@ -396,9 +390,7 @@ class Stage:
             folder=self.folder / name,
         )
         if case.hetero:
-            text = text.replace("scheduler: slurm", f"scheduler: slurm, hetero: {case.hetero}")
-        for name, value in env.items():
-            text = text.replace("env: {", f"env: {{{name}: '{value}', ")
+            text = text.replace("scheduler: slurm", f"scheduler: slurm\n  hetero: {case.hetero}")
         if case.again:
             text = text.replace("env: {", 'env: {AGAIN: "1", ')
         if not case.built_in:
@@ -419,8 +411,9 @@ class Stage:
         found = read_times(attempt, 1)
         return 0 if found is None else found[2]
 
-    def read_result(self, case: Case, run: RunFolder, node: str) -> Result:
-        attempts = run.attempts()
+    def read_result(self, case: Case, run: RunFolder) -> Result:
+        attempts, hosts = run.attempts(), read_hosts(run, 0)
+        node = hosts[case.node or 0] if hosts else ""
         hang = read_hang(attempts[0]) if attempts else None
         seconds, without = None, False
         trained = [one for one in attempts[1:] if read_times(one, 1)]
@@ -446,11 +439,16 @@ class Stage:
         )
 
 
-def stage_on_lab(names: list[str], at_once: int, minutes: float, before: str) -> list[str]:
-    """Lines of the page: rows of the named cases, or all; others stay as they were `before`."""
+def stage_on_lab(
+    names: list[str], at_once: int, minutes: float, before: str, kept: Path | None
+) -> list[str]:
+    """Lines of the page: rows of the named cases, or all; others stay as they were `before`. Runs
+    that are in the folder `kept` are read."""
     with tempfile.TemporaryDirectory(prefix="hangs-") as text:
-        Path(text).chmod(0o755)
-        found = run_on_lab(names, at_once, Path(text), minutes)
+        folder = kept or Path(text)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+        found = run_on_lab(names, at_once, folder, minutes)
         return render_rows(found, before if names else "")
 
 
