@@ -22,8 +22,10 @@ from varuna_core.agent.processes.guard import (
     parse_down,
 )
 from varuna_core.agent.processes.proc import read_stat
-from varuna_core.hang.signs import read_signs
-from varuna_core.records.files import write_json
+from varuna_core.facts.hang import Hang, HangAction, HangWitness
+from varuna_core.hang.judge import Finding
+from varuna_core.hang.signs import read_hang, read_signs
+from varuna_core.records.files import read_json, write_json
 from varuna_core.records.logs.step_counts import StepFile, Tally
 from varuna_core.records.runfolder import RunFolder
 
@@ -243,6 +245,19 @@ def test_ranks_that_a_launcher_started_are_found_by_their_counts(pids, tmp_path,
     monkeypatch.setattr(guard, "list_below", lambda mains, stats: {10, 11, 12})
     found = watched.guard._find_inner({0: 10})
     assert found == ({rank: pid for rank, pid in enumerate(pids) if pid < 90} or {0: 10})
+
+
+@pytest.mark.parametrize(("inner_ranks", "expected"), [(None, 1), (2, None)])
+def test_a_stop_blames_only_ranks_of_the_plan(inner_ranks, expected, tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    group = SimpleNamespace(**{**vars(GROUP), "inner_ranks": inner_ranks})
+    monkeypatch.setattr(watched.guard, "_node", SimpleNamespace(index=0, ranks=[0], group=group))
+    monkeypatch.setattr(guard, "choose_action", lambda plan: HangAction.RESTART)
+    hang = Hang(HangWitness.STOPPED, since=1.0, seen_at=2.0, rank=1, node="n0")
+    watched.guard._act(Finding(hang, True, 2.0))
+    stop = read_json(watched.attempt.stop)
+    assert (stop["node"], stop["rank"]) == ("n0", expected)
+    assert read_hang(watched.attempt).rank == 1
 
 
 @pytest.mark.parametrize(

@@ -621,7 +621,9 @@ class Guard(threading.Thread):
         reason = describe_hang(hang)
         # A manager starts again after whatever else stops an attempt.
         kind = "cancel" if self._plan.morph and action is HangAction.STOP else HANG
-        at_fault: Dict[str, Any] = {"node": hang.node, "rank": hang.rank, "cause": EndCause.HANG}
+        # A launcher's own ranks are none of the plan's.
+        rank = None if self._node.group.inner_ranks else hang.rank
+        at_fault: Dict[str, Any] = {"node": hang.node, "rank": rank, "cause": EndCause.HANG}
         if write_stop(self._attempt, kind, HUNG, reason, **at_fault):
             self._say(f"stopping the attempt: {reason}")
         self._look_now()
