@@ -43,8 +43,8 @@ measured.
 
 The miss of the fresh list, ProLong, gives an option a variable in quotation marks that nobody sets.
 Bash passes an empty word; the importer asks for the variable. That of the half apart, nvlm, has a
-folder to be replaced in its words, and is refused for it; axolotl, pai-mpi and sc21 are refused for
-a reason that is true too.
+folder to be replaced in its words, and is refused for it; axolotl and pai-mpi are refused for
+another reason, which is true too.
 
 A third draw of 24 scripts, one of each of 24 other repositories, judged by eye, was run once before
 "tested files": 21 were right or refused, one had a wrong program (FZJ-JSC/tutorial-multi-gpu) and
