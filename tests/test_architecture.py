@@ -281,6 +281,12 @@ def test_no_file_is_made_through_a_link() -> None:
     assert not found, found
 
 
+def test_no_number_is_told_by_isdigit() -> None:
+    """`\xb2` is a digit that `int` refuses; what `isdecimal` takes, `int` takes."""
+    for path in (path for room in MAY_IMPORT for path in files(room)):
+        assert ".isdigit()" not in path.read_text(), path
+
+
 SCHEDULERS = {"slurm", "allocation", "local", "ssh", "pbs"}
 """Names in plans."""
 

@@ -182,7 +182,8 @@ def raw(run: Path, random: Random, large: Path) -> str:
 
 def pattern(run: Path, random: Random, large: Path) -> str:
     told = random.choice(PATTERNS)
-    with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, KeyError):
+    told_of = (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError)
+    with contextlib.suppress(*told_of):
         path = run / random.choice(("plan.json", "known_lines.json"))
         found = json.loads(path.read_text())
         if path.name == "plan.json":

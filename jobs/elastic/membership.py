@@ -227,7 +227,7 @@ def read_members(view: RunView, plan: Plan) -> Members:
 def read_leaving(run: RunFolder) -> frozenset[int]:
     """Seats that were asked to leave."""
     stems = [name[:-5] for name in list_names(run.morph.leave(0).parent)]
-    return frozenset(int(stem) for stem in stems if stem.isdigit())
+    return frozenset(int(stem) for stem in stems if stem.isdecimal())
 
 
 def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:

@@ -121,7 +121,7 @@ class SchedulerJob:
     @property
     def component(self) -> int:
         number = self.id.partition("+")[2]
-        return int(number) if number.isdigit() else 0
+        return int(number) if number.isdecimal() else 0
 
     @property
     def limit(self) -> Known[float]:

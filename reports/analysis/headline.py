@@ -161,7 +161,7 @@ STEP_LINES = "lines about steps"
 def _count_ranks(job: Job) -> int:
     """The ranks of a folder without a record; 0 is not known."""
     said = job.job_info.get("WORLD_SIZE", "")
-    if said.isascii() and said.isdigit():
+    if said.isascii() and said.isdecimal():
         return int(said)
     return len({(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header})
 

@@ -39,7 +39,7 @@ def _read_log(
     attempt: AttemptSources, node: str, stream: str, path: Path, most: int
 ) -> Iterator[dict[str, Any]]:
     marks = MarkReader(path.with_suffix(".times"), is_err=stream == "err")
-    own_rank = int(path.stem) if path.parent.name == "ranks" and path.stem.isdigit() else None
+    own_rank = int(path.stem) if path.parent.name == "ranks" and path.stem.isdecimal() else None
     try:
         with open_file(path) as handle:
             size = handle.seek(0, 2)

@@ -48,7 +48,7 @@ def place_nodes(settings: Mapping[str, Sequence[Mapping[str, str]]]) -> dict[int
     for node, blocks in settings.items():
         own = {block.get("NODE_RANK", "") for block in blocks}
         index = next(iter(own)) if len(own) == 1 else ""
-        if index.isascii() and index.isdigit():
+        if index.isascii() and index.isdecimal():
             found.setdefault(int(index), set()).add(node)
     return {index: next(iter(nodes)) for index, nodes in found.items() if len(nodes) == 1}
 

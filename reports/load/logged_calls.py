@@ -74,7 +74,7 @@ class Layout:
 def read_size(info: Mapping[str, str], name: str) -> int | None:
     """A setting that is a positive number."""
     text = info.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else None
+    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ from vjob.reports.load.kineto import ENDINGS, is_profile
 LOGS = (".out", ".log", ".txt")
 _LOG_NAME = re.compile(r"\.(out|log|txt|err|[oe]?\d+)$|^[^.]+$")
 """Of one log: also `train.o4711`, and names without an ending."""
+MOST_ATTEMPTS = 200
+"""The newest of a run that are read; each costs time, even an empty one."""
 _OF_BATCH = re.compile(r"scheduler(\.[\w-]+)?\.out")
 """What a batch script printed is no node's log."""
 
@@ -57,6 +59,8 @@ class Sources:
     run: RunFolder | None
     """None for a bare folder."""
     attempts: tuple[AttemptSources, ...]
+    num_left_out: int = 0
+    """Older attempts, beyond MOST_ATTEMPTS."""
 
 
 def find_sources(path: Path) -> Sources:
@@ -80,9 +84,10 @@ def find_sources(path: Path) -> Sources:
     if not path.is_dir():
         raise SourceError(f"{path} is neither a folder nor a file")
     run = RunFolder(path)
+    started = run.attempts()
     attempts = [
         found
-        for attempt in run.attempts()
+        for attempt in started[-MOST_ATTEMPTS:]
         for found in (*_find_earlier(attempt), _find_attempt(str(attempt.number), attempt.path))
     ]
     attempts = _add_outer_profiles(run, attempts)
@@ -94,7 +99,8 @@ def find_sources(path: Path) -> Sources:
                 "no trace/node-<index>.jsonl, no *.pt.trace.json"
             )
         return Sources(name=path.name, run=None, attempts=(bare,))
-    return Sources(name=path.name, run=run, attempts=tuple(attempts))
+    left_out = max(0, len(started) - MOST_ATTEMPTS)
+    return Sources(name=path.name, run=run, attempts=tuple(attempts), num_left_out=left_out)
 
 
 def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:

@@ -240,6 +240,8 @@ def load_job(
         bare, others = choose_job(sources.attempts[0])
         sources = replace(sources, attempts=(bare,))
     skipped: dict[str, str] = {}
+    if sources.num_left_out:
+        skipped["older attempts"] = f"{sources.num_left_out} of them: only the newest are read"
     paths = [(attempt.label, path) for attempt in sources.attempts for path in attempt.traces]
     say(f"{len(paths)} traces")
     traces = _read_with_profiles(sources, paths, skipped, say)
@@ -335,7 +337,7 @@ def _read_with_profiles(
     folded = []
     for number, attempt in enumerate(sources.attempts):
         say(f"{len(attempt.profiles)} files of torch.profiler")
-        taken = {int(path.stem) for path in attempt.traces if path.stem.isdigit()}
+        taken = {int(path.stem) for path in attempt.traces if path.stem.isdecimal()}
         files, bad = fold_files(attempt.profiles, taken, folder / str(number))
         folded += [(attempt.label, path) for path in files]
         skipped |= {f"{attempt.label}/{name}".lstrip("/"): why for name, why in bad.items()}

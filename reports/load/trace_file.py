@@ -117,7 +117,7 @@ class File:
 
     def __init__(self, attempt: str, path: Path) -> None:
         digits = path.name.partition(".")[0]
-        rank = int(digits) if digits.isdigit() else -1
+        rank = int(digits) if digits.isdecimal() else -1
         self.traces = [self._begin(attempt, path, rank, NO_HEADER)]
         self._now = self.traces[0]
         self._last: dict[int, RankTrace] = {}

@@ -156,10 +156,10 @@ def find_job_processes(jobs: Sequence[str], own_step: str) -> List[Tuple[int, in
         task.setdefault(env.get("RANK", ""), []).append(pid)
     found = []
     for (_, number), ranks in tasks.items():
-        named = {rank: pids for rank, pids in ranks.items() if rank.isdigit()}
+        named = {rank: pids for rank, pids in ranks.items() if rank.isdecimal()}
         for rank, pids in (named or ranks).items():
             below = list_below(pids, stats)
-            own = int(rank) if rank.isdigit() else int(number) if number.isdigit() else 0
+            own = int(rank) if rank.isdecimal() else int(number) if number.isdecimal() else 0
             found += [(own, pid) for pid in pids if pid not in below]
     return sorted(found)
 

@@ -101,7 +101,7 @@ def parse_machine(word: str) -> Machine | str:
         return "want HOST, USER@HOST or USER@HOST:PORT"
     if port is None:
         return Machine(host=host, user=user or None)
-    if not (port.isascii() and port.isdigit() and 1 <= int(port) <= 65535):
+    if not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
         return f"port {port!r} is not a number from 1 to 65535"
     return Machine(host=host, user=user or None, port=int(port))
 

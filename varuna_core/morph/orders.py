@@ -94,7 +94,7 @@ def read_presences(
     themselves."""
     found = {}
     for name in list_names(folder.nodes):
-        is_asked = name[:-5].isdigit() and int(name[:-5]) not in besides
+        is_asked = name[:-5].isdecimal() and int(name[:-5]) not in besides
         value = read_json(folder.nodes / name) if is_asked else None
         presence = parse_presence(value)
         if presence is not None and presence.session == session:
@@ -112,7 +112,7 @@ def read_leave(folder: MorphFolder) -> Dict[int, str]:
     """Seats whose nodes were asked to leave, and why where no person did."""
     found = {}
     for name in list_names(folder.leave(0).parent):
-        if name[:-5].isdigit():
+        if name[:-5].isdecimal():
             value = read_json(folder.leave(int(name[:-5])))
             found[int(name[:-5])] = str(value.get("why", "")) if isinstance(value, dict) else ""
     return found

@@ -138,7 +138,7 @@ def find_epoch(folder: MorphFolder) -> int:
     """The newest epoch that was claimed; -1 before the first."""
     names = list_names(folder.epochs)
     numbers = [name[: -len(CLAIM)] for name in names if name.endswith(CLAIM)]
-    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def read_claim(folder: MorphFolder, epoch: int) -> Optional[Claim]:
@@ -173,7 +173,7 @@ def is_outdated(folder: MorphFolder, session: str, newest: int) -> bool:
         return False
     job, _, restart = session.rpartition(".")
     last_job, _, last_restart = last.rpartition(".")
-    if job == last_job and restart.isdigit() and last_restart.isdigit():
+    if job == last_job and restart.isdecimal() and last_restart.isdecimal():
         return int(last_restart) > int(restart)
     return session in readable
 

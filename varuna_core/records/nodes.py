@@ -71,7 +71,7 @@ def read_report(attempt: AttemptFolder, index: int) -> NodeReport | None:
 def read_reports(attempt: AttemptFolder) -> dict[int, NodeReport]:
     """The reports that landed, by node index."""
     names = list_names(attempt.node_report(0).parent)
-    indices = sorted(int(name[:-5]) for name in names if name[:-5].isdigit())
+    indices = sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())
     found = {index: read_report(attempt, index) for index in indices}
     return {index: report for index, report in found.items() if report is not None}
 

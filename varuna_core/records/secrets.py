@@ -698,7 +698,7 @@ def _measure(run: str) -> float:
     kinds: Set[str] = set()
     bits, kind_before, before = 0.0, "^", "^"
     for sign in run:
-        kind = "d" if sign.isdigit() else "l" if sign.islower() else "u"
+        kind = "d" if sign.isdecimal() else "l" if sign.islower() else "u"
         kinds.add(kind)
         bits += _KIND_BITS[kind_before + kind]
         letter = sign.lower()

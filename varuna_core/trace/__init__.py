@@ -414,7 +414,7 @@ def _open(every: int, stages: Sequence[int] | None, replica: int | None) -> Trac
     stem = Path(os.environ["VJOB_TRACE"]).stem
     return TraceWriter(
         find_trace_file(os.environ),
-        int(stem) if stem.isdigit() else _read_number("RANK"),
+        int(stem) if stem.isdecimal() else _read_number("RANK"),
         stages=[_read_number("VJOB_STAGE")] if stages is None else stages,
         replica=_read_number("VJOB_REPLICA") if replica is None else replica,
         log_every=every,
@@ -426,7 +426,7 @@ def _open(every: int, stages: Sequence[int] | None, replica: int | None) -> Trac
 
 def _read_number(name: str) -> int:
     text = os.environ.get(name, "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdecimal() else 0
 
 
 def _find_device() -> dict[str, str]:

@@ -106,7 +106,7 @@ class Engine:
             return call(engine, *args, **kwargs)
         if not recorder.is_driven:
             rank = os.environ.get("RANK", "")
-            recorder.place(None, int(rank) if rank.isdigit() else 0)
+            recorder.place(None, int(rank) if rank.isdecimal() else 0)
         if not recorder.is_driven or (self._first is not None and self._first() is None):
             recorder.is_driven, self._first = True, weakref.ref(engine)
             recorder.begin_step(int(engine.global_steps) + 1)

@@ -89,7 +89,7 @@ class Loop:
             read_at, self._read_at = self._read_at, None
             if not trace.is_open() and "VJOB_REPLICA" not in os.environ:
                 rank = os.environ.get("RANK", "")
-                self._recorder.place(None, int(rank) if rank.isdigit() else 0)
+                self._recorder.place(None, int(rank) if rank.isdecimal() else 0)
             self._recorder.begin_step(at=read_at[0] if read_at else None)
             writer = trace.get_writer()
             if writer is not None and read_at:

@@ -233,7 +233,7 @@ class AttemptReader:
         names: dict[Any, str] = {}
         for values in (self._beats.values, self._reports.values):
             for key, value in values.items():
-                if key.isdigit() and value.get("host"):
+                if key.isdecimal() and value.get("host"):
                     names[int(key)] = str(value["host"])
         names = {index: names[index] for index in sorted(names)}
         known = set(names.values())

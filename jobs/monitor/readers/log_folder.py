@@ -188,7 +188,7 @@ class FolderReader:
 
 def _find_missing(nodes: Iterable[NodeFiles], info: Mapping[str, str]) -> tuple[int, ...]:
     said = info.get("NNODES", "")
-    num_nodes = int(said) if said.isascii() and said.isdigit() else 0
+    num_nodes = int(said) if said.isascii() and said.isdecimal() else 0
     printed = [files.logs["out"].node_ranks for files in nodes if "out" in files.logs]
     return list_missing_nodes(printed, num_nodes)
 

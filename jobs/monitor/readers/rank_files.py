@@ -138,7 +138,7 @@ class TraceFile:
         self.path = path
         self.ranks: dict[int, TraceEnd] = {}
         # A file of one rank has its number for a name, and no line says whose the next ones are.
-        self._own = int(path.stem) if path.stem.isdigit() else None
+        self._own = int(path.stem) if path.stem.isdecimal() else None
         self._share = 1 if self._own is not None else RANKS_OF_NODE
         self._rank = self._own
         self.tail = self._open(FIRST_BYTES)
@@ -365,7 +365,7 @@ class Beats:
         at = as_number(value.get("time"))
         told = value.get("ranks")
         for key, facts in told.items() if isinstance(told, dict) else ():
-            if not key.isdigit() or not isinstance(facts, dict):
+            if not key.isdecimal() or not isinstance(facts, dict):
                 continue
             process = self.processes.setdefault(int(key), Process())
             pid = facts.get("pid")

@@ -95,7 +95,7 @@ def _find_code(snapshot: Snapshot) -> int | None:
     if jobs[0].state == JobState.COMPLETED.value:
         return 0
     code = jobs[0].exit_code.partition(":")[0]
-    return int(code) if jobs[0].state == JobState.FAILED.value and code.isdigit() else None
+    return int(code) if jobs[0].state == JobState.FAILED.value and code.isdecimal() else None
 
 
 def _went_on(at: float, own: RankExit | None, snapshot: Snapshot) -> bool:

@@ -230,7 +230,7 @@ def build_info(row: JobRow) -> SchedulerJob:
         state=parse_name(row.state),
         native_word=row.word or row.state,
         reason_text=row.reason,
-        code=int(code) if code.isdigit() else None,
-        signal=int(number) if number.isdigit() else None,
+        code=int(code) if code.isdecimal() else None,
+        signal=int(number) if number.isdecimal() else None,
         end_cause=parse_cause(row.end_cause) if row.end_cause else None,
     )

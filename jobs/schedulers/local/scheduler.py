@@ -241,7 +241,7 @@ def judge_state(state: dict[str, Any]) -> SchedulerJob:
         nodes=tuple(expand_nodes(str(state.get("nodes", "")))),
         reason_text=reason,
         restarts=int(state.get("restarts", 0)),
-        code=int(code) if code.isdigit() else None,
+        code=int(code) if code.isdecimal() else None,
         end_cause=cause or END_CAUSES.get(parse_name(word)),
     )
 

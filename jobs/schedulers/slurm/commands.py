@@ -207,7 +207,7 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
         job, het, offset, word, nodes, reason, restarts, start = (x.strip() for x in cells[:8])
         *words, left, limit, end, preempted, depends, status, _ = cells[8:]
         comment = "|".join(words).rstrip("|").strip()
-        is_het = het.isdigit() and het != "0" and offset.isdigit()
+        is_het = het.isdecimal() and het != "0" and offset.isdecimal()
         found.append(
             build_job(
                 f"{het}+{offset}" if is_het else job,
@@ -215,7 +215,7 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
                 nodes=nodes,
                 reason=reason,
                 comment="" if comment == "(null)" else comment,
-                restarts=int(restarts) if restarts.isdigit() else 0,
+                restarts=int(restarts) if restarts.isdecimal() else 0,
                 start=start,
                 left=parse_left(left, "squeue"),
                 limit=parse_left(limit, "squeue"),
@@ -306,7 +306,7 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
             continue
         het, offset = facts.get("HetJobId", ""), facts.get("HetJobOffset", "")
         job, index = facts["JobId"], facts.get("ArrayTaskId", "")
-        if index.isdigit():  # of one that pends as part of the whole it is a range
+        if index.isdecimal():  # of one that pends as part of the whole it is a range
             job = f"{facts.get('ArrayJobId', job)}_{index}"
         limit = left = parse_left(facts.get("TimeLimit", ""), "scontrol")
         if isinstance(limit, Value):
@@ -314,7 +314,7 @@ def parse_show_job_output(text: str) -> list[SchedulerJob]:
             left = replace(limit, value=max(0.0, limit.value - run_s))
         found.append(
             build_job(
-                f"{het}+{offset}" if het.isdigit() and offset else job,
+                f"{het}+{offset}" if het.isdecimal() and offset else job,
                 facts.get("JobState", ""),
                 nodes=facts.get("NodeList", ""),
                 reason=facts.get("Reason", "").replace("_", " "),

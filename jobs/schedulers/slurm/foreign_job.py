@@ -64,7 +64,7 @@ def ask_slurm_job(word: str) -> ForeignJob | None:
 
 def _find_place(part: JobPart) -> tuple[int, int]:
     _, _, index = part.info.id.partition("_")
-    return part.info.component, int(index) if index.isdigit() else 0
+    return part.info.component, int(index) if index.isdecimal() else 0
 
 
 def parse_parts(text: str) -> list[JobPart]:
@@ -135,7 +135,7 @@ def expand_pattern(path: str, part: JobPart) -> str:
         return path if path.startswith("/") else os.path.join(part.work_dir, path)
     job, _, index = part.info.id.partition("_")
     nodes = part.info.nodes
-    task = int(index) if index.isdigit() else None
+    task = int(index) if index.isdecimal() else None
     known = {
         "%": "%",
         "A": job if task is not None else part.raw_id,
@@ -156,7 +156,7 @@ def expand_pattern(path: str, part: JobPart) -> str:
 
     def put(match: re.Match[str]) -> str:
         value = known[match[2]]
-        return value.zfill(min(int(match[1] or 0), 10)) if value.isdigit() else value
+        return value.zfill(min(int(match[1] or 0), 10)) if value.isdecimal() else value
 
     shown = _PATTERN.sub(put, path)
     return shown if shown.startswith("/") else os.path.join(part.work_dir, shown)
@@ -173,7 +173,7 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
     found = []
     for line in text.splitlines():
         cells = line.split("|")
-        if len(cells) < 16 or "." in cells[0] or not cells[0][:1].isdigit():
+        if len(cells) < 16 or "." in cells[0] or not cells[0][:1].isdecimal():
             continue
         found.append(
             JobPart(
@@ -189,7 +189,7 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
                 ),
                 raw_id=cells[1],
                 user=cells[6],
-                uid=int(cells[7]) if cells[7].isdigit() else None,
+                uid=int(cells[7]) if cells[7].isdecimal() else None,
                 queue=cells[8],
                 submitted=slurm.parse_date(cells[9]),
                 started=slurm.parse_date(cells[10]),
@@ -206,6 +206,6 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
 def guess_output(part: JobPart) -> JobPart:
     """With the file of sbatch's usual name, where it is there."""
     job, _, index = part.info.id.partition("_")
-    name = f"slurm-{job}_{index}.out" if index.isdigit() else f"slurm-{part.raw_id}.out"
+    name = f"slurm-{job}_{index}.out" if index.isdecimal() else f"slurm-{part.raw_id}.out"
     path = os.path.join(part.work_dir, name)
     return replace(part, out=path, err=path) if part.work_dir and os.path.exists(path) else part

@@ -259,7 +259,7 @@ def end_children() -> None:
             return  # the usual case, without a look at all processes of the machine
         for name in os.listdir("/proc"):
             try:
-                text = Path("/proc", name, "stat").read_text() if name.isdigit() else ""
+                text = Path("/proc", name, "stat").read_text() if name.isdecimal() else ""
             except OSError:
                 continue
             if text and text.rpartition(")")[2].split()[1] == str(os.getpid()):

@@ -203,7 +203,7 @@ def _collect(scratch: Path, said: Mapping[str, object], name: str, folder: str) 
             variables[found["name"]] = Variable(
                 value=_unquote(found).replace(f"{scratch}/bin", "$PATH"),
                 file=Path(place(file)).name,
-                line=int(line) if line.isdigit() else 0,
+                line=int(line) if line.isdecimal() else 0,
                 is_exported="x" in found["flags"],
             )
     status = said["status"]
@@ -211,7 +211,7 @@ def _collect(scratch: Path, said: Mapping[str, object], name: str, folder: str) 
         status=status if isinstance(status, int) else str(status),
         error=error,
         records=records,
-        notes=[(a, b, place(c), int(d) if d.isdigit() else 0)
+        notes=[(a, b, place(c), int(d) if d.isdecimal() else 0)
                for a, b, c, d in zip(*(iter(notes),) * 4, strict=False)],
         variables=variables,
         written={path.name: _read(path) for path in scratch.joinpath("out").iterdir()},
@@ -245,7 +245,7 @@ def _parse_record(
     frames = [
         (file, int(line))
         for file, line in zip(places[::2], places[1::2], strict=False)
-        if file not in (f"{scratch}/prelude", "environment", "main", "") and line.isdigit()
+        if file not in (f"{scratch}/prelude", "environment", "main", "") and line.isdecimal()
     ]
     env = {
         found["name"]: _unquote(found).replace(f"{scratch}/bin", "$PATH")

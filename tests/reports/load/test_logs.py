@@ -20,7 +20,7 @@ from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import render_text
 from vjob.reports.load.blocks import Thinned
 from vjob.reports.load.gpu_log import read_gpus
-from vjob.reports.load.sources import SourceError, find_sources
+from vjob.reports.load.sources import MOST_ATTEMPTS, SourceError, find_sources
 from vjob.reports.load.tables import load_job
 from vjob.reports.load.training_log import LogReader, LogTables
 
@@ -185,3 +185,12 @@ def test_thinned_rows_are_evenly_spread(count: int, most: int) -> None:
         thinned.append({"n": number})
     assert len(thinned.rows) <= most
     assert [row["n"] for row in thinned.rows] == list(range(0, count, thinned.stride))
+
+
+def test_of_very_many_attempts_the_newest_are_read_and_the_others_counted(tmp_path: Path) -> None:
+    for number in range(MOST_ATTEMPTS + 3):
+        (tmp_path / f"attempt-{number}").mkdir()
+    (tmp_path / "record.json").write_text("{}")
+    found = find_sources(tmp_path)
+    assert [one.label for one in found.attempts][:1] == ["3"] and found.num_left_out == 3
+    assert load_job(tmp_path).skipped["older attempts"] == "3 of them: only the newest are read"

@@ -79,7 +79,7 @@ def is_called(planned: str, model: str) -> bool:
     known = {*words, *(words[i] + words[i + 1] for i in range(len(words) - 1))}
     sizes = {word[:-2] for word in words if re.fullmatch(r"\d+gb", word)}
     for word in re.findall(r"[a-z0-9]+", planned.lower()):
-        if word.isdigit() and word not in known:
+        if word.isdecimal() and word not in known:
             if sizes and word not in sizes:
                 return False
         elif word not in known:

@@ -217,7 +217,7 @@ def parse_processes(text: str) -> Dict[str, List[int]]:
     found: Dict[str, List[int]] = {}
     for line in text.splitlines():
         uuid, _, pid = (word.strip() for word in line.partition(","))
-        if pid.isdigit():
+        if pid.isdecimal():
             found.setdefault(uuid, []).append(int(pid))
     return found
 
@@ -233,7 +233,7 @@ def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
     words = [word.strip() for word in line.split(",")]
     num_more = 3 if is_long and len(words) >= 2 + len(KEYS) + 3 else 0
     num_name = len(words) - 1 - len(KEYS) - num_more  # a name may hold commas
-    if num_name < 1 or not words[0].isdigit():
+    if num_name < 1 or not words[0].isdecimal():
         return None
     rest = words[1 + num_name :]
     numbers = {key: _parse_number(word) for key, word in zip(KEYS, rest)}  # noqa: B905
@@ -242,7 +242,7 @@ def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
         index=int(words[0]),
         name=", ".join(words[1 : 1 + num_name]),
         **numbers,
-        ecc_errors=int(errors) if errors.isdigit() else None,
+        ecc_errors=int(errors) if errors.isdecimal() else None,
         throttle=spell_throttle(_parse_bits(reasons)),
         uuid=uuid,
     )

@@ -150,7 +150,7 @@ def _read_new(attempt: AttemptFolder, found: dict[int, NodeReport], opened: floa
     """Read the reports that are new or not final yet; each file once, for there may be many."""
     for name in list_names(attempt.node_report(0).parent):
         stem = name[: -len(".json")]
-        if not name.endswith(".json") or not stem.isdigit():
+        if not name.endswith(".json") or not stem.isdecimal():
             continue
         known = found.get(int(stem))
         if known is None or not known.ready:

@@ -215,7 +215,7 @@ def parse_kernel_record(record: str, since: float) -> str:
     """`priority,number,microseconds,flags;text`; empty for one of before."""
     head, _, text = record.partition(";")
     words = head.split(",")
-    if len(words) < 3 or not words[2].isdigit() or int(words[2]) / 1e6 < since:
+    if len(words) < 3 or not words[2].isdecimal() or int(words[2]) / 1e6 < since:
         return ""
     return f"[{int(words[2]) / 1e6:.3f}] {text.splitlines()[0] if text else ''}"
 
@@ -227,7 +227,7 @@ def find_ras_address(pids: Iterable[int]) -> Address:
     """The address at which a rank's NCCL listens: NCCL_RAS_ADDR, else NCCL's default."""
     for pid in pids:
         host, mark, port = read_environment(pid).get("NCCL_RAS_ADDR", "").rpartition(":")
-        if mark and port.isdigit():
+        if mark and port.isdecimal():
             return host.strip("[]") or RAS_ADDRESS[0], int(port)
     return RAS_ADDRESS
 

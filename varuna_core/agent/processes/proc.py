@@ -60,7 +60,7 @@ def list_stats() -> Dict[int, Stat]:
     """All processes that we may see, by pid."""
     found = {}
     for name in os.listdir("/proc"):
-        stat = read_stat(int(name)) if name.isdigit() else None
+        stat = read_stat(int(name)) if name.isdecimal() else None
         if stat is not None:
             found[int(name)] = stat
     return found
@@ -162,7 +162,7 @@ class ContainerProcesses:
     def _find(self) -> dict[int, Stat]:
         found = {}
         for name in os.listdir("/proc"):
-            if name.isdigit() and self._is_ours(name):
+            if name.isdecimal() and self._is_ours(name):
                 stat = read_stat(int(name))
                 if stat is not None and stat.is_alive:
                     found[int(name)] = stat

@@ -188,7 +188,7 @@ def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[
 def _share_batch(plan: Plan) -> Optional[int]:
     """Samples of a step for each replica, where the conf says how many all have."""
     batch = plan.env.get(VARIABLES["train.global_batch_size"], "")
-    return int(batch) // plan.data if batch.isdigit() else None
+    return int(batch) // plan.data if batch.isdecimal() else None
 
 
 def prepare_container(site: Site, container: ContainerPlan) -> list[Check]:

@@ -60,7 +60,7 @@ def find_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
     index = given
     if index is None:
         number = env.get("SLURM_NODEID", "")
-        if not number.isdigit():
+        if not number.isdecimal():
             raise Refusal(WRONG_INPUT, "which node is this? neither --node nor SLURM_NODEID is set")
         group = env.get("VJOB_GROUP")
         group_of(plan, group)

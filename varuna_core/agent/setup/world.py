@@ -194,7 +194,7 @@ def find_job_id(scheduler: str, own: Mapping[str, str], first: Optional[str]) ->
     number = own.get("SLURM_JOB_ID")
     if scheduler not in UNDER_SLURM or number is None:
         return None
-    return first if first is not None and first.isdigit() else number
+    return first if first is not None and first.isdecimal() else number
 
 
 def is_kept_of_slurm(name: str) -> bool:

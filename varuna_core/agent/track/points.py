@@ -398,4 +398,4 @@ def _find_sizes(
             continue
         return training.global_batch_size, training.sequence
     batch = plan.env.get(VARIABLES["train.global_batch_size"], "")
-    return (float(batch) if batch.isdigit() else None), None
+    return (float(batch) if batch.isdecimal() else None), None

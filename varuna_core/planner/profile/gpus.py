@@ -112,7 +112,7 @@ def list_gpus(name: str) -> list[GpuProduct]:
     """All that it may be, the smallest first."""
     words = [word for word in re.split(r"[^A-Z0-9]+", name.upper()) if word]
     sizes = {int(word[:-2]) for word in words if re.fullmatch(r"\d+GB", word)}
-    sizes |= {int(word) for word in words if word.isdigit()}
+    sizes |= {int(word) for word in words if word.isdecimal()}
     joined = "".join(words)
     found = []
     for gpu in GPUS.values():
@@ -121,7 +121,7 @@ def list_gpus(name: str) -> list[GpuProduct]:
         is_named |= product.startswith("RTX") and product[3:] in words and "RTX" in joined
         if not is_named:
             continue
-        if rest and rest[0].isdigit():
+        if rest and rest[0].isdecimal():
             if not sizes or int(rest[0]) in sizes:
                 found.append(gpu)
         elif bool(rest) == ("PCIE" in words):

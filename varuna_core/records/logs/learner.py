@@ -762,7 +762,7 @@ _ROUNDED = re.compile(r"\d(?:\.\d{1,6})?[eE]\+\d{1,3}|\d{1,4}(?:\.\d{1,3})?[kM]"
 
 
 def _is_whole(word: str) -> bool:
-    if word.replace(",", "").isdigit():
+    if word.replace(",", "").isdecimal():
         return True
     return _ROUNDED.fullmatch(word) is not None and (_parse(word) or 0.5) % 1 == 0
 

@@ -70,7 +70,7 @@ def find_literals(pattern: str, *, is_folded: bool = True) -> frozenset[str]:
     for match in _TOKEN.finditer(pattern):
         part = stack[-1]
         kind = match.lastgroup
-        if kind == "char" and not match.group().isdigit():
+        if kind == "char" and not match.group().isdecimal():
             part.add_char(match.group())
         elif kind == "escape" and not match["escape"].isalnum():
             part.add_char(match["escape"])

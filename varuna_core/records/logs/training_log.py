@@ -304,7 +304,7 @@ def list_missing_nodes(printed: Sequence[Collection[str]], num_nodes: int) -> Tu
 
     None are known to be missing where a log does not say whose it is, or is the only one.
     """
-    found = {int(rank) for own in printed for rank in own if rank.isascii() and rank.isdigit()}
+    found = {int(rank) for own in printed for rank in own if rank.isascii() and rank.isdecimal()}
     if len(printed) < 2 or not all(printed) or max(found, default=num_nodes) >= num_nodes:
         return ()
     return tuple(rank for rank in range(num_nodes) if rank not in found)

@@ -158,8 +158,8 @@ def choose_path(path: str, environ: Mapping[str, str]) -> str | None:
     rank = environ.get("RANK", "")
     name = f"{rank}.steps"
     if "VJOB_NODE_RANKS" in environ:
-        return os.path.join(os.path.dirname(path), name) if rank.isdigit() else path
-    return path if not rank.isdigit() or name == os.path.basename(path) else None
+        return os.path.join(os.path.dirname(path), name) if rank.isdecimal() else path
+    return path if not rank.isdecimal() or name == os.path.basename(path) else None
 
 
 def start(counts: Any, path: str, torch: Any, report: Callable[[str], None] | None = None) -> None:
