@@ -17,7 +17,7 @@ class Store:
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self.base = find_base(request.scratch, request.user_id)
+        self.base = locate_base(request.scratch, request.user_id)
         self.roots = f"{self.base}/roots"
 
     @property
@@ -62,7 +62,7 @@ class Store:
         return hashlib.sha256(f"{self._request.image}\0{stamp}".encode()).hexdigest()[:12]
 
 
-def find_base(scratch: str, user_id: int) -> str:
+def locate_base(scratch: str, user_id: int) -> str:
     """The folder of one user's store below a scratch folder."""
     return f"{scratch}/vjob-{user_id}"
 

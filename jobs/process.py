@@ -18,7 +18,7 @@ from pathlib import Path
 from vjob.jobs.errors import VjobError
 
 
-def find_entry() -> Path:
+def locate_entry() -> Path:
     """The `__main__.py` of the vjob that this module belongs to.
 
     Its place relative to this file differs: a wheel has `vjob/jobs`, an editable installation maps
@@ -29,7 +29,7 @@ def find_entry() -> Path:
     return Path(spec.origin).absolute().with_name("__main__.py")
 
 
-ENTRY = find_entry()
+ENTRY = locate_entry()
 """Run by its path, it imports this very vjob; no environment is needed, so none reaches ranks."""
 TIMEOUT_S = 60.0
 END_S = 10.0

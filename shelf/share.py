@@ -64,7 +64,7 @@ WHY = "only its owner decides who reads it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class WithheldFile:
     """A file that stays closed for a secret that was found in it."""
 
     file: str
@@ -73,11 +73,11 @@ class Held:
     lines: int
     """How many."""
     what: str
-    words: tuple[Found, ...] = ()
+    words: tuple[WithheldWord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class WithheldWord:
     """A word that others may not see, as it may be named."""
 
     line: int
@@ -96,7 +96,7 @@ class Sharing:
     """Closed files of which a copy is shared."""
     private: list[str] = field(default_factory=list)
     """Files and whole folders."""
-    held: list[Held] = field(default_factory=list)
+    held: list[WithheldFile] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def share_run(run: RunFolder, group: str, *, is_preview: bool, anyway: bool) -> 
     ended = is_over(view_run(run))
     with _explain(run):
         secrets = Secrets(run)
-        sharing = find_shareable(run, secrets, anyway=anyway)
+        sharing = collect_shareable(run, secrets, anyway=anyway)
         if not is_preview:
             _apply(run, sharing, number, secrets)
         hidden_by = _open_parents(run, number, is_preview=is_preview)
@@ -182,7 +182,7 @@ def find_group(name: str) -> int:
 # What may be shared.
 
 
-def find_shareable(run: RunFolder, secrets: Secrets, *, anyway: bool) -> Sharing:
+def collect_shareable(run: RunFolder, secrets: Secrets, *, anyway: bool) -> Sharing:
     """Look through the run's files; changes none."""
     sharing = Sharing()
     for name, is_folder in _list_entries(run.path):
@@ -256,9 +256,9 @@ class Secrets:
                 if len(found) >= LEAST_SECRET:
                     self._names.setdefault(found, "")
 
-    def find_in(self, path: Path, name: str) -> Held | None:
+    def find_in(self, path: Path, name: str) -> WithheldFile | None:
         """Look for them in a file, and for what is a secret by its shape."""
-        lines: dict[int, Found] = {}
+        lines: dict[int, WithheldWord] = {}
         is_drawn = is_written(name)
         for text, first in _read_pieces(path):
             found = dict.fromkeys(find_drawn(text) if is_drawn else (), DRAWN)
@@ -272,12 +272,12 @@ class Secrets:
                 while at >= 0:
                     line = first + text.count("\n", 0, at)
                     hint = f"{hit[:2]}... ({len(hit)} characters)"
-                    lines.setdefault(line, Found(line=line, what=what, hint=hint))
+                    lines.setdefault(line, WithheldWord(line=line, what=what, hint=hint))
                     at = text.find(hit, at + len(hit) or 1)
         if not lines:
             return None
         words = tuple(lines[line] for line in sorted(lines))
-        return Held(
+        return WithheldFile(
             file=name, line=words[0].line, lines=len(words), what=words[0].what, words=words
         )
 

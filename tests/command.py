@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from tests import PATIENCE, ROOT
 from tests.ranks.start import build_order, fork
-from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.logs.rank_output import locate_output
 from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
 
@@ -190,4 +190,4 @@ def read_out(run: RunFolder, attempt: int = 0) -> str:
 def read_rank(run: RunFolder, rank: int, kind: str = "out", *, attempt: int = 0) -> str:
     """Read what one rank wrote."""
     plan = read_attempt_plan(run, attempt)
-    return find_output(run.attempt(attempt), plan, rank, kind).read().decode()
+    return locate_output(run.attempt(attempt), plan, rank, kind).read().decode()

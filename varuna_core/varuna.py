@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from varuna_core.records.logs.trace import TraceWriter, find_trace_file
+from varuna_core.records.logs.trace import TraceWriter, choose_trace_file
 from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.arguments import FROM_CONF, ConfArguments, FromConf
 from varuna_core.runtime.assembly import assemble
@@ -42,11 +42,11 @@ from varuna_core.runtime.comm.failure import RankFailed, describe_error, is_conn
 from varuna_core.runtime.comm.links import join_ranks
 from varuna_core.runtime.comm.meeting import Meeting, open_meeting
 from varuna_core.runtime.engine.adapting import Adapting
-from varuna_core.runtime.engine.graph_memory import agree_on_memory, find_limit
+from varuna_core.runtime.engine.graph_memory import agree_on_memory, compute_limit
 from varuna_core.runtime.engine.microbatch import (
     GetBatch,
     MicroBatch,
-    find_first,
+    compute_first,
 )
 from varuna_core.runtime.engine.plans import count_stages
 from varuna_core.runtime.given import describe_batch, describe_shapes
@@ -149,7 +149,7 @@ class Varuna(RankModule):
         if options.trace is FROM_CONF:
             writer = open_once(
                 lambda: open_rank_trace(
-                    find_trace_file(os.environ),
+                    choose_trace_file(os.environ),
                     rank,
                     stages,
                     schedule=settings.schedule,
@@ -318,10 +318,10 @@ class Varuna(RankModule):
             )
             weights.note(summed)
 
-            def find_factor() -> float:
-                return weights.find_factor(self.agreement.sum_means(summed))
+            def compute_factor() -> float:
+                return weights.compute_factor(self.agreement.sum_means(summed))
 
-            self.gradients.reduce(find_factor if form.is_weighed_after else None)
+            self.gradients.reduce(compute_factor if form.is_weighed_after else None)
             if form.num_terms and form.is_counted:
                 self.agreement.sum_means(summed)
             square = self.gradients.square_norm()
@@ -418,7 +418,7 @@ class Varuna(RankModule):
             self.links.arrivals.batch = describe_shapes(inputs)
             self._compare_first(inputs)
             place = self.replica, self.stage_map.num_replicas
-            first = find_first(size, self.batch_size, self.samples, *place, bounded=bounded)
+            first = compute_first(size, self.batch_size, self.samples, *place, bounded=bounded)
             cast = self.precision.cast(inputs)
             microbatches = self._splitter.split(cast, self.chunk_size, first, self.device)
             self._masters.refresh()
@@ -498,7 +498,7 @@ class Varuna(RankModule):
         if meter is None:
             return None
         if limit is None:
-            limit = find_limit(self.device, self.part.parameters().values())
+            limit = compute_limit(self.device, self.part.parameters().values())
         return agree_on_memory(meter, limit, self.links)
 
     def _plan(self, num_microbatches: int) -> tuple[tuple[Action, ...], int]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from varuna_core.records.files import read_lines
 from varuna_core.records.logs.rank_output import list_outputs
-from varuna_core.records.morphing import find_epoch, read_claim
+from varuna_core.records.morphing import read_claim, read_newest_epoch
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from varuna_core.records.training import read_training
 
@@ -162,7 +162,7 @@ def check_agent(run: RunFolder, name: str, lines: list[dict[str, Any]]) -> list[
 
 def check_left(run: RunFolder, name: str, session: str) -> list[str]:
     """Whether another session has claimed the run after the one that this agent left."""
-    claim = read_claim(run.morph, find_epoch(run.morph))
+    claim = read_claim(run.morph, read_newest_epoch(run.morph))
     if claim is not None and claim.session != session:
         return []
     return [f"agent {name} left {session}, the last session, because {ELSEWHERE}"]

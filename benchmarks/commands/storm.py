@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from benchmarks import RESULTS
-from vjob.shelf.web.feed import Feed, Made
+from vjob.shelf.web.feed import Feed, JobReading
 from vjob.shelf.web.server import LivePage, Server, Site
 
 PAGE = RESULTS / "storm.md"
@@ -71,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--asks", type=int, default=40)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(words)
-    feed = Feed(lambda: Made(parts={"page": b"x"}, note="live"), every_s=1000)
+    feed = Feed(lambda: JobReading(parts={"page": b"x"}, note="live"), every_s=1000)
     feed.renew()
     site = Site(LivePage(document=lambda: b"x" * 4000, feed=feed), token=TOKEN)
     with Server(site) as server:

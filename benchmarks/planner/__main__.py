@@ -34,7 +34,7 @@ from benchmarks.planner.fasop import Peer, time_in_our_model
 from benchmarks.planner.public import render_rows
 from benchmarks.planner.vtrain import render_vtrain
 from varuna_core.planner.model.chain import Chain
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
@@ -70,8 +70,8 @@ def list_small(rounds: int) -> list[str]:
     costs, hops = list_costs(even), list_hops(even)
 
     def make() -> Compiled:
-        find_schedule_model.cache_clear()
-        return find_schedule_model("1f1b", 64, 512, "none").compiled
+        build_schedule_model.cache_clear()
+        return build_schedule_model("1f1b", 64, 512, "none").compiled
 
     compiled, took = measure(make, rounds)
     rows.append(f"| 1f1b of 64 stages, 512 micro-batches: list and dependencies, once | {took} |")
@@ -81,7 +81,7 @@ def list_small(rounds: int) -> list[str]:
     run = lambda: [simulate_step(chain.compiled, chain.build_costs(one)) for one in partitions]  # noqa: E731
     _, took = measure(run)
     rows.append(f"| 1,000 plans of 16 stages, 32 micro-batches, one by one | {took} |")
-    _, took = measure(lambda: chain.find_steps(partitions))
+    _, took = measure(lambda: chain.compute_steps(partitions))
     rows.append(f"| the same at once | {took} |")
     return rows
 
@@ -92,7 +92,7 @@ def _draw_candidates(draw: random.Random, count: int) -> tuple[Chain, list[tuple
     placements = Placements(MIXED_8, tables.size)
     _, counts = placements.list_counts(1, 2, 16, "orders")
     placed = next(placements.iterate(1, 2, tuple(counts[0])))
-    chain = Chain(tables, shape, placed, find_schedule_model("1f1b", 16, 32, "none"))
+    chain = Chain(tables, shape, placed, build_schedule_model("1f1b", 16, 32, "none"))
     cuts = [sorted(draw.sample(range(1, tables.size), 15)) for _ in range(count)]
     return chain, [(0, *cut, tables.size) for cut in cuts]
 

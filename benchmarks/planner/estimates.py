@@ -30,7 +30,7 @@ from benchmarks.planner.public import MODEL, Published
 from benchmarks.planner.vtrain import VOCABULARY, Measured, read_rows
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
@@ -95,7 +95,7 @@ def predict_step(profile: Profile, training: TrainingModel, layout: Layout) -> f
     stages = len(layout.bounds) - 1
     placed = place_in_turn(layout.nodes, stages, shape.tensor, shape.replicas)
     count = training.count_micro_batches(shape.replicas, shape.micro_batch)
-    work = find_schedule_model("1f1b", stages, count, layout.recompute)
+    work = build_schedule_model("1f1b", stages, count, layout.recompute)
     chain = Chain(tables, shape, placed, work)
     return simulate_step(chain.compiled, chain.build_costs(layout.bounds)).step_s
 
@@ -157,7 +157,7 @@ def estimate_sailor(published: Published, path: Path, *, has_links: bool) -> Est
         for a, b in itertools.product(kinds, repeat=2):
             found = published.find_link(names[a], names[b], tensor, zone)
             size = 2.0**23
-            links[a, b, "inter"] = build_link(0.0, size / found.find_time(size) / 1e9)
+            links[a, b, "inter"] = build_link(0.0, size / found.compute_time(size) / 1e9)
         profile = replace(profile, network=Network(links=links, all_reduces={}))
     nodes = tuple(
         NodeKind(name=f"{s}-{r}", gpu=PRODUCTS[gpu], gpus=tensor, count=1)

@@ -24,7 +24,7 @@ from tests.varuna_core.planner.brute_force import (
     keep_front,
 )
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.result.front import find_front
+from varuna_core.planner.result.front import compute_front
 from varuna_core.planner.search import space
 from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Search
@@ -59,7 +59,7 @@ def try_all(one: Instance, *, grouped: bool = False) -> Answer:
 
 
 def search_front(one: Instance) -> Answer:
-    front = find_front(
+    front = compute_front(
         one.profile,
         one.training,
         one.cluster,

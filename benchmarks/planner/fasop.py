@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.planner.cases import GPT2_XL, INTER_GB_S, INTRA_GB_S
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, PlacedPipeline, place
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import Profile
@@ -80,7 +80,7 @@ class Peer:
         kinds = ["A10" if "A10" in site.kinds else "A100" for site in placed.sites]
         work = []
         for kind in kinds:
-            cell = self.profile.find_cell(kind, shape.micro_batch, shape.tensor)
+            cell = self.profile.estimate_cell(kind, shape.micro_batch, shape.tensor)
             work.append(3 * np.array(cell.forward_s))
         bounds = split_greedily(work)
         took = [
@@ -88,7 +88,7 @@ class Peer:
             for row, (a, e) in zip(work, itertools.pairwise(bounds), strict=True)
         ]
         pipeline = self._time_pipeline(took, shape, placed, kinds, count)
-        parameters = self.profile.find_parameters(shape.tensor)
+        parameters = self.profile.compute_parameters(shape.tensor)
         sums = self._time_sum(sum(parameters[: bounds[1]]), shape, kinds[0])
         tied = 0.0
         if stages > 1:
@@ -117,7 +117,7 @@ class Peer:
                 if all(route.where == "intra" for route in placed.boundaries[boundary].routes):
                     rate = INTRA_GB_S[kinds[boundary]] / INTRA_LOSS
                 hops[hop] = sent / (rate * 1e9)
-        compiled = find_schedule_model("1f1b", stages, count, "none").compiled
+        compiled = build_schedule_model("1f1b", stages, count, "none").compiled
         return compiled.run(costs, hops).makespan
 
     def _time_sum(self, parameters: int, shape: Shape, kind: str) -> float:
@@ -131,7 +131,7 @@ class Peer:
         return 2 * (n - 1) / n * parameters * HALF_BYTES / rate
 
     def _fits(self, shape: Shape, bounds: Bounds, kinds: list[str], count: int) -> bool:
-        parameters = self.profile.find_parameters(shape.tensor)
+        parameters = self.profile.compute_parameters(shape.tensor)
         s, h, t = GPT2_XL.length, GPT2_XL.hidden, shape.tensor
         each = s * shape.micro_batch * h * (10 + 24 / t + 5 * GPT2_XL.heads * s / (h * t))
         for kind, (a, e) in zip(kinds, itertools.pairwise(bounds), strict=True):
@@ -174,6 +174,6 @@ def split_greedily(work: list[np.ndarray]) -> Bounds:
 def time_in_our_model(profile: Profile, training: TrainingModel, guess: Guess) -> float | None:
     """None if it does not fit in memory there."""
     count = training.count_micro_batches(guess.shape.replicas, guess.shape.micro_batch)
-    work = find_schedule_model("1f1b", len(guess.placed.sites), count, "none")
+    work = build_schedule_model("1f1b", len(guess.placed.sites), count, "none")
     chain = Chain(Tables(profile, training), guess.shape, guess.placed, work)
-    return chain.find_step(guess.bounds) if is_allowed(chain, guess.bounds) else None
+    return chain.compute_step(guess.bounds) if is_allowed(chain, guess.bounds) else None

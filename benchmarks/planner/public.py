@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.step import ActionCosts, StepCosts, StepTime, simulate_step
 from varuna_core.planner.profile.profile import LinkTime
 from varuna_core.schedule.compiled import KINDS
@@ -103,7 +103,7 @@ class Published:
             for layers, stage in zip(stages, held, strict=True)
         ]
         return simulate_step(
-            find_schedule_model("1f1b", len(stages), m, "none").compiled,
+            build_schedule_model("1f1b", len(stages), m, "none").compiled,
             StepCosts(
                 columns=tuple(columns),
                 reduce_s=tuple(reduce),
@@ -135,7 +135,9 @@ class Published:
         for stage, layers in enumerate(stages[:-1]):
             (a, tp), (b, _) = held[stage], held[stage + 1]
             size = mbs * self.info[str(tp)][str(layers[-1])]["act_output_bytes"]
-            hops += [self.find_link(*pair, tp, zone).find_time(size) for pair in ((a, b), (b, a))]
+            hops += [
+                self.find_link(*pair, tp, zone).compute_time(size) for pair in ((a, b), (b, a))
+            ]
         forward, backward = (
             [
                 sum(self._cell(gpu, mbs, tp, layer)[way] for layer in layers)
@@ -166,7 +168,7 @@ class Published:
         size = sum(self.info[str(tp)][str(layer)]["params_bytes"] for layer in layers) * tp
         ring = zip(held, [*held[1:], held[0]], strict=True)
         return max(
-            2 * (count - 1) * self.find_link(a, b, tp, zone).find_time(size / count)
+            2 * (count - 1) * self.find_link(a, b, tp, zone).compute_time(size / count)
             for (a, _), (b, _) in ring
         )
 

@@ -4,8 +4,8 @@
 
 FOLDER holds eth-easl/sailor's profiles (MIT): OPT-350M on six GPUs, forward and backward of each
 layer by micro-batch size and tensor degree. Each size is left out in turn and derived from two
-others as `Profile.find_cell` does. What the product adds to the band of a prediction (`BETWEEN`,
-`BEYOND` in varuna_core/planner/result/covered.py) are this result's figures.
+others as `Profile.estimate_cell` does. What the product adds to the band of a prediction
+(`BETWEEN`, `BEYOND` in varuna_core/planner/result/covered.py) are this result's figures.
 """
 
 from __future__ import annotations

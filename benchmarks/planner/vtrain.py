@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 
 VOCABULARY = 51200
 NODE_GPUS = 8
@@ -122,7 +122,7 @@ def predict(row: Measured, rates: Array) -> float:
     work[-1] += head
     none = [0.0] * row.stages
     costs = [*(w / 3 for w in work), *none, *none, *(2 * w / 3 for w in work), *none, *none]
-    compiled = find_schedule_model("1f1b", row.stages, row.num_microbatches, "none").compiled
+    compiled = build_schedule_model("1f1b", row.stages, row.num_microbatches, "none").compiled
     pipeline = compiled.run(costs, [message] * (2 * (row.stages - 1))).makespan
     return pipeline + sum(each[name] * rate for name, rate in zip(OF_STEP, rates[5:], strict=True))
 

@@ -41,7 +41,7 @@ from benchmarks.runtime.rank_memory import MemoryWatch
 from varuna_core import Options, Profiler, Varuna
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import PlacedPipeline, StageSite
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.step import find_peaks
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
@@ -146,11 +146,11 @@ def predict(hidden: int) -> dict[str, tuple[float, float]]:
     whole = 0, profile.model.num_segments
     found: dict[str, tuple[float, float]] = {}
     for way in BOUNDS:
-        work = find_schedule_model("gpipe", 1, NUM_MICROBATCHES, way)
+        work = build_schedule_model("gpipe", 1, NUM_MICROBATCHES, way)
         chain = Chain(tables, shape, placed, work)
         (held,) = chain.list_memory(whole)
         (peak,) = find_peaks(chain.compiled, [replace(held, fixed=0.0)])
-        found[way] = peak, chain.find_step(whole)
+        found[way] = peak, chain.compute_step(whole)
     return found
 
 

@@ -98,7 +98,7 @@ class Training:
 
     def list_saved(self) -> dict[str, Tensor]:
         """The tensors that this rank's part of a checkpoint holds."""
-        progress = self.varuna._find_progress()
+        progress = self.varuna._build_progress()
         part = self.varuna.saving.take_part(progress, 0, True)
         held = [entry for entries in part.segments.values() for entry in entries]
         return {f"{e.kind}/{e.name}{e.box}": e.load() for e in held}

@@ -137,7 +137,7 @@ def join_profiles(profiles: Sequence[Profile]) -> Profile:
         return {
             key: LinkTime(
                 points=tuple(
-                    (size, statistics.median(one[key].find_time(size) for one in found))
+                    (size, statistics.median(one[key].compute_time(size) for one in found))
                     for size, _ in link.points
                 )
             )

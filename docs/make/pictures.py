@@ -51,7 +51,7 @@ from vjob.jobs.monitor.model.run_row import RunRow
 from vjob.jobs.monitor.model.snapshot import Health, Line, Snapshot, Verdict
 from vjob.jobs.reporting.report import MORE_EVENTS, format_now, read_job
 from vjob.shelf.web import status as web_status
-from vjob.shelf.web.feed import Feed, Made
+from vjob.shelf.web.feed import Feed, JobReading
 from vjob.shelf.web.server import LivePage, Server, Site
 
 SIZES = {80: 24, 200: 40}
@@ -245,14 +245,14 @@ def open_status() -> LivePage:
     page = web_status.build_job_page(
         snapshot, verdict, (("../../", "all runs"), ("report/", "report"))
     )
-    made = Made(parts={"page": web_status.render(page)}, lines=shown, note=web_status.LIVE)
+    made = JobReading(parts={"page": web_status.render(page)}, lines=shown, note=web_status.LIVE)
     return web_status._make_page(
         web_status.StatusPage(title=snapshot.run), Feed(lambda: made, every_s=600.0)
     )
 
 
 def open_runs() -> LivePage:
-    made = Made(
+    made = JobReading(
         parts={"page": web_status.render(web_status.build_runs_page(make_rows()))},
         note=web_status.RUNS,
     )

@@ -144,7 +144,7 @@ class VjobExecutor(ScriptExecutor):
         self._throttle()
         run, record = submitting.submit(
             resolved,
-            after=self._find_after(),
+            after=self._resolve_after(),
             executor=self,
             fill=functools.partial(self._write_function, delayed, resolved.conf),
         )
@@ -161,11 +161,11 @@ class VjobExecutor(ScriptExecutor):
             [functools.partial(self._write_function, one, resolved.conf) for one in all_delayed],
             at_most=self.parameters.get("array_parallelism", OWN["array_parallelism"]),
             executor=self,
-            after=self._find_after(),
+            after=self._resolve_after(),
         )
         return [VjobJob.open(run) for run in folders]
 
-    def _find_after(self) -> AfterRuns:
+    def _resolve_after(self) -> AfterRuns:
         return find_after(name_jobs(self.parameters.get("after") or ()), (), Path.cwd())
 
     def resolve_function(self, delayed: DelayedSubmission) -> Resolved:

@@ -23,7 +23,7 @@ from varuna_core.functions.environment import VjobPaths
 from varuna_core.records import record as records
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import list_names
-from varuna_core.records.logs.rank_output import RankOutput, find_output
+from varuna_core.records.logs.rank_output import RankOutput, locate_output
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
 from varuna_core.records.requests import LEFT, read_stop, write_signal
@@ -421,7 +421,7 @@ class VjobJob(Job[R]):
     def _find_outputs(self, rank: int, kind: str) -> list[RankOutput]:
         """Output files of all attempts, oldest first."""
         return [
-            find_output(one, read_attempt_plan(self.run, one.number), rank, kind)
+            locate_output(one, read_attempt_plan(self.run, one.number), rank, kind)
             for one in self.run.attempts()
         ]
 

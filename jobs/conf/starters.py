@@ -80,7 +80,7 @@ KINDS = tuple(
 """Names that `vjob init --for` takes."""
 
 
-def find_starter(kind: str) -> Starter:
+def load_starter(kind: str) -> Starter:
     """The starter of a kind; that of a recipe is read from its folder."""
     if kind in STARTERS:
         return STARTERS[kind]
@@ -114,7 +114,7 @@ def render_starter(
 
 
 def _list_lines(kind: str, groups: Sequence[NodeGroup], note: str, is_alone: bool) -> Iterator[str]:
-    starter = find_starter(kind)
+    starter = load_starter(kind)
     yield from starter.notes
     if is_alone and starter.needs:
         yield "# Have these beside this file, or change the keys that name them:"

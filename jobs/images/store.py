@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.formatting import align_columns, format_size
-from vjob.containers.store import find_base
+from vjob.containers.store import locate_base
 from vjob.jobs.errors import InputError
 
 Say = Callable[[str], None]
@@ -74,7 +74,7 @@ class NodeStore:
     """This user's store below one scratch folder of this node."""
 
     def __init__(self, scratch: str, user_id: int) -> None:
-        self.base = Path(find_base(scratch, user_id))
+        self.base = Path(locate_base(scratch, user_id))
         self.roots = self.base / "roots"
         self._user_id = user_id
 
@@ -105,12 +105,12 @@ class NodeStore:
             return Root(
                 name=name,
                 path=str(path),
-                state=self._find_state(name, base),
+                state=self._read_state(name, base),
                 image=os.readlink(path) if in_place else image,
                 in_place=in_place,
                 is_stale=is_stale and not in_place,
                 bytes=0 if in_place else measure(path),
-                used=self._find_time(path, base),
+                used=self._read_time(path, base),
             )
         return None
 
@@ -127,14 +127,14 @@ class NodeStore:
             return path, False
         return path, (size, changed) != (str(now.st_size), str(int(now.st_mtime)))
 
-    def _find_state(self, name: str, base: str) -> str:
+    def _read_state(self, name: str, base: str) -> str:
         if is_held(self.roots / f".{base}.lock", fcntl.LOCK_SH):
             return PREPARING
         if name != base:
             return LEFT_OVER
         return IN_USE if is_held(self.roots / f".{name}.use") else IDLE
 
-    def _find_time(self, path: Path, base: str) -> float:
+    def _read_time(self, path: Path, base: str) -> float:
         """prepare.sh opens the lock for writing each time, which sets its time."""
         lock = self.roots / f".{base}.lock"
         return (lock if lock.exists() else path).lstat().st_mtime

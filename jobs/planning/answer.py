@@ -15,7 +15,7 @@ from varuna_core.planner.result.front import (
     PricedPlan,
     choose_by_deadline,
     choose_within_budget,
-    find_front,
+    compute_front,
 )
 from varuna_core.planner.result.plan import (
     ShapePlan,
@@ -90,7 +90,7 @@ def find_answer(
     front = None
     if has_front:
         short = within(min(deadline.left_s, MOST_FRONT_S))
-        front = find_front(profile, training, cluster, wishes, candidates, deadline=short)
+        front = compute_front(profile, training, cluster, wishes, candidates, deadline=short)
     if front is not None and is_chosen:
         offer, chosen_for = choose_offer(front, question.steps, budget, deadline_h)
         chosen = offer.candidate

@@ -15,14 +15,14 @@ from pathlib import Path
 from varuna_core.facts.partition import Partition
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.result.plan import ShapePlan, build_plan
 from varuna_core.planner.search.deadline import Deadline, within
 from varuna_core.planner.search.partition import CLOSE, find_partition
 from varuna_core.planner.search.search import Candidate
-from varuna_core.planner.search.several import NAMES, count_each, find_at, find_guide
+from varuna_core.planner.search.several import NAMES, build_guide, count_each, find_at
 from varuna_core.planner.search.space import Option, list_options
 from varuna_core.records.plan import name_nodes
 from vjob.jobs.conf.schema import JobConf
@@ -49,7 +49,7 @@ def plan_fixed_layout(question: Question, conf: JobConf) -> ShapePlan:
     tables = Tables(question.profile, training)
     best: Candidate | None = None
     deadline = within(LIMIT_S)
-    for option in list_options(question.profile, training, cluster, find_guide(wishes)):
+    for option in list_options(question.profile, training, cluster, build_guide(wishes)):
         if option.shape.replicas != replicas:
             continue
         if wishes.schedule in NAMES:
@@ -77,7 +77,7 @@ def _find_cuts(
     """The best cuts of one option; None if none fits, or none is better than `best`."""
     shape = option.shape
     placed = place_in_turn(nodes, stages, shape.tensor, shape.replicas)
-    work = find_schedule_model(option.schedule, stages, option.num_microbatches, option.recompute)
+    work = build_schedule_model(option.schedule, stages, option.num_microbatches, option.recompute)
     chain = Chain(tables, shape, placed, work, least)
     incumbent = float("inf") if best is None else best.step_s
     found = find_partition(chain, incumbent=incumbent, max_nodes=max_nodes, deadline=deadline)

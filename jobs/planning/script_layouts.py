@@ -70,7 +70,7 @@ def plan_by_data_sheets(conf: JobConf, micro_batches: int | None) -> Layouts:
 
     size = 4 if conf.train.precision == "fp32" else 2
     nodes = conf.cluster.nodes
-    speeds = [choose_product(name_gpu(group))[0].find_flops_s(size) for group in nodes]
+    speeds = [choose_product(name_gpu(group))[0].compute_flops_s(size) for group in nodes]
     groups = build_groups(nodes)
     assert conf.parallel.partition != "auto", "a conf without one has no layouts of its own"
     layers = sum(conf.parallel.partition.counts)

@@ -96,7 +96,7 @@ class RunView:
     def is_under_way(self) -> bool:
         """True once the ranks of the last attempt were started: no job of the run is waited for."""
         attempts = self.run.attempts()
-        return bool(attempts) and find_mtime(attempts[-1].go) > 0
+        return bool(attempts) and read_mtime(attempts[-1].go) > 0
 
     @property
     def state(self) -> str:
@@ -268,7 +268,7 @@ def view_runs(
     for run, record in known:
         if record.state == records.SUBMITTED:
             joined[str(run.path)] = list(list_joined(run))
-            since = max(after, find_change(run))
+            since = max(after, read_change_time(run))
             jobs = asked.setdefault(_find_asked(run, record), {})
             jobs.update({job.id: since for job in record.jobs})
             jobs.update({job: after for job in joined[str(run.path)]})
@@ -312,20 +312,20 @@ def _find_asked(run: RunFolder, record: RunRecord) -> Asked:
     return record.scheduler, None, run.path
 
 
-def find_change(run: RunFolder) -> float:
+def read_change_time(run: RunFolder) -> float:
     """When the run's files last said something that its scheduler knows too; 0 without any.
 
     A job was submitted, an attempt began, its ranks ended. The job itself ends a little later than
     they: what the scheduler said until then counts as said before.
     """
     attempts = run.attempts()
-    started = find_mtime(attempts[-1].master) if attempts else 0.0
-    ended = find_mtime(attempts[-1].outcome) if attempts else 0.0
+    started = read_mtime(attempts[-1].master) if attempts else 0.0
+    ended = read_mtime(attempts[-1].outcome) if attempts else 0.0
     ends = (ended + wait_s for wait_s in ENDING_S if 0 < ended + wait_s <= time.time())
-    return max(find_mtime(run.record), started, *ends, 0.0)
+    return max(read_mtime(run.record), started, *ends, 0.0)
 
 
-def find_mtime(path: Path) -> float:
+def read_mtime(path: Path) -> float:
     """Time of the last change by the file server's clock; 0 where it is not there."""
     try:
         return path.stat().st_mtime

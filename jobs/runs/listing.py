@@ -32,14 +32,14 @@ def list_runs(limit: int | None) -> list[dict[str, Any]]:
                 "jobs": [job.id for job in record.jobs],
                 "state": view.state,
                 "submitted": record.submitted,
-                "message": find_message(view),
+                "message": choose_message(view),
                 "folder": str(view.run.path),
             }
         )
     return [*rows, *_list_removed()]
 
 
-def find_message(view: RunView) -> str:
+def choose_message(view: RunView) -> str:
     """The record's words; for a run that goes on, the hang that its agents see."""
     attempts = view.run.attempts() if view.is_under_way and not view.record.message else []
     hang = read_hang(attempts[-1]) if attempts else None
@@ -83,7 +83,7 @@ def list_sweep(name: str) -> list[dict[str, Any]]:
             "state": view.state,
             "swept": dict(view.record.swept),
             "submitted": view.record.submitted,
-            "message": find_message(view),
+            "message": choose_message(view),
             "folder": str(view.run.path),
         }
         for view in view_runs(find_sweep(name))

@@ -54,7 +54,7 @@ def check_command(conf: JobConf, plan: Plan) -> None:
     place = os.path.join(plan.workdir, word) if "/" in word else word
     if "/" in word and not os.path.isdir(os.path.dirname(place)):
         return  # in a copy of the code that is yet to be made: the preflight looks
-    if shutil.which(place, path=plan.find_path(os.environ)) is None:
+    if shutil.which(place, path=plan.read_path(os.environ)) is None:
         where = f"on PATH or beside {plan.python}" if place == word else "there"
         raise InputError(
             f"program.command: {word} is not {where}, or not executable: install it, give its "

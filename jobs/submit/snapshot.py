@@ -201,9 +201,7 @@ def take_snapshot(
             return Snapshot(state=state, note=f"not copied: {problem}")
     if asked == "git":
         _require_commit(state)
-    root = (
-        state.repository.root if state.repository is not None else _find_own_root(conf, base, path)
-    )
+    root = state.repository.root if state.repository is not None else _choose_root(conf, base, path)
     limits = AUTO if asked == "auto" else MOST
     try:
         tree = list_tree(
@@ -224,7 +222,7 @@ def take_snapshot(
         kept="git" if asked == "git" else "copy",
         tree=tree,
         root=root,
-        seen_root=find_seen(root, conf, base),
+        seen_root=map_to_ranks(root, conf, base),
         program=program,
         moves_workdir=asked != "auto",
     )
@@ -244,7 +242,7 @@ def _find_import_problem(conf: JobConf, base: Path, python: str) -> str:
         return ""  # by PYTHONPATH
     if conf.setup:
         return "setup has lines, which may set PYTHONPATH; snapshot: copy runs in the copy"
-    known = [] if conf.container.image else find_site_folders(find_python(conf, python))
+    known = [] if conf.container.image else find_site_folders(choose_python(conf, python))
     versions = [re.search(r"/python3\.(\d+)", str(folder)) for folder in known]
     if not any(match and int(match[1]) >= SAFE_PATH for match in versions):
         return "python -m needs Python 3.11 for it; snapshot: copy runs in the copy"
@@ -255,18 +253,18 @@ def _find_editable(conf: JobConf, snapshot: Snapshot, python: str) -> tuple[str,
     container, tree = conf.container, snapshot.tree
     if tree is None or (container.image is not None and container.runtime != "none"):
         return ()
-    folders = find_editable(find_site_folders(find_python(conf, python)))
+    folders = find_editable(find_site_folders(choose_python(conf, python)))
     inside = (find_inside(folder, snapshot.root) for folder in folders)
     return tuple(name for name in inside if name is not None and tree.has_folder(name))
 
 
-def find_python(conf: JobConf, python: str) -> str:
+def choose_python(conf: JobConf, python: str) -> str:
     """The ranks' interpreter where they run bare, with its folder; `python` runs vjob."""
     chosen = conf.program.python or python
     return chosen if "/" in chosen else shutil.which(chosen) or ""
 
 
-def _find_own_root(conf: JobConf, base: Path, path: Path) -> Path:
+def _choose_root(conf: JobConf, base: Path, path: Path) -> Path:
     """The folder to copy without git: of a module what it is imported from, of a command the
     ranks' own."""
     found = find_code(conf, base) if conf.program.kind == "module" else None
@@ -352,7 +350,7 @@ def find_here(path: str | None, conf: JobConf, base: Path) -> Path | None:
     return Path(path) if is_seen else None
 
 
-def find_seen(root: Path, conf: JobConf, base: Path) -> Path:
+def map_to_ranks(root: Path, conf: JobConf, base: Path) -> Path:
     """A folder here as ranks see it: by the mount that holds it, else at its own path."""
     container = conf.container
     if container.image is None or container.runtime == "none" or container.workdir is None:

@@ -63,7 +63,7 @@ from vjob.jobs.submit.build_plan import (
 from vjob.jobs.submit.chain import NO_RUNS, AfterRuns, resolve_after
 from vjob.jobs.submit.here import check_here
 from vjob.jobs.submit.scripts import Scripts, build_limits, render_scripts
-from vjob.jobs.submit.snapshot import Snapshot, find_python, relocate, take_snapshot
+from vjob.jobs.submit.snapshot import Snapshot, choose_python, relocate, take_snapshot
 
 if TYPE_CHECKING:
     from vjob.jobs.schedulers.script_executor import ScriptExecutor
@@ -269,7 +269,7 @@ def write_run(
         num_jobs=len(ready.scripts.batch),
         jobs=(),
         submitted=time.time(),
-        user=_find_user(),
+        user=_read_user(),
         host=platform.node(),
         conf=str(ready.resolved.path),
         version=__version__,
@@ -440,7 +440,7 @@ def find_rank_python(ready: Prepared) -> str:
     """The ranks' interpreter, as this machine knows it; empty for one in a container."""
     if ready.plan.containers:
         return ""
-    return find_python(ready.conf, ready.here.python)
+    return choose_python(ready.conf, ready.here.python)
 
 
 def link_run(run: RunFolder, record: RunRecord) -> None:
@@ -480,7 +480,7 @@ def _add_to_index(run: RunFolder, name: str, sweep: str) -> None:
         )
 
 
-def _find_user() -> str:
+def _read_user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a user id without an entry in the user database

@@ -406,7 +406,7 @@ def _take_apart(steps: pd.DataFrame, waits: pd.DataFrame, again: pd.Series[bool]
     for kind, name in _OF_KIND.items():
         if f"{kind}_s" in table:
             parts[name] = parts[name] + table[f"{kind}_s"].fillna(0.0)
-    ratios = _find_ratios(table[["attempt", "rank"]], waits)
+    ratios = _compute_ratios(table[["attempt", "rank"]], waits)
     spoken = pd.Series(0.0, index=table.index)
     for kind in COMMUNICATION:
         if f"{kind}_s" in table:
@@ -422,7 +422,7 @@ def _take_apart(steps: pd.DataFrame, waits: pd.DataFrame, again: pd.Series[bool]
     parts["communication"] = parts["communication"] - off
     rest = rest + off
     # Where no sum of all ranks follows a rank's last action, it waited there for the others.
-    idle = np.minimum(np.maximum(rest, 0.0), _find_drain(table))
+    idle = np.minimum(np.maximum(rest, 0.0), _compute_drain(table))
     parts["bubble"] = parts["bubble"] + idle
     rest = rest - idle
     early = np.maximum(-rest, 0.0).where(is_first, 0.0)
@@ -444,14 +444,14 @@ def _take_apart(steps: pd.DataFrame, waits: pd.DataFrame, again: pd.Series[bool]
     return summed.reset_index()[columns]
 
 
-def _find_drain(steps: pd.DataFrame) -> pd.Series[float]:
+def _compute_drain(steps: pd.DataFrame) -> pd.Series[float]:
     """From the last action of a rank until that of the last rank of its replica, in each step."""
     own = steps["last_s"].astype(float)
     last = own.groupby([steps[name] for name in ("attempt", "replica", "step")]).transform("max")
     return (last - own).fillna(0.0)
 
 
-def _find_ratios(rows: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
+def _compute_ratios(rows: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
     """Ratios of each row: `bubble`, the part of its waits that is for work; `exposed`, the part of
     its communication beside no work; `late`, the part of that for late ranks; `is_known`. Measured
     in the steps with details of the same rank and attempt, else of the attempt."""
@@ -475,7 +475,7 @@ def _find_ratios(rows: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
     return found.fillna({"bubble": 1.0, "exposed": 1.0, "late": 0.0})
 
 
-def find_late(events: pd.DataFrame) -> pd.DataFrame:
+def compute_late(events: pd.DataFrame) -> pd.DataFrame:
     """attempt, rank, late_s: of all-reduces, the part before the last rank joined in."""
     own = events[events["kind"].isin(["all-reduce", "communication"])]
     if own.empty:

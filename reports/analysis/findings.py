@@ -1041,7 +1041,7 @@ def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
     own = samples[samples["node"] == node]
     begun = own[own["swap_mb"] > own["swap_mb"].iloc[0] + SWAPPED_MB]["time"].min()
     slower = [item.ratio for item in analysis.stragglers if item.host == node]
-    longer = _find_growth(job, analysis, float(begun))
+    longer = _compute_growth(job, analysis, float(begun))
     effect = f"; its ranks take {max(slower):.2f} times as long as others" if slower else ""
     if not slower and longer > 1 + MUCH:
         effect = f"; steps took {longer:.2f} times as long from then on"
@@ -1060,7 +1060,7 @@ def _on_swap(job: Job, analysis: Analysis) -> Iterator[Finding]:
     )
 
 
-def _find_growth(job: Job, analysis: Analysis, since: float) -> float:
+def _compute_growth(job: Job, analysis: Analysis, since: float) -> float:
     """How many times as long as before the steps took that began after this time; 1 if few did."""
     later = analysis.times[analysis.times.duplicated("attempt")]
     is_after = later["begin_s"].astype(float) + job.traces.zero_ns / 1e9 > since

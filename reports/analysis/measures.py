@@ -14,8 +14,8 @@ from vjob.reports.analysis.accounting import (
     WAITS,
     Accounting,
     account,
+    compute_late,
     divide_start,
-    find_late,
     list_attempts,
     name_class,
 )
@@ -180,7 +180,7 @@ def analyse(job: Job) -> Analysis:
         accounting=accounting,
         headline=summarise(job, accounting, goodput, times, _measure_idle(bubbles, median)),
         curves=_build_curves(job.logs["iterations"], job.logs["evaluations"]),
-        memory=_find_memory(job),
+        memory=_read_memory(job),
         missing_ranks=_find_missing(job),
     )
 
@@ -295,7 +295,7 @@ def _measure_waits(job: Job, looked_at: Sequence[StepAnalysis]) -> pd.DataFrame:
     keys = pd.Series(
         list(zip(job.events["attempt"], job.events["step"], strict=True)), dtype=object
     )
-    tables.append(find_late(job.events[keys.isin(pairs).to_numpy(dtype=bool)]))
+    tables.append(compute_late(job.events[keys.isin(pairs).to_numpy(dtype=bool)]))
     table = pd.concat([table.reindex(columns=list(WAITS)) for table in tables])
     seconds = {name: float for name in WAITS if name.endswith("_s")}
     return table.fillna(dict.fromkeys(seconds, 0.0)).astype(seconds)
@@ -402,7 +402,7 @@ def _build_curves(iterations: pd.DataFrame, evaluations: pd.DataFrame) -> Curves
     return Curves(table=table, skipped=skipped, nan=nan, evaluations=evaluations)
 
 
-def _find_memory(job: Job) -> pd.DataFrame:
+def _read_memory(job: Job) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     memory = job.logs["memory"]
     if not memory.empty:

@@ -333,7 +333,7 @@ def measure_goodput(
         )
         again_s = float(own["again_s"].sum())
         if counted is not None and label != labels[-1]:
-            counted = found = _find_repeated(counted, label, every, labels)
+            counted = found = _collect_repeated(counted, label, every, labels)
             again_s = counted.repeated_s
         if found is not None:
             if is_traced:
@@ -417,7 +417,7 @@ def _judge(
     return judge_steps(lines, counts, reference, traced)
 
 
-def _find_repeated(
+def _collect_repeated(
     found: Readings, label: str, every: pd.DataFrame, labels: Sequence[str]
 ) -> Readings:
     """Counted steps with the seconds of those that a later attempt did again, as far as lines have

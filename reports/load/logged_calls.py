@@ -60,12 +60,12 @@ class Layout:
         samples = (read_size(info, "MICRO_BATCH_SIZE") or 1) * replicas
         self.microbatches = (read_size(info, "GLOBAL_BATCH_SIZE") or 0) // samples
 
-    def find_stage(self, rank: int) -> int:
+    def compute_stage(self, rank: int) -> int:
         if self.are_replicas_together:
             return rank // self.tensor % self.stages
         return rank // self.ranks_per_stage
 
-    def find_replica(self, rank: int) -> int:
+    def compute_replica(self, rank: int) -> int:
         if self.are_replicas_together:
             return rank // (self.tensor * self.stages)
         return rank % self.ranks_per_stage // self.tensor
@@ -146,7 +146,7 @@ def read_calls(
     told |= set(zip(steps["attempt"], steps["step"], strict=True)) if found else set()
     is_new = [key not in told for key in zip(works["attempt"], works["step"], strict=True)]
     works = works[np.array(is_new, dtype=bool)]
-    works = works.assign(stage=works["rank"].map(layout.find_stage))
+    works = works.assign(stage=works["rank"].map(layout.compute_stage))
     seen = [table[["attempt", "rank"]] for table in (steps, works) if len(table)]
     ranks = pd.concat(seen).drop_duplicates().sort_values(["attempt", "rank"]) if seen else None
     traces = Traces(
@@ -223,8 +223,8 @@ class Block:
         free = -np.inf
         """The time at which the action before it ended."""
         layout = self._layout
-        place = {"rank": rank, "replica": layout.find_replica(rank)}
-        place["stage"] = layout.find_stage(rank)
+        place = {"rank": rank, "replica": layout.compute_replica(rank)}
+        place["stage"] = layout.compute_stage(rank)
         begins = calls["begin"].to_numpy()
         steps = self.first + np.searchsorted(starts, begins, side="right")
         columns = (calls["timer"].tolist(), begins.tolist(), calls["end"].tolist(), steps.tolist())
@@ -243,7 +243,7 @@ class Block:
                 yield {**row, "kind": kind, "microbatch": number, "begin_s": since, "what": ""}
                 waits = []
             else:
-                kind = _find_kind(timer)
+                kind = _match_kind(timer)
                 yield {**row, "kind": kind, "microbatch": -1, "begin_s": begin, "what": timer}
         for begin, end, timer in waits:
             row = {**place, "step": last, "kind": "send", "microbatch": -1, "what": timer}
@@ -254,7 +254,7 @@ def _is_in_each_step(timer: str) -> bool:
     return timer in (*ACTIONS, *SUMS, "optimizer") or "recv" in timer or "send" in timer
 
 
-def _find_kind(timer: str) -> str:
+def _match_kind(timer: str) -> str:
     """The kind of a trace's action that a timer stands for."""
     marks = (
         ("send", "send"),
@@ -304,8 +304,8 @@ def _build_rank(
         path=logs[-1] if logs else Path(),
         attempt=attempt,
         rank=rank,
-        stages=(layout.find_stage(rank),),
-        replica=layout.find_replica(rank),
+        stages=(layout.compute_stage(rank),),
+        replica=layout.compute_replica(rank),
         host=places.hosts.get(rank, ""),
         device=places.devices.get(rank, ""),
         has_header=True,

@@ -63,7 +63,7 @@ class Sources:
     """Older attempts, beyond MOST_ATTEMPTS."""
 
 
-def find_sources(path: Path) -> Sources:
+def locate_sources(path: Path) -> Sources:
     """`path` is a run folder, a folder of logs, or one log."""
     if path.is_file():
         if not _LOG_NAME.search(path.name):
@@ -88,11 +88,11 @@ def find_sources(path: Path) -> Sources:
     attempts = [
         found
         for attempt in started[-MOST_ATTEMPTS:]
-        for found in (*_find_earlier(attempt), _find_attempt(str(attempt.number), attempt.path))
+        for found in (*_find_earlier(attempt), _collect_attempt(str(attempt.number), attempt.path))
     ]
     attempts = _add_outer_profiles(run, attempts)
     if not attempts and not run.record.exists() and not run.plan.exists():
-        bare = _find_attempt("", path)
+        bare = _collect_attempt("", path)
         if not bare.logs and not bare.traces and not bare.gpus and not bare.profiles:
             raise SourceError(
                 f"{path} holds nothing to report: no attempt-<n> of a run, no <node>{LOGS[0]}, "
@@ -111,12 +111,12 @@ def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:
         if (match := re.fullmatch(r"earlier-(\d+)", path.name))
     )
     return [
-        _find_attempt(f"{attempt.number}.earlier-{number}", attempt.path / f"earlier-{number}")
+        _collect_attempt(f"{attempt.number}.earlier-{number}", attempt.path / f"earlier-{number}")
         for number in numbers
     ]
 
 
-def _find_attempt(label: str, folder: Path) -> AttemptSources:
+def _collect_attempt(label: str, folder: Path) -> AttemptSources:
     own = AttemptFolder(folder, 0).preflight  # the nodes' table, no log of one
     found = [(name, path) for name, path in _list(folder, LOGS) if path != own]
     logs = [(name, path) for name, path in found if not _OF_BATCH.fullmatch(path.name)]

@@ -41,7 +41,7 @@ from vjob.reports.load.log_settings import (
     place_ranks,
 )
 from vjob.reports.load.logged_calls import Places, read_calls
-from vjob.reports.load.sources import AttemptSources, Sources, find_sources
+from vjob.reports.load.sources import AttemptSources, Sources, locate_sources
 from vjob.reports.load.trace_file import NO_HEADER
 from vjob.reports.load.trace_reader import Traces, read_events, read_traces
 from vjob.reports.load.training_log import LogReader, LogTables
@@ -234,7 +234,7 @@ def load_job(
 
     `more_events` asks for further steps' events, about so many, to look at beside the chosen ones.
     """
-    sources = find_sources(path)
+    sources = locate_sources(path)
     others: tuple[OtherJob, ...] = ()
     if sources.run is None:
         bare, others = choose_job(sources.attempts[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from vjob.jobs.conf.starters import KINDS, find_starter, render_starter
+from vjob.jobs.conf.starters import KINDS, load_starter, render_starter
 from vjob.jobs.errors import InputError
 from vjob.shelf.commands.arguments import json_option, print_list
 from vjob.shelf.commands.terminal import say
@@ -97,7 +97,7 @@ def init(
 
 def _write_recipe(kind: str, text: str, folder: Path) -> None:
     """Write a conf and the files of its program; refuse to write over any."""
-    files = find_starter(kind).files
+    files = load_starter(kind).files
     names = ["conf.yaml", *files]
     if there := [name for name in names if (folder / name).exists()]:
         raise InputError(f"{folder / there[0]} exists: name another folder")

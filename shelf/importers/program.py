@@ -63,7 +63,7 @@ LAUNCHER_REASONS: Mapping[str, str] = {
 
 def build_program(draft: Draft, launch: Launch) -> None:
     where = launch.command.where
-    folder = _find_folder(draft, launch)
+    folder = _infer_folder(draft, launch)
     flags = {name for name, _ in group_arguments(launch.args)}
     text = launch.script.text
     script = text if launch.is_module else _place(draft, text, folder)
@@ -115,7 +115,7 @@ def _place(draft: Draft, path: str, folder: str) -> str:
     return posixpath.join(folder, path)
 
 
-def _find_folder(draft: Draft, launch: Launch) -> str:
+def _infer_folder(draft: Draft, launch: Launch) -> str:
     """The folder in which the script runs, by --code_dir or the last `cd` before it."""
     code = launch.options.get("code_dir")
     where = f"{launch.command.where}: --code_dir"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vjob.shelf.importers.bash.recording import Launch, Recording, Word
-from vjob.shelf.importers.bash.wrappers import find_program
+from vjob.shelf.importers.bash.wrappers import locate_program
 
 KEPT = ("apptainer", "singularity", "timeout", "nice", "ionice", "stdbuf", "sudo")
 """Wrappers that no key of a conf stands for: with them a command is kept word for word."""
@@ -112,7 +112,7 @@ def _walk(
     """Launches; of one that runs a text or a script of the folder, first what stands before. With
     each, whether srun starts it."""
     for launch in recording.launches:
-        before = launch.words[: find_program(launch.texts)]
+        before = launch.words[: locate_program(launch.texts)]
         is_own = is_step or any(posixpath.basename(word.text) == "srun" for word in before)
         is_whole = any(posixpath.basename(word.text) in KEPT for word in before)
         inner = []

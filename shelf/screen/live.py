@@ -229,10 +229,10 @@ class LiveScreen(KeyScreen):
 
     def poll_age(self) -> None:
         """Show a notice where nothing new has come for long."""
-        if self._notice != self._find_notice():
+        if self._notice != self._choose_notice():
             self.place_panes()
 
-    def _find_notice(self) -> str:
+    def _choose_notice(self) -> str:
         is_late = self.age_s > max(LEAST_LATE_S, LATE_LOOKS * self._next_s)
         if not self.problem and not is_late:
             return ""
@@ -243,7 +243,7 @@ class LiveScreen(KeyScreen):
     def place_panes(self) -> None:
         """Give every pane its lines, and the head its text."""
         height, width = self.size.height, self.size.width
-        self._notice = self._find_notice()
+        self._notice = self._choose_notice()
         head = self._render_head(width, count_most_heading(height))
         heights = arrange_panes(
             height - len(head) - HINT,

@@ -22,7 +22,7 @@ class NodePane(TablePane[NodeRow]):
     def name_row(self, row: NodeRow) -> str:
         return row.node.name
 
-    def find_words(self, row: NodeRow) -> str:
+    def render_words(self, row: NodeRow) -> str:
         return row.words
 
     def flag_row(self, row: NodeRow) -> Flag:

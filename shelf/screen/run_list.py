@@ -58,7 +58,7 @@ class RunPane(TablePane[RunRow]):
     def name_row(self, row: RunRow) -> str:
         return row.target
 
-    def find_words(self, row: RunRow) -> str:
+    def render_words(self, row: RunRow) -> str:
         words = (row.run, row.name, *row.jobs, row.state, row.health, row.message)
         return " ".join(words).lower()
 

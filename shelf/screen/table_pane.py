@@ -136,7 +136,7 @@ class TablePane(ScrollPane, Generic[Row]):
         """Name of a row, by which the cursor stays on it."""
         raise NotImplementedError
 
-    def find_words(self, row: Row) -> str:
+    def render_words(self, row: Row) -> str:
         """Text that the filter searches, in lower case."""
         raise NotImplementedError
 
@@ -177,7 +177,7 @@ class TablePane(ScrollPane, Generic[Row]):
         """Filter, sort, and show."""
         rows = self.all_rows
         if wanted := self.filter.lower().split():
-            words = [(row, self.find_words(row)) for row in rows]
+            words = [(row, self.render_words(row)) for row in rows]
             rows = tuple(row for row, text in words if all(word in text for word in wanted))
         self.rows = self._order.sort(self.columns, rows, self.sorted_by, self.is_down)
         self._placed = place_columns(self.columns, self.all_rows, self.size.width)

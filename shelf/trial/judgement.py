@@ -14,7 +14,7 @@ from varuna_core.facts.catalogue.rank_output import ATTEMPT_ENDED, REFUSED_BY_VJ
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.remedy import Action, Target
 from varuna_core.records.formatting import format_duration, join_numbers
-from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.logs.rank_output import locate_output
 from varuna_core.records.plan import read_attempt_plan
 from vjob.jobs.monitor.model.snapshot import Health
 from vjob.jobs.monitor.rules.words import is_command, render_advice
@@ -83,7 +83,7 @@ def _find_place(seen: TryObservation) -> list[str]:
     if rank is None or not attempts:
         return []
     plan = read_attempt_plan(seen.run, attempts[-1].number)
-    lines = find_output(attempts[-1], plan, rank, "err").last_lines(NUM_LINES)
+    lines = locate_output(attempts[-1], plan, rank, "err").last_lines(NUM_LINES)
     place = ""
     for line, code in zip(lines, [*lines[1:], ""], strict=True):
         match = PLACE.match(line)

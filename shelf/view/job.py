@@ -88,7 +88,7 @@ def _make_row(
     is_culprit = node.name == verdict.node or (
         verdict.rank is not None and not verdict.node and verdict.rank in numbers
     )
-    state, is_bad = _find_state(snapshot, node, ranks)
+    state, is_bad = _judge_node(snapshot, node, ranks)
     stages = join_numbers(stage for rank in ranks for stage in rank.stages)
     gpus = [gpu for gpu in node.gpus if gpu.index != "cpu"]
     row = NodeRow(
@@ -117,7 +117,7 @@ def _make_row(
     return replace(row, words=" ".join(words).lower())
 
 
-def _find_state(snapshot: Snapshot, node: Node, ranks: list[Rank]) -> tuple[str, bool]:
+def _judge_node(snapshot: Snapshot, node: Node, ranks: list[Rank]) -> tuple[str, bool]:
     """The worst that is known of a node, and whether it is bad."""
     lost = snapshot.scheduler.lost_nodes.get(node.name)
     if lost is not None:

@@ -61,7 +61,7 @@ class Channels:
     def names(self) -> list[str]:
         """The channels without secrets."""
         found = [f"mail to {self.mail}"] if self.mail else []
-        found += [f"webhook at {find_host(self.webhook)}"] if self.webhook else []
+        found += [f"webhook at {shorten_url(self.webhook)}"] if self.webhook else []
         return [*found, "command"] if self.command else found
 
 
@@ -139,7 +139,7 @@ def check_webhook(url: str) -> None:
         raise InputError("the webhook must be a URL that begins with https:// or http://")
 
 
-def find_host(url: str) -> str:
+def shorten_url(url: str) -> str:
     """All of a webhook that may be shown."""
     try:
         return urllib.parse.urlsplit(url).hostname or "?"

@@ -30,7 +30,7 @@ READING = "Reading ..."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class JobReading:
     """One reading of a job."""
 
     parts: Mapping[str, bytes] | None = None
@@ -64,7 +64,7 @@ class Feed:
 
     def __init__(
         self,
-        make: Callable[[], Made],
+        make: Callable[[], JobReading],
         *,
         every_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -135,7 +135,7 @@ class Feed:
                     return
             self._wake.wait(max(self.every_s, took / SHARE - took))
 
-    def _take(self, made: Made) -> None:
+    def _take(self, made: JobReading) -> None:
         names, blobs = self._shown.names, None
         if made.parts is not None:
             keys = {name: name_part(data) for name, data in made.parts.items()}

@@ -27,7 +27,7 @@ from vjob.shelf.view.formats import format_coarse_duration, format_loss, format_
 from vjob.shelf.view.job import GPU_COLUMNS, NODE_COLUMNS, View, list_gpus
 from vjob.shelf.view.runs import RUN_COLUMNS
 from vjob.shelf.view.table import Column
-from vjob.shelf.web.feed import Feed, Made
+from vjob.shelf.web.feed import Feed, JobReading
 from vjob.shelf.web.server import LivePage
 
 EVERY_S = 2.0
@@ -90,14 +90,14 @@ class StatusSource:
         self._lines = JobActions(self._source).lines
         self._links = links
 
-    def make(self) -> Made:
+    def make(self) -> JobReading:
         snapshot, verdict = self._source.read()
         if snapshot.folder and not os.path.exists(snapshot.folder):
             raise InputError(f"{snapshot.folder} is not there (any more)")
         over = verdict.health in ENDED and bool(snapshot.record_state or is_plain_job(snapshot))
         page = build_job_page(snapshot, verdict, self._links)
         lines = self._lines.read_new(None)
-        return Made(
+        return JobReading(
             parts={"page": render(page)},
             lines=[{name: getattr(line, name) for name in SHOWN} for line in lines],
             note=OVER if over else LIVE,
@@ -111,9 +111,9 @@ class RunsSource:
     def __init__(self) -> None:
         self._table = RunTable(warn=False)
 
-    def make(self) -> Made:
+    def make(self) -> JobReading:
         page = build_runs_page(self._table.read())
-        return Made(parts={"page": render(page)}, note=self._table.problem or RUNS)
+        return JobReading(parts={"page": render(page)}, note=self._table.problem or RUNS)
 
 
 def open_job(job: str, here: Path, links: tuple[tuple[str, str], ...]) -> LivePage:

@@ -196,9 +196,9 @@ def train(case: Case, rank: int) -> dict[str, Any]:
     result["early"] = []
     reduce = varuna.gradients.reduce
 
-    def count_early(find_factor: Callable[[], float] | None) -> None:
+    def count_early(compute_factor: Callable[[], float] | None) -> None:
         result["early"].append((varuna.gradients._started, len(varuna.gradients._buckets)))
-        reduce(find_factor)
+        reduce(compute_factor)
 
     varuna.gradients.reduce = count_early  # type: ignore[method-assign]
     for step, size in enumerate(case.batches):

@@ -35,7 +35,7 @@ from varuna_core.agent.setup.container import (
 )
 from varuna_core.agent.setup.holder import hold_container
 from varuna_core.agent.setup.ranks import Meeting, build_rank
-from varuna_core.agent.setup.site import Refusal, Site, find_index, host_name
+from varuna_core.agent.setup.site import Refusal, Site, compute_index, host_name
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.agent.supervise import Supervisor
 from varuna_core.records.exits import NOT_READY
@@ -59,7 +59,7 @@ def run_node(
     signals = Signals()
     if tether is not None:
         signals.hold(tether, plan.timing.lost_s)
-    node = plan.node(find_index(plan, given_index, os.environ))
+    node = plan.node(compute_index(plan, given_index, os.environ))
     host = host_name(plan, node.index, os.environ, os.uname().nodename)
     attempt = run.attempt(number)
     site: Site | None = None

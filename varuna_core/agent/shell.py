@@ -17,7 +17,7 @@ from varuna_core.agent.processes.proc import read_environment
 from varuna_core.agent.processes.process import become, own_environment
 from varuna_core.agent.setup.container import choose_container, fill_in
 from varuna_core.agent.setup.ranks import build_rank
-from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site, find_index, host_name
+from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site, compute_index, host_name
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import RunFolder
@@ -37,7 +37,7 @@ def enter_node(
     run: RunFolder, plan: Plan, number: int, given_index: int | None, words: Sequence[str]
 ) -> NoReturn:
     """Become the command, a shell by default; returns only where that fails, by a Refusal."""
-    node = plan.node(find_index(plan, given_index, os.environ))
+    node = plan.node(compute_index(plan, given_index, os.environ))
     attempt = run.attempt(number)
     master = find_master(attempt)
     if master is None:

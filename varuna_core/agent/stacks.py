@@ -25,7 +25,7 @@ from varuna_core.agent.processes.proc import (
     read_stat,
 )
 from varuna_core.agent.processes.process import run
-from varuna_core.agent.setup.site import find_index, host_name
+from varuna_core.agent.setup.site import compute_index, host_name
 from varuna_core.records.files import read_json
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
@@ -89,7 +89,7 @@ def dump_nodes(
     spies: Sequence[str],
 ) -> None:
     """Print a parcel for each rank of these nodes, or of the one that this is."""
-    for index in indices or [_find_own(plan, attempt)]:
+    for index in indices or [_choose_own(plan, attempt)]:
         beat = read_json(attempt.beat(index))
         beat = beat if isinstance(beat, dict) else {}
         facts = {"index": index, "node": str(beat.get("host", f"node {index}"))}
@@ -169,9 +169,9 @@ def _send(key: str, value: Dict[str, Any]) -> None:
         print(line, flush=True)
 
 
-def _find_own(plan: Plan, attempt: AttemptFolder) -> int:
+def _choose_own(plan: Plan, attempt: AttemptFolder) -> int:
     """By the order of nodes where that holds, as this step has the nodes of the agents' own."""
-    guess: int = find_index(plan, None, os.environ)
+    guess: int = compute_index(plan, None, os.environ)
     for index in (guess, *range(plan.num_nodes)):
         beat = read_json(attempt.beat(index))
         name = host_name(plan, index, os.environ, os.uname().nodename)
@@ -195,7 +195,7 @@ def dump_rank(
     stat = read_stat(int(held["pid"]))
     if stat is None:
         return {"pid": int(held["pid"]), "state": "", "problem": "it has ended"}
-    pid = _find_python(int(held["pid"]))
+    pid = _choose_python(int(held["pid"]))
     now = read_stat(pid) or stat
     found: Dict[str, Any] = {"pid": pid, "state": now.state}
     base = [spy, "dump", "--json", "--full-filenames", "--pid", str(pid)]
@@ -230,7 +230,7 @@ def dump_ranks(plan: Plan, ranks: Mapping[int, int]) -> Dict[int, Dict[str, Any]
         return {rank: job.result() for rank, job in jobs.items()}
 
 
-def _find_python(pid: int) -> int:
+def _choose_python(pid: int) -> int:
     """The rank's own process, or the first below it that is Python: a shell may have started it."""
     stats = list_stats()
     below = sorted(list_below([pid], stats), key=lambda one: (stats[one].started, one))

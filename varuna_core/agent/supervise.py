@@ -173,7 +173,7 @@ class Supervisor:
             self._tracker.poll()
         self._guard.end()
         self._sampler.end()
-        self._tracker.end(left_s=self._find_left_s())
+        self._tracker.end(left_s=self._compute_left_s())
         holder = self._site.facts.holder
         if left := end_leftovers(self._grace_s, TIDY_S if self._wraps else 0, spared=holder):
             self._complain(f"ended what the ranks had left behind: {', '.join(left)}")
@@ -181,7 +181,7 @@ class Supervisor:
         self._watch.end()
         return self._code
 
-    def _find_left_s(self) -> float:
+    def _compute_left_s(self) -> float:
         """For the tracker's last words: who asked us to end waits for the ranks' grace alone."""
         if self._is_stopping and self._site.plan.morph:
             return 0.0

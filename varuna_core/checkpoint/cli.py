@@ -13,7 +13,7 @@ from pathlib import Path
 
 from varuna_core.checkpoint.format.errors import CheckpointError, ForeignCheckpoint, NoCheckpoint
 from varuna_core.checkpoint.format.manifest import Manifest, group_pieces, read_manifest
-from varuna_core.checkpoint.format.remote import RemotePath, beside, find_path
+from varuna_core.checkpoint.format.remote import RemotePath, beside, parse_path
 from varuna_core.checkpoint.store.store import (
     expect_ours,
     find_complete,
@@ -57,7 +57,7 @@ def _build_parser() -> argparse.ArgumentParser:
     export.add_argument("path", type=Path, help=where + ": then the newest")
     export.add_argument(
         "target",
-        type=find_path,
+        type=parse_path,
         help="a file that ends in .safetensors or .pt; with --hf, --megatron, --torch-dist "
         "a new folder",
     )
@@ -101,7 +101,7 @@ def _build_parser() -> argparse.ArgumentParser:
     take = commands.add_parser("import", help="a checkpoint of a plain state dict's weights")
     take.add_argument(
         "source",
-        type=find_path,
+        type=parse_path,
         help="a safetensors file, one of torch.save, a folder of Hugging Face's, of Megatron-LM's "
         "(a GPT for pretrain_gpt), of torch.distributed.checkpoint (FSDP2, torchtitan) or of "
         "Varuna's; a URL of a folder, such as s3://bucket/model, by fsspec",

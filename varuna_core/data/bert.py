@@ -128,7 +128,7 @@ class BertSamples:
     def read(self, number: int) -> dict[str, Array]:
         """text, types, labels (-1 where nothing is predicted), padding_mask, is_random."""
         random = np.random.RandomState(_words(self.seed, _SAMPLE, number))
-        row = self._find_row(number)
+        row = self._locate_row(number)
         begin, end, target = self.rows[row].tolist()
         middle = int(random.randint(begin + 1, end))
         first = self._read_run(begin, middle)
@@ -142,7 +142,7 @@ class BertSamples:
         first, second = _trim(first, second, max(target, 2), random)
         return self._lay_out(first, second, is_random, random)
 
-    def _find_row(self, number: int) -> int:
+    def _locate_row(self, number: int) -> int:
         epoch, place = divmod(number, len(self.rows))
         if epoch != self._epoch:
             random = np.random.RandomState(_words(self.seed, _ORDER, epoch))

@@ -27,7 +27,7 @@ from submitit.core.utils import DelayedSubmission, JobPaths
 
 from varuna_core.agent.gpu.accelerator import choose_accelerator
 from varuna_core.functions.pickles import write_pickle
-from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.logs.rank_output import locate_output
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import is_cancel_asked
@@ -61,20 +61,20 @@ class VjobPaths(JobPaths):
 
     @property
     def stdout(self) -> Path:
-        return self._find_log("out")
+        return self._locate_log("out")
 
     @property
     def stderr(self) -> Path:
-        return self._find_log("err")
+        return self._locate_log("err")
 
-    def _find_log(self, kind: str) -> Path:
+    def _locate_log(self, kind: str) -> Path:
         """The log of the rank's node, in which its lines have its number, of the last attempt,
         or the first as long as there is none."""
         run = self._run
         attempts = run.attempts()
         attempt = attempts[-1] if attempts else run.attempt(0)
         plan = read_attempt_plan(run, attempt.number)
-        return find_output(attempt, plan, self.task_id, kind).path
+        return locate_output(attempt, plan, self.task_id, kind).path
 
 
 class VjobJobEnvironment(job_environment.JobEnvironment):

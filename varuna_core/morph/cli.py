@@ -22,10 +22,10 @@ from varuna_core.records.morphing import (
     ENDED,
     Replaced,
     add_joins,
-    find_epoch,
     is_outdated,
     read_join_job,
     read_joins,
+    read_newest_epoch,
     read_state,
 )
 from varuna_core.records.plan import Plan, read_facts, read_plan
@@ -194,14 +194,14 @@ def hold_alone(path: Path) -> Iterator[None]:
 
 def _run_answer(args: argparse.Namespace) -> int:
     run, _ = _load(args.run)
-    print(find_answer(run.morph, args.session), flush=True)
+    print(choose_answer(run.morph, args.session), flush=True)
     return 0
 
 
-def find_answer(folder: MorphFolder, session: str) -> str:
+def choose_answer(folder: MorphFolder, session: str) -> str:
     """The answer to the batch script of this session: `requeue`, `replaced`, or an exit code."""
     state = read_state(folder)
-    if session and is_outdated(folder, session, find_epoch(folder)):
+    if session and is_outdated(folder, session, read_newest_epoch(folder)):
         return REPLACED
     if state is None or state.phase != ENDED or (session and state.session != session):
         return str(NOT_READY if session else 0)  # the manager gave up without a verdict

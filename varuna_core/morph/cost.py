@@ -14,7 +14,7 @@ from varuna_core.morph.furthest import Furthest
 from varuna_core.morph.node_observer import NodeObserver
 from varuna_core.records.exits import read_exits
 from varuna_core.records.files import is_listed
-from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.logs.rank_output import locate_output
 from varuna_core.records.logs.training_log import BEGIN, FIRST_STEP
 from varuna_core.records.morphing import JUDGING, RUNNING, SAVING, STOPPING, ManagerState, get_seat
 from varuna_core.records.plan import read_attempt_plan
@@ -71,7 +71,7 @@ class Cost:
             self._marks.setdefault("ending", now)
         if state.phase == JUDGING:
             self._marks["ended"] = now
-            self._marks["sign"] = self._find_sign(state, self._marks["ending"])
+            self._marks["sign"] = self._compute_last_sign(state, self._marks["ending"])
             self._before = {"shape": self._describe(before.attempt), "reason": state.why}
         if state.phase == RUNNING:
             self._marks["ordered"] = self._ordered = now
@@ -109,10 +109,10 @@ class Cost:
 
     def _says(self, state: ManagerState, rank: int, words: str) -> bool:
         plan = read_attempt_plan(self._run, state.attempt)
-        output = find_output(self._run.attempt(state.attempt), plan, rank, "out")
+        output = locate_output(self._run.attempt(state.attempt), plan, rank, "out")
         return is_listed(output.path) and words.encode() in output.read(MOST_BYTES)
 
-    def _find_sign(self, state: ManagerState, ending: float) -> float:
+    def _compute_last_sign(self, state: ManagerState, ending: float) -> float:
         """When all was still well, for all that is known: before a lost node's last sign of life
         or the end of the first rank that failed, as far as its node's clock can be believed."""
         attempt = self._run.attempt(state.attempt)
@@ -140,7 +140,7 @@ class Cost:
             "to": self._describe(state.attempt),
             "attempt": state.attempt,
             "nodes": [get_seat(node) for node in state.members],
-            "iteration": self._find_start(state),
+            "iteration": self._read_start(state),
             "reason": before["reason"],
             **parts,
         }
@@ -149,7 +149,7 @@ class Cost:
         with contextlib.suppress(OSError):
             append_event(self._run.morph_events, "morph", **facts)
 
-    def _find_start(self, state: ManagerState) -> int:
+    def _read_start(self, state: ManagerState) -> int:
         """The iteration that the attempt began with."""
         if self._steps is not None and state.whole < 0:
             return -1  # of a checkpoint that is the script's own

@@ -12,7 +12,7 @@ from typing import Dict, Iterator, List, Optional, Pattern, Tuple
 
 from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import MARKS, read_pattern
-from varuna_core.records.logs.rank_output import RankOutput, find_output
+from varuna_core.records.logs.rank_output import RankOutput, locate_output
 from varuna_core.records.logs.steps import StepReader
 from varuna_core.records.plan import Plan, read_attempt_plan
 from varuna_core.records.runfolder import RunFolder
@@ -72,7 +72,7 @@ class Furthest:
         ranks = range(0 if plan is None else plan.world)
         chosen = sorted({*ranks[:num_ranks], *ranks[-num_ranks:]})
         attempt = self._run.attempt(number)
-        return [find_output(attempt, plan, r, kind) for r in chosen for kind in ("out", "err")]
+        return [locate_output(attempt, plan, r, kind) for r in chosen for kind in ("out", "err")]
 
     def _read_log(self, output: RankOutput, most: int) -> Optional[Tuple[int, int]]:
         """The furthest epoch and step in the end of a log; other ranks may share it."""

@@ -19,7 +19,7 @@ from typing import Callable, Sequence
 
 from varuna_core.agent.processes.process import run as run_command
 from varuna_core.records.files import list_names, write_first
-from varuna_core.records.morphing import find_epoch, is_outdated
+from varuna_core.records.morphing import is_outdated, read_newest_epoch
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import MorphFolder
 
@@ -44,7 +44,7 @@ def give_back(
 
     `rest` waits so many seconds, and says False where this node is to end meanwhile.
     """
-    epoch = find_epoch(folder)
+    epoch = read_newest_epoch(folder)
     for turn, line in enumerate(lines):
         if not rest(random.uniform(0, most_wait_s)):
             return False
@@ -65,7 +65,7 @@ def give_back(
 
 def is_over(folder: MorphFolder, session: str, epoch: int) -> bool:
     """True if a later session has the run, or will have it."""
-    newest = find_epoch(folder)
+    newest = read_newest_epoch(folder)
     if is_outdated(folder, session, newest):
         return True
     names = list_names(folder.epochs)  # last: a node stands still where it touches files

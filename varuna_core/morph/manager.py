@@ -90,9 +90,9 @@ from varuna_core.records.morphing import (
     add_joins,
     claim_attempt,
     claim_epoch,
-    find_epoch,
     get_seat,
     read_joins,
+    read_newest_epoch,
     read_state,
     write_state,
 )
@@ -230,7 +230,7 @@ class Manager:
 
     def _is_replaced(self) -> bool:
         """True if a later job owns the run: ours was given up, and then came back to life."""
-        return find_epoch(self._run.morph) > self._epoch
+        return read_newest_epoch(self._run.morph) > self._epoch
 
     def _open(self) -> ManagerState:
         """The state of this job: its own from before a kill, or a new one after an earlier job."""

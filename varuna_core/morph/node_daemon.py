@@ -32,7 +32,7 @@ from varuna_core.agent.node import run_node
 from varuna_core.agent.processes.process import own_environment, start_agent
 from varuna_core.agent.processes.signals import Signals
 from varuna_core.agent.setup.ranks import Meeting
-from varuna_core.agent.setup.site import STOPPED, Refusal, find_index, host_name, load_plan
+from varuna_core.agent.setup.site import STOPPED, Refusal, compute_index, host_name, load_plan
 from varuna_core.agent.setup.standby_ranks import StandbyRanks
 from varuna_core.morph.headless import give_back, most_wait_s
 from varuna_core.morph.links import FILE_S, DaemonLink
@@ -147,7 +147,7 @@ def run_node_daemon(
     the job back to the scheduler where the manager is gone for good (headless.py).
     `tether` is an input by which whoever started us over ssh tells that it lives.
     """
-    seat = find_index(plan, given_index, os.environ)
+    seat = compute_index(plan, given_index, os.environ)
     host = host_name(plan, seat, os.environ, os.uname().nodename)
     run.morph.make()
     me = Presence(

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import AbstractSet, Any, Dict, NamedTuple, Optional, Tuple
 
 from varuna_core.records.files import expect_types, list_names, read_json, write_json
-from varuna_core.records.morphing import find_epoch, name_node, read_claim
+from varuna_core.records.morphing import name_node, read_claim, read_newest_epoch
 from varuna_core.records.runfolder import MorphFolder
 
 IDLE, RUNNING, ENDED, GONE = "idle", "running", "ended", "gone"
@@ -124,7 +124,7 @@ def write_orders(folder: MorphFolder, value: Orders) -> None:
 
 def read_orders(folder: MorphFolder) -> Optional[Orders]:
     """The orders of the newest epoch; where it has none yet, orders to do nothing."""
-    epoch = find_epoch(folder)
+    epoch = read_newest_epoch(folder)
     found = parse_orders(read_json(folder.orders(epoch)))
     if found is not None:
         return found

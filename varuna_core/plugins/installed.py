@@ -51,7 +51,7 @@ class Plugin(NamedTuple):
     """Its name and version."""
 
 
-class _Kept(NamedTuple):
+class _CacheContent(NamedTuple):
     """The content of a cache file."""
 
     plugins: Tuple[Plugin, ...]
@@ -61,7 +61,7 @@ class _Kept(NamedTuple):
     """The one-line help of plug-ins that have been used, by group and name."""
 
 
-_by_state: Dict[str, _Kept] = {}
+_by_state: Dict[str, _CacheContent] = {}
 _warned: Set[str] = set()
 
 
@@ -117,7 +117,7 @@ def remember_help(group: str, name: str, text: str) -> None:
         _write_kept(key, kept)
 
 
-def _read_kept() -> Tuple[str, _Kept]:
+def _read_kept() -> Tuple[str, _CacheContent]:
     """The name of this state of sys.path, and what is installed in it."""
     times = [(entry or os.getcwd(), _read_time(entry or ".")) for entry in sys.path]
     key = hashlib.sha256(json.dumps([_FORMAT, times]).encode()).hexdigest()
@@ -143,15 +143,15 @@ def _name_file(key: str) -> Path:
     return Path(base) / "vjob" / "plugins" / f"{key}.json"
 
 
-def _read_file(path: Path) -> Optional[_Kept]:
+def _read_file(path: Path) -> Optional[_CacheContent]:
     value = read_json(path)
     with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
         plugins = tuple(Plugin(*map(str, row)) for row in value["plugins"])
-        return _Kept(plugins, dict(value["files"]), dict(value["helps"]))
+        return _CacheContent(plugins, dict(value["files"]), dict(value["helps"]))
     return None
 
 
-def _write_kept(key: str, kept: _Kept) -> None:
+def _write_kept(key: str, kept: _CacheContent) -> None:
     path = _name_file(key)
     with contextlib.suppress(OSError):  # a home that is full, or of somebody else
         path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
@@ -161,7 +161,7 @@ def _write_kept(key: str, kept: _Kept) -> None:
             old.unlink()
 
 
-def _read_metadata() -> _Kept:
+def _read_metadata() -> _CacheContent:
     from importlib.metadata import distributions  # takes long to import
 
     plugins: Dict[Plugin, None] = {}
@@ -185,4 +185,4 @@ def _read_metadata() -> _Kept:
             path = f"{folder}/entry_points.txt"
             if folder is not None and _read_time(path):
                 files[path] = _read_time(path)
-    return _Kept(tuple(plugins), files, {})
+    return _CacheContent(tuple(plugins), files, {})

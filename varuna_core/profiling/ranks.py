@@ -40,7 +40,7 @@ def name_kind(device: torch.device) -> str:
     if device.type != "cuda":
         return device.type
     name = torch.cuda.get_device_name(device)
-    memory_gb = find_memory(device) / 2**30
+    memory_gb = read_memory(device) / 2**30
     for words in (name, f"{name} {round(memory_gb)}GB"):
         try:
             return find_gpu(words).name
@@ -67,7 +67,7 @@ class Crew:
                 rank=self.rank,
                 kind=kind or name_kind(device),
                 node=os.environ.get("VJOB_NODE") or socket.gethostname(),
-                memory_bytes=find_memory(device),
+                memory_bytes=read_memory(device),
             )
         )
 
@@ -115,7 +115,7 @@ def deal(
     return ()
 
 
-def find_memory(device: torch.device) -> int:
+def read_memory(device: torch.device) -> int:
     """Bytes of the GPU, or of this machine."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)

@@ -73,7 +73,7 @@ class Bert(nn.Module):
         is_random: Tensor,
     ) -> TokenMean:
         tokens, order = self.predict(text, types, padding_mask)
-        return _find_loss(tokens, labels) + _find_loss(order, is_random)
+        return _compute_loss(tokens, labels) + _compute_loss(order, is_random)
 
     def loss_counts(self, labels: Tensor, is_random: Tensor, **others: Tensor) -> list[Tensor]:
         """How many tokens of the batch are predicted, and how many pairs."""
@@ -98,6 +98,6 @@ class Bert(nn.Module):
         return self.token_head(x), self.order_head(torch.tanh(self.pooler(x[:, 0])))
 
 
-def _find_loss(logits: Tensor, labels: Tensor) -> TokenMean:
+def _compute_loss(logits: Tensor, labels: Tensor) -> TokenMean:
     total = cross_entropy(logits, labels, ignore_index=NO_LABEL, reduction="sum")
     return TokenMean(total, (labels != NO_LABEL).sum())

@@ -38,7 +38,7 @@ class Place:
         return self.rank == self.world - 1
 
 
-def find_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.environ) -> Place:
+def compute_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = os.environ) -> Place:
     """Without vjob's stage map (under torchrun) the stages of a replica have neighbouring ranks."""
     rank, world = int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1"))
     local_rank = int(environ.get("LOCAL_RANK", "0"))

@@ -130,11 +130,11 @@ def _read(path: Path) -> Training:
 
 
 def _profile(wanted: argparse.Namespace) -> None:
-    from varuna_core.programs.place import find_place, join, leave
+    from varuna_core.programs.place import compute_place, join, leave
     from varuna_core.programs.profiling import profile_training
 
     training = _read(wanted.training)
-    place = find_place(training.pipeline, training.tensor)
+    place = compute_place(training.pipeline, training.tensor)
     join(place)
     copy = wanted.training.with_name("profile.json")
     gc.enable()
@@ -145,16 +145,16 @@ def _profile(wanted: argparse.Namespace) -> None:
 
 
 def _train(path: Path) -> None:
-    from varuna_core.programs.place import find_place, join, leave
+    from varuna_core.programs.place import compute_place, join, leave
     from varuna_core.programs.training import Trainer, open_trace
-    from varuna_core.records.logs.trace import find_trace_file
+    from varuna_core.records.logs.trace import choose_trace_file
     from varuna_core.runtime.saving.preemption import ignore_calls
 
     training = _read(path)
-    place = find_place(training.pipeline, training.tensor)
+    place = compute_place(training.pipeline, training.tensor)
     trace = None
     if os.environ.get("VJOB_TRACE") and training.timeline:
-        trace = open_trace(training, place, find_trace_file(os.environ))
+        trace = open_trace(training, place, choose_trace_file(os.environ))
     join(place)
     trainer = Trainer(training, place, trace)
     gc.freeze()  # what is there stays: torch's own objects are never looked through

@@ -134,7 +134,7 @@ CLAIM_READS, CLAIM_READ_S = 20, 0.5
 """For a claim that is there and cannot be read: half written, or the file server is in trouble."""
 
 
-def find_epoch(folder: MorphFolder) -> int:
+def read_newest_epoch(folder: MorphFolder) -> int:
     """The newest epoch that was claimed; -1 before the first."""
     names = list_names(folder.epochs)
     numbers = [name[: -len(CLAIM)] for name in names if name.endswith(CLAIM)]
@@ -156,7 +156,7 @@ def claim_epoch(folder: MorphFolder, session: str) -> int:
     """
     own = asdict(Claim(session, os.uname().nodename, os.getpid(), round(time.time(), 3)))
     while True:
-        newest = find_epoch(folder)
+        newest = read_newest_epoch(folder)
         if is_outdated(folder, session, newest):
             raise Replaced
         if write_first(folder.claim(newest + 1), own):
@@ -213,7 +213,7 @@ def write_state(folder: MorphFolder, epoch: int, state: ManagerState) -> None:
 
 def read_state(folder: MorphFolder) -> Optional[ManagerState]:
     """The newest; None where there is none yet, or of another version."""
-    newest = find_epoch(folder)
+    newest = read_newest_epoch(folder)
     for epoch in range(newest, -1, -1):
         value = read_json(folder.manager(epoch))
         if value is not None:

@@ -17,7 +17,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 from varuna_core.facts.not_covered import NotCovered, read_not_covered
 from varuna_core.records.files import expect_types, is_closed, is_listed, read_json, write_json
 from varuna_core.records.runfolder import RunFolder, shared_copy
-from varuna_core.records.training import TrainingFacts, find_facts, read_training
+from varuna_core.records.training import TrainingFacts, derive_facts, read_training
 
 PLAN_FORMAT = 1
 
@@ -291,7 +291,7 @@ class Plan:
     count_steps: bool = False
     """True if optimizer steps are counted in the ranks' Python (trace/startup/counter.py)."""
 
-    def find_path(self, env: Mapping[str, str]) -> str:
+    def read_path(self, env: Mapping[str, str]) -> str:
         """PATH of a process, from the node's environment."""
         return self.path.replace("%{path}", env.get("PATH", os.defpath))
 
@@ -459,7 +459,7 @@ def _parse_morphing(value: dict[str, Any]) -> MorphPlan:
 def read_facts(run: RunFolder, plan: Plan) -> TrainingFacts:
     """The facts of a run that may morph; ValueError where it has none."""
     given = plan.morphing.facts if plan.morphing is not None else None
-    return given or find_facts(read_training(run.training))
+    return given or derive_facts(read_training(run.training))
 
 
 def parse_prediction(value: Any) -> Prediction | None:

@@ -154,7 +154,7 @@ class TrainingFacts:
         return self.program not in BUILT_IN
 
 
-def find_facts(value: Training) -> TrainingFacts:
+def derive_facts(value: Training) -> TrainingFacts:
     """The facts of a built-in program's training."""
     return TrainingFacts(
         program=value.program,

@@ -168,7 +168,7 @@ def cut_model(
         shared_weights=settings.shared_weights,
         device=settings.device,
         types=settings.precision.choose_types(model),
-        kept=settings.precision.find_kept(model),
+        kept=settings.precision.select_kept(model),
     )
     if is_first and split.record.loss.is_sum:
         log.warning(

@@ -166,7 +166,7 @@ class RankModule(nn.Module):
         self._calls.close()
         self.saving.close()
 
-    def _find_progress(self) -> TrainingProgress:
+    def _build_progress(self) -> TrainingProgress:
         return TrainingProgress(
             iteration=self.iteration, data_position=self.data_position, user_state=self.user_state
         )
@@ -200,10 +200,10 @@ class RankModule(nn.Module):
         options: dict[str, Any] = {"shard": shard, "keep": self._conf.choose_keep(keep)}
         with self._steps.span("checkpoint") if self._steps is not None else nullcontext():
             if on_demand:
-                self.saving.save_whole(self._find_progress(), store, number, **options)
+                self.saving.save_whole(self._build_progress(), store, number, **options)
                 return None
             options["tempdir"] = self._conf.choose_tempdir(tempdir)
-            return self.saving.save(self._find_progress(), store, number, **options)
+            return self.saving.save(self._build_progress(), store, number, **options)
 
     def load_checkpoint(
         self,
@@ -293,7 +293,7 @@ class RankModule(nn.Module):
             ignore_calls()
             note = {"signal": name, "world_size": self.saving.consensus.world_size}
             self.saving.save_whole(
-                self._find_progress(), store, self.iteration, note=note, **options
+                self._build_progress(), store, self.iteration, note=note, **options
             )
             self.saving.consensus.leave()
             raise SystemExit(LEFT_CODE)

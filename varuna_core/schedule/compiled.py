@@ -40,7 +40,7 @@ Counts = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class ScheduleTimes:
     """When things ended, in the unit of the costs."""
 
     makespan: float
@@ -104,7 +104,7 @@ class Compiled:
         final = {action[2]: i for i, action in enumerate(self.actions) if action[1] in "BW"}
         return tuple(final.get(stage, -1) for stage in range(self.num_stages))
 
-    def find_last_cost(self, stage: int) -> int:
+    def compute_last_cost(self, stage: int) -> int:
         """Which cost the stage's last action that makes weight gradients has."""
         return self.ops[self.final[stage]][1]
 
@@ -116,7 +116,7 @@ class Compiled:
         holds: Sequence[float] | None = None,
         keep_starts: bool = False,
         factors: Sequence[float] | None = None,
-    ) -> Timed:
+    ) -> ScheduleTimes:
         """`costs` by `list_costs`, `hops` 2 a boundary; `factors` multiply each action's cost.
 
         A message keeps its link for its hop, or for what `holds` says.
@@ -149,7 +149,7 @@ class Compiled:
                 starts.append(start)
             if index in final:
                 final[index] = start
-        return Timed(
+        return ScheduleTimes(
             makespan=max(free, default=0.0),
             ends=tuple(free),
             busy=tuple(busy),

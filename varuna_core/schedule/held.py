@@ -19,7 +19,7 @@ from varuna_core.schedule.actions import Action
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LiveMicroBatches:
     """Micro-batches of each stage of a rank."""
 
     graphs: dict[int, int]
@@ -28,9 +28,11 @@ class Held:
     """Those whose graphs lie elsewhere; their inputs are held."""
 
 
-def follow_held(actions: Sequence[Action], stages: Sequence[int]) -> Iterator[tuple[Action, Held]]:
+def follow_held(
+    actions: Sequence[Action], stages: Sequence[int]
+) -> Iterator[tuple[Action, LiveMicroBatches]]:
     """Each action with what is held while it runs: always the same object."""
-    held = Held(*(dict.fromkeys(stages, 0) for _ in range(3)))
+    held = LiveMicroBatches(*(dict.fromkeys(stages, 0) for _ in range(3)))
     graphs, inputs, offloaded = held.graphs, held.inputs, held.offloaded
     leaving: int | None = None
     """The stage of the last offload, while its memory is not free."""

@@ -179,7 +179,7 @@ def build_schedule(
         recompute=recompute,
         memory=memory,
     )
-    return _find_best(wanted) if name == AUTO else _build(name, wanted)
+    return _choose_best(wanted) if name == AUTO else _build(name, wanted)
 
 
 def _build(name: str, wanted: ScheduleRequest) -> Schedule:
@@ -198,7 +198,7 @@ def _build(name: str, wanted: ScheduleRequest) -> Schedule:
     return schedule
 
 
-def _find_best(wanted: ScheduleRequest) -> Schedule:
+def _choose_best(wanted: ScheduleRequest) -> Schedule:
     """The shortest as simulated of those that fit; of equals the one registered last."""
     ways: list[Recompute] = [wanted.recompute]
     if wanted.recompute == "auto":

@@ -241,7 +241,7 @@ def build_zero_bubble(
     if bound >= min(num_ranks, num_microbatches):
         one_f_one_b = build_one_f_one_b(num_ranks, num_microbatches)
         candidates.append(replace(one_f_one_b, name="zero_bubble"))
-    return _find_best(candidates, costs, bound, recompute, memory)
+    return _choose_best(candidates, costs, bound, recompute, memory)
 
 
 def build_zbv(
@@ -283,7 +283,7 @@ def build_zbv(
     if most > 2 * num_ranks:
         orders.append(partial(_order_dual_pipe, forward_first=True))
     candidates += [_build_in_order(order, num_ranks, num_microbatches) for order in orders]
-    return _find_best(candidates, costs, bound, recompute, memory)
+    return _choose_best(candidates, costs, bound, recompute, memory)
 
 
 def place_v(num_ranks: int) -> tuple[int, ...]:
@@ -350,7 +350,7 @@ def _choose_policy(
     return found[-1][1]
 
 
-def _find_best(
+def _choose_best(
     candidates: list[Schedule],
     costs: Costs,
     bound: int,

@@ -46,7 +46,7 @@ from varuna_core.records.logs.trace import (
     OTHER,
     OTHERS,
     TraceWriter,
-    find_trace_file,
+    choose_trace_file,
 )
 from varuna_core.records.training import VARIABLES
 from varuna_core.trace.device import find_clock
@@ -413,7 +413,7 @@ def _is_child() -> bool:
 def _open(every: int, stages: Sequence[int] | None, replica: int | None) -> TraceWriter:
     stem = Path(os.environ["VJOB_TRACE"]).stem
     return TraceWriter(
-        find_trace_file(os.environ),
+        choose_trace_file(os.environ),
         int(stem) if stem.isdecimal() else _read_number("RANK"),
         stages=[_read_number("VJOB_STAGE")] if stages is None else stages,
         replica=_read_number("VJOB_REPLICA") if replica is None else replica,

@@ -90,12 +90,12 @@ class Schedules:
         self._forwards, self._done = {}, {}
         if not recorder.is_driven:
             recorder.is_driven = True
-            self._find_place(kwargs.get("pg_collection"))
-            stages = [self._find_stage(index) for index in range(len(models))]
-            recorder.place(stages, _find_replica(kwargs.get("pg_collection")))
+            self._read_place(kwargs.get("pg_collection"))
+            stages = [self._compute_stage(index) for index in range(len(models))]
+            recorder.place(stages, _compute_replica(kwargs.get("pg_collection")))
         return recorder.run_step(_read_iteration(), call, *args, **kwargs)
 
-    def _find_place(self, groups: Any) -> None:
+    def _read_place(self, groups: Any) -> None:
         if groups is not None and getattr(groups, "pp", None) is not None:
             self._pipeline, self._position = groups.pp.size(), groups.pp.rank()
             return
@@ -103,7 +103,7 @@ class Schedules:
         self._pipeline = state.get_pipeline_model_parallel_world_size()
         self._position = state.get_pipeline_model_parallel_rank()
 
-    def _find_stage(self, chunk: int) -> int:
+    def _compute_stage(self, chunk: int) -> int:
         return chunk * self._pipeline + self._position
 
     def _forward(self, call: Call, /, *args: Any, **kwargs: Any) -> Any:
@@ -114,7 +114,7 @@ class Schedules:
         if micro_batch is None:
             micro_batch = self._forwards.get(chunk, 0)
         self._forwards[chunk] = micro_batch + 1
-        stage = self._find_stage(chunk)
+        stage = self._compute_stage(chunk)
         found = self._recorder.act("F", stage, micro_batch, call, *args, **kwargs)
         output = found[0] if isinstance(found, tuple) else found
         self._done[_identify(output)] = stage, micro_batch
@@ -135,7 +135,7 @@ def _identify(output: Any) -> int:
     return id(output)
 
 
-def _find_replica(groups: Any) -> int:
+def _compute_replica(groups: Any) -> int:
     for name in ("dp", "dp_cp"):
         group = getattr(groups, name, None) if groups is not None else None
         if group is not None:

@@ -60,11 +60,13 @@ class Stages:
         if not recorder.is_driven:
             recorder.is_driven = True
             stages = getattr(schedule, "_stages", None) or [schedule._stage]
-            recorder.place([int(stage.stage_index) for stage in stages], _find_replica(stages[0]))
+            recorder.place(
+                [int(stage.stage_index) for stage in stages], _compute_replica(stages[0])
+            )
         return recorder.run_step(None, call, schedule, *args, **kwargs)
 
 
-def _find_replica(stage: Any) -> int:
+def _compute_replica(stage: Any) -> int:
     """By the order of ranks: those of one pipeline follow each other or lie evenly apart."""
     import torch.distributed as dist
 

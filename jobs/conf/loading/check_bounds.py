@@ -16,12 +16,12 @@ from vjob.jobs.errors import KeyProblem, Problem
 def locate(problems: Iterable[KeyProblem], lines: Mapping[str, str]) -> list[Problem]:
     """Problems of keys with their places in the file."""
     return [
-        Problem(where=find_line(lines, key), key=key, value=show(key, value), message=message)
+        Problem(where=locate_line(lines, key), key=key, value=show(key, value), message=message)
         for key, value, message in problems
     ]
 
 
-def find_line(lines: Mapping[str, str], key: str) -> str:
+def locate_line(lines: Mapping[str, str], key: str) -> str:
     """Place of a key, or of the nearest one around it that was written."""
     while key and key not in lines:
         key = key[: max(key.rfind("."), key.rfind("["), 0)]

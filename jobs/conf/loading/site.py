@@ -25,7 +25,7 @@ from vjob.jobs.conf.fates import (
     goes_by_reference,
     list_leaves,
 )
-from vjob.jobs.conf.loading.check_bounds import check_numbers, check_section, find_line, locate
+from vjob.jobs.conf.loading.check_bounds import check_numbers, check_section, locate, locate_line
 from vjob.jobs.conf.loading.check_cluster import GPUS, check_cluster, check_groups
 from vjob.jobs.conf.loading.choose_queue import list_gpus
 from vjob.jobs.conf.loading.compose import ReadText, merge
@@ -330,7 +330,7 @@ def check_locks(
         if value != wanted:
             shown = "no value" if wanted is None else show(key, spell_value(wanted))
             found = Problem(
-                where=find_line(lines, key),
+                where=locate_line(lines, key),
                 key=key,
                 value=show(key, value),
                 message=f"{lock.sentence} ({lock.where} locks it at {shown})",

@@ -99,7 +99,7 @@ def explain_parts(line: Line | None) -> tuple[str, tuple[Remedy, ...]]:
     return meaning, (look,)
 
 
-def find_remedy(line: Line | None, context: Context = Context.CONF, job: str = "") -> str:
+def describe_remedy(line: Line | None, context: Context = Context.CONF, job: str = "") -> str:
     """Return the meaning of a line and its remedies as one text in the words of a context."""
     return explain(*explain_parts(line), context, job)
 

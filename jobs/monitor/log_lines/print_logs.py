@@ -18,7 +18,7 @@ from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.catalogue.rank_output import PYTHON_EXCEPTION
 from varuna_core.records import record as records
 from varuna_core.records.exits import RankExit, read_exception, read_exits
-from varuna_core.records.logs.rank_output import RankOutput, find_output
+from varuna_core.records.logs.rank_output import RankOutput, locate_output
 from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
@@ -26,7 +26,7 @@ from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.errors import (
     classify_line,
-    find_remedy,
+    describe_remedy,
     first_root,
     is_proof,
     list_exceptions,
@@ -85,7 +85,7 @@ def find_first_error(
     lines = [_doubt(line, left) for log in logs for line in _scan(log)]
     lines += list_exceptions(left.values(), lines)
     root = first_root(lines)
-    remedy = find_remedy(root)
+    remedy = describe_remedy(root)
     if root is None:  # lines that a program printed of errors that it caught: shown, not explained
         root = first_root([replace(line, stream="", doubt="") for line in lines])
     if root is None:
@@ -345,7 +345,7 @@ def find_logs(
     run = RunFolder(attempt.path.parent)
     plan = read_attempt_plan(run, attempt.number) if wanted.ranks else None
     for kind in wanted.kinds:
-        outputs = [find_output(attempt, plan, rank, kind) for rank in wanted.ranks]
+        outputs = [locate_output(attempt, plan, rank, kind) for rank in wanted.ranks]
         found += [(f"rank {output.rank}", output, output.path) for output in outputs]
         if not wanted.ranks:
             paths = sorted(attempt.path.glob(f"*.{kind}"))

@@ -262,7 +262,7 @@ class AttemptReader:
             index=index if index >= 0 else None,
             group=group,
             ranks=tuple(ranks),
-            phase=self._find_phase(report, life, ranks, went_at),
+            phase=self._infer_phase(report, life, ranks, went_at),
             beat_at=self._beats.times.get(str(index)),
             beat_every_s=life.every_s if life is not None else None,
             log_at=files.newest if files is not None else None,
@@ -285,7 +285,7 @@ class AttemptReader:
             ),
         )
 
-    def _find_phase(
+    def _infer_phase(
         self, report: Mapping[str, Any], life: Beats | None, ranks: range, went_at: float | None
     ) -> str:
         if ranks and all(rank in self._parsed_exits for rank in ranks):

@@ -24,7 +24,7 @@ from vjob.jobs.monitor.readers.job_reader import JudgedReader
 from vjob.jobs.monitor.readers.run import RunReader
 from vjob.jobs.monitor.readers.scheduler import SchedulerDesk
 from vjob.jobs.monitor.rules.pace import find_left_s, find_pace_s
-from vjob.jobs.runs.find import RemovedRun, RunView, find_mtime, find_removed, is_over, view_runs
+from vjob.jobs.runs.find import RemovedRun, RunView, find_removed, is_over, read_mtime, view_runs
 from vjob.jobs.schedulers import run_index as index
 
 BUDGET_S = 1.0
@@ -76,7 +76,7 @@ class RunTable:
 
     def _is_settled(self, run: RunFolder) -> bool:
         seen = self._over.get(str(run.path))
-        return seen is not None and seen[0] == find_mtime(run.record)
+        return seen is not None and seen[0] == read_mtime(run.record)
 
     def _read_live(self, path: str, view: RunView, now: float) -> RunRow:
         self._over.pop(path, None)
@@ -89,7 +89,7 @@ class RunTable:
         live = self._live.pop(path, None)
         if not reads and live is None:
             return _make_row(view, now, None, None)
-        mtime = find_mtime(view.run.record)
+        mtime = read_mtime(view.run.record)
         row = (live or _LiveRun(view)).read(view, now)
         if row.verdict is not None and row.verdict.health in ENDED and now - mtime > LATE_S:
             self._over[path] = mtime, row

@@ -128,7 +128,7 @@ class SlurmJobReader:
             now=now,
             run=" ".join(filter(None, (job.word, parts[0].name))),
             folder=parts[0].work_dir,
-            state=find_state(rows),
+            state=choose_state(rows),
             submitted=min((x.submitted for x in parts if x.submitted is not None), default=None),
             walltime_s=parts[0].limit_s,
             time_limit=parts[0].info.limit,
@@ -191,7 +191,7 @@ class SlurmJobReader:
                 )
             held = self._files[shown]
             # Before the look: what it reads beyond this came later than the look before.
-            sizes = {kind: _find_size(path) for kind, path in files.items()}
+            sizes = {kind: _read_size(path) for kind, path in files.items()}
             self._times[shown].note(now, sizes.get("out", 0), sizes.get("err", 0))
             held.poll()
 
@@ -257,7 +257,7 @@ def _keep_files(new: ForeignJob, old: ForeignJob) -> ForeignJob:
     return replace(new, parts=tuple(parts), notes=())
 
 
-def find_state(rows: Collection[JobRow]) -> str:
+def choose_state(rows: Collection[JobRow]) -> str:
     """One word for all parts."""
     words = list(dict.fromkeys(row.state for row in rows))
     return next((word for word in ("RUNNING", "PENDING") if word in words), words[0])
@@ -324,7 +324,7 @@ def _make_gpu(sample: GpuSample) -> Gpu:
     )  # fmt: skip
 
 
-def _find_size(path: str) -> int:
+def _read_size(path: str) -> int:
     try:
         return Path(path).stat().st_size
     except OSError:

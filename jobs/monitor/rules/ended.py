@@ -164,7 +164,7 @@ def _by_culprit(snapshot: Snapshot, decided: End) -> Cause | None:
     is_echo = name in ("SIGTERM", "SIGINT") or (name in (None, "SIGKILL") and not is_telling)
     if is_echo and (_has_word(snapshot, BY_SCHEDULER) or _lost_a_node(snapshot)):
         return None
-    end = _find_end_of(snapshot, decided, rank)
+    end = _choose_end_of(snapshot, decided, rank)
     if name in OWN_SIGNALS:
         return _by_signal(snapshot, end, root if is_telling else None)
     memory = find_memory_proof(snapshot, node) if end.code == SHELL + signal.SIGKILL else ""
@@ -198,7 +198,7 @@ def _find_peer(snapshot: Snapshot, rank: int) -> Cause | None:
     )
 
 
-def _find_end_of(snapshot: Snapshot, decided: End, rank: int) -> End:
+def _choose_end_of(snapshot: Snapshot, decided: End, rank: int) -> End:
     """The end of a rank that failed by itself: the record's, else that of its exit."""
     if decided.rank == rank and decided.cause in OF_RANK:
         return decided

@@ -500,7 +500,7 @@ class Signs:
         return self.age_s > (IMPORTS_S if self.is_busy else START_S)
 
 
-def find_signs(snapshot: Snapshot) -> Signs:
+def compute_signs(snapshot: Snapshot) -> Signs:
     begun = find_started(snapshot)
     written = [node.log_at for node in snapshot.nodes if node.log_at is not None]
     num_bytes = sum(node.sizes.get(k, 0) for node in snapshot.nodes for k in ("out", "err"))
@@ -516,7 +516,7 @@ def running(snapshot: Snapshot) -> Verdict | None:
     """The ranks run, and no step of theirs is known; STALLED once they show no other life."""
     if not _is_before_steps(snapshot) or _start_phase(snapshot)[0] != "warm-up":
         return None
-    signs, is_told = find_signs(snapshot), bool(snapshot.info)
+    signs, is_told = compute_signs(snapshot), bool(snapshot.info)
     age, is_plain = signs.age_s or 0.0, is_plain_job(snapshot)
     if age > WARM_UP_S and not is_plain:
         is_late = signs.quiet_s is None or signs.quiet_s > QUIET_S

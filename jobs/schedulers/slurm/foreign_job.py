@@ -38,7 +38,7 @@ def ask_slurm_job(word: str) -> ForeignJob | None:
     away: UncertainError | None = None
     try:
         answer = broker.ask(slurm.build_show_job_command(word), floor_s=FLOOR_S)
-        parts = sorted(parse_parts(answer.text), key=_find_place)
+        parts = sorted(parse_parts(answer.text), key=_read_place)
         if parts:
             return ForeignJob(scheduler=NAME, word=word, parts=tuple(parts), asked=answer.known)
     except UncertainError as error:
@@ -62,7 +62,7 @@ def ask_slurm_job(word: str) -> ForeignJob | None:
     )
 
 
-def _find_place(part: JobPart) -> tuple[int, int]:
+def _read_place(part: JobPart) -> tuple[int, int]:
     _, _, index = part.info.id.partition("_")
     return part.info.component, int(index) if index.isdecimal() else 0
 

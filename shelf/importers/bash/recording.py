@@ -42,7 +42,7 @@ from vjob.shelf.importers.bash.passes import (
     repair,
     run_pass,
 )
-from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, find_program, is_launch
+from vjob.shelf.importers.bash.wrappers import SHELLS, find_batch_file, is_launch, locate_program
 
 MOST_DEPTH = 4
 MAX_FILE = 1_000_000
@@ -161,7 +161,7 @@ class Launch:
 
     @property
     def program(self) -> tuple[Word, ...]:
-        return self.words[find_program(self.texts) :]
+        return self.words[locate_program(self.texts) :]
 
     @property
     def where(self) -> str:
@@ -235,7 +235,7 @@ def read_script(
     layers = ("jail",) if trust else tuple(without)
     with open_jail() as jail:
         reader = _Reader(path.absolute().parent, environ, layers, jail)
-        return reader.read([_Given(text=text, args=list(args), env={})] * 3, path.name, 0)
+        return reader.read([_ScriptInput(text=text, args=list(args), env={})] * 3, path.name, 0)
 
 
 def list_arguments(*texts: str) -> list[str]:
@@ -260,7 +260,7 @@ def read_text(path: Path) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Given:
+class _ScriptInput:
     """The input of a script in one pass."""
 
     text: str
@@ -298,7 +298,7 @@ class _Reader:
 
     def read(
         self,
-        given: Sequence[_Given],
+        given: Sequence[_ScriptInput],
         name: str,
         depth: int,
         asked: Sequence[Option] = (),
@@ -353,7 +353,7 @@ class _Reader:
                 found.launches.append(replace(launch, inner=inner))
         return found
 
-    def _run(self, given: _Given, how: _How, *, rank: int = 0) -> tuple[Pass, str]:
+    def _run(self, given: _ScriptInput, how: _How, *, rank: int = 0) -> tuple[Pass, str]:
         """A batch script runs on the first node; a step's on its own."""
         env = build_environment(how.options, rank, is_job=how.is_job)
         own = pwd.getpwuid(os.getuid())
@@ -379,7 +379,7 @@ class _Reader:
             text = repaired
         return done, text
 
-    def _seek(self, given: _Given, how: _How, done: Pass | None = None) -> tuple[Pass, _How]:
+    def _seek(self, given: _ScriptInput, how: _How, done: Pass | None = None) -> tuple[Pass, _How]:
         """A pass that starts something: if need be, with every file there that it asks for."""
         done = done or self._run(given, how)[0]
         is_asked = any(kind == "file" for kind, *_ in done.notes)
@@ -501,7 +501,7 @@ class _Reader:
         if posixpath.basename(launch.texts[0]) == "sbatch":
             at, _ = find_batch_file(launch.texts)
             asked = parse_options(launch.texts[1:at], launch.file, launch.line)
-        given: list[_Given] = []
+        given: list[_ScriptInput] = []
         name = ""
         for record, written in zip(records, self.written, strict=True):
             run = self._find_text(record, written, outer.file)
@@ -512,7 +512,7 @@ class _Reader:
                 continue
             text, name, args = run
             env = {key: record.env[key] for key in launch.env if key in record.env}
-            given.append(_Given(text=text, args=args, env=env))
+            given.append(_ScriptInput(text=text, args=args, env=env))
         return self.read(given, name, depth + 1, asked, () if asked else job)
 
     def _find_text(
@@ -520,7 +520,7 @@ class _Reader:
     ) -> tuple[str, str, list[str]] | None:
         """Text, name and arguments of what a shell, or a script of the folder, runs."""
         words = list(record.words)
-        at = find_program(words)
+        at = locate_program(words)
         if posixpath.basename(words[0]) == "sbatch":
             at, wrap = find_batch_file(words)
             if wrap is not None:

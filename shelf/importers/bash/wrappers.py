@@ -72,7 +72,7 @@ PLACED = _names("apptainer singularity enroot docker timeout")
 ALIASES: Mapping[str, str] = {"podman": "docker", "nvidia-docker": "docker"}
 
 
-def find_program(words: Sequence[str]) -> int:
+def locate_program(words: Sequence[str]) -> int:
     """The place of the program after all wrappers; the number of words where there is none."""
     at = 0
     while at < len(words):
@@ -130,7 +130,7 @@ def find_batch_file(words: Sequence[str]) -> tuple[int, str | None]:
 
 def is_launch(words: Sequence[str]) -> bool:
     """True where a command line starts a program that is more than preparation."""
-    at = find_program(words)
+    at = locate_program(words)
     names = {posixpath.basename(word) for word in words[:1]}
     if at >= len(words):
         return bool(at > 0 and names - {"env", "exec", "eval", "time", "timeout"})

@@ -9,7 +9,7 @@ import pytest
 
 from vjob.jobs.conf.document import list_sections
 from vjob.jobs.conf.loading.check import check_conf
-from vjob.jobs.conf.loading.check_bounds import find_line
+from vjob.jobs.conf.loading.check_bounds import locate_line
 from vjob.jobs.conf.loading.load import parse_conf_lines
 from vjob.jobs.conf.parse import (
     describe,
@@ -503,9 +503,9 @@ def test_a_megatron_checkout_is_a_folder_or_a_script(tmp_path: Path) -> None:
 
 def test_a_key_that_was_not_written_has_the_place_of_what_is_around_it() -> None:
     lines = {"": "c:1", "cluster.nodes": "c:5", "cluster.nodes[0]": "c:6"}
-    assert find_line(lines, "cluster.nodes[0].env.A") == "c:6"
-    assert find_line(lines, "cluster.nodes[1].env") == "c:5"
-    assert find_line(lines, "train.steps") == "c:1"
+    assert locate_line(lines, "cluster.nodes[0].env.A") == "c:6"
+    assert locate_line(lines, "cluster.nodes[1].env") == "c:5"
+    assert locate_line(lines, "train.steps") == "c:1"
 
 
 def test_every_number_of_a_conf_has_a_range() -> None:

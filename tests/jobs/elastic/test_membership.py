@@ -15,7 +15,7 @@ import pytest
 from tests.jobs.confs import MORPH, MORPH_SPLIT, SINGLE, make_conf, make_plan
 from varuna_core.records import record as records
 from varuna_core.records.files import list_names, lock_file, read_json, write_json
-from varuna_core.records.morphing import find_epoch, read_join_job, read_joins
+from varuna_core.records.morphing import read_join_job, read_joins, read_newest_epoch
 from varuna_core.records.plan import write_plan
 from varuna_core.records.record import JobRecord, RunRecord, read_record, write_record
 from varuna_core.records.runfolder import RunFolder
@@ -273,4 +273,4 @@ def test_a_run_begun_before_there_were_epochs_grows_and_shrinks(
     assert "h3" in membership.shrink(run, count=1, hosts=[])[0] and left(run) == [3]
     grow(run, 2)
     assert "agent.pyz" in run.batch_script("join1").read_text()
-    assert find_epoch(run.morph) == -1
+    assert read_newest_epoch(run.morph) == -1

@@ -14,14 +14,14 @@ from varuna_core.morph.gain import forecast
 from varuna_core.morph.layout import build_attempt
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import NodeKind, place_in_turn
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.planner.search.partition import is_allowed
 from varuna_core.records.plan import read_plan
 from varuna_core.records.rank_map import decode_stage_map
 from varuna_core.records.runfolder import make_run_folder
-from varuna_core.records.training import find_facts, read_training
+from varuna_core.records.training import derive_facts, read_training
 from vjob.jobs.planning.inputs import read_open_conf
 from vjob.jobs.planning.question import PlanOptions, load_question
 from vjob.jobs.planning.resolve_auto import KEYS, Chosen, choose_layout, resolve_conf
@@ -73,7 +73,7 @@ def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
                 tables,
                 shape,
                 placed,
-                find_schedule_model("1f1b", stages, -(-15 // replicas), "none"),
+                build_schedule_model("1f1b", stages, -(-15 // replicas), "none"),
             )
             for cuts in itertools.combinations(range(1, 8), stages - 1):
                 bounds = (0, *cuts, 8)
@@ -93,7 +93,7 @@ def test_an_attempt_has_what_was_planned_for_its_nodes(conf: Path, tmp_path: Pat
     ready = prepare(resolve_conf(conf, []), for_preview=True)
     run = make_run_folder(tmp_path / "run")
     write_run_folder(ready, run)
-    plan, facts = read_plan(run.plan), find_facts(read_training(run.training))
+    plan, facts = read_plan(run.plan), derive_facts(read_training(run.training))
     assert plan is not None and plan.layouts is not None
     fewer = forecast(plan, facts, [0, 1, 2], [0, 2])
     assert fewer is not None and fewer.is_predicted and plan.layout_steps is not None
@@ -118,7 +118,7 @@ def test_with_zero_3_all_replicas_have_as_many_micro_batches(conf: Path, tmp_pat
     ready = prepare(resolve_conf(conf, ["parallel.zero=3"]), for_preview=True)
     run = make_run_folder(tmp_path / "run")
     write_run_folder(ready, run)
-    plan, facts = read_plan(run.plan), find_facts(read_training(run.training))
+    plan, facts = read_plan(run.plan), derive_facts(read_training(run.training))
     assert plan is not None and plan.layouts and facts.is_even and facts.micro_batches
     assert not any(facts.micro_batches % data for _, data, _ in plan.layouts.values())
     less = build_attempt(replace(plan, layouts={}), facts, [0])

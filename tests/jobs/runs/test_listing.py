@@ -22,7 +22,7 @@ from varuna_core.hang.signs import end_hang, write_hang
 from varuna_core.records.files import append_line
 from varuna_core.records.record import REFUSED, RunRecord, write_record
 from varuna_core.records.runfolder import RunFolder
-from vjob.jobs.runs.listing import find_message, render
+from vjob.jobs.runs.listing import choose_message, render
 
 MESSAGE = "rank 5 on b3 exited 9: ValueError: " + " ".join(["xxx"] * 60)
 ROW = {
@@ -54,12 +54,12 @@ def test_a_run_that_stands_says_so_until_it_goes_on(tmp_path: Path) -> None:
     attempt.make()
     record = SimpleNamespace(message="")
     view: Any = SimpleNamespace(run=RunFolder(tmp_path), record=record, is_under_way=True)
-    assert find_message(view) == ""
+    assert choose_message(view) == ""
     hang = Hang(HangWitness.STOPPED, since=1.0, seen_at=30.0, rank=1, node="n1")
     write_hang(attempt, hang)
-    assert find_message(view) == "hangs: rank 1 on n1 is stopped (SIGSTOP)"
+    assert choose_message(view) == "hangs: rank 1 on n1 is stopped (SIGSTOP)"
     end_hang(attempt, replace(hang, until=40.0))
-    assert find_message(view) == ""
+    assert choose_message(view) == ""
 
 
 def test_the_command_looks_whether_it_writes_to_a_terminal(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.command import PROGRAMS, Vjob, wait_for
 from tests.jobs.conf.test_redact import HEX, SHAPES, X
 from tests.second_user import Colleague, make_colleague, open_folder
 from varuna_core.records.files import read_json
-from varuna_core.records.morphing import find_epoch
+from varuna_core.records.morphing import read_newest_epoch
 from varuna_core.records.runfolder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -197,7 +197,7 @@ def test_a_colleague_reads_no_secret_of_a_run_that_morphed(
     story: Story, colleague: Colleague
 ) -> None:
     read = colleague.read_everything(story.run.path, story.vjob.folder)
-    state = story.run.morph.manager(find_epoch(story.run.morph)).relative_to(story.run.path)
+    state = story.run.morph.manager(read_newest_epoch(story.run.morph)).relative_to(story.run.path)
     for name in (
         "attempt-1/plan.shared.json", "resolved.yaml", "events-morph.jsonl", "report.html",
         "attempt-1/state/outcome.json", "record.json", str(state),

@@ -22,7 +22,7 @@ from vjob.reports.analysis.findings import find_all
 from vjob.reports.export.schema import KIND_COLUMNS, TABLES, TYPES, render_columns
 from vjob.reports.export.tables import MAKERS, JobTables, load_job, write_csv, write_parquet
 from vjob.reports.load import log_lines, trace_file, trace_reader
-from vjob.reports.load.sources import SourceError, find_sources
+from vjob.reports.load.sources import SourceError, locate_sources
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_a_name_that_is_no_folder_is_refused_with_it() -> None:
 
 def test_of_a_large_log_the_last_lines_are_there(tmp_path: Path) -> None:
     (tmp_path / "n0.out").write_text("".join(f"0: line {n}\n" for n in range(10_000)))
-    table = log_lines.read_log_lines(find_sources(tmp_path), most_bytes=10_000)
+    table = log_lines.read_log_lines(locate_sources(tmp_path), most_bytes=10_000)
     assert table.text.iloc[-1] == "line 9999" and 500 < len(table) < 1000
     data = (tmp_path / "n0.out").read_bytes()
     for row in table.iloc[[0, -1]].itertuples():

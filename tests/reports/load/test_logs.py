@@ -20,7 +20,7 @@ from vjob.reports.analysis.measures import analyse
 from vjob.reports.export.text import render_text
 from vjob.reports.load.blocks import Thinned
 from vjob.reports.load.gpu_log import read_gpus
-from vjob.reports.load.sources import MOST_ATTEMPTS, SourceError, find_sources
+from vjob.reports.load.sources import MOST_ATTEMPTS, SourceError, locate_sources
 from vjob.reports.load.tables import load_job
 from vjob.reports.load.training_log import LogReader, LogTables
 
@@ -172,9 +172,9 @@ def test_gpu_samples_as_json_and_as_text(tmp_path: Path) -> None:
 
 def test_a_folder_of_nothing_says_what_was_looked_for(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"no attempt-<n> of a run, no <node>\.out"):
-        find_sources(tmp_path)
+        locate_sources(tmp_path)
     with pytest.raises(SourceError, match="neither a folder nor a file"):
-        find_sources(tmp_path / "none")
+        locate_sources(tmp_path / "none")
 
 
 @given(st.integers(0, 500), st.integers(1, 20))
@@ -191,6 +191,6 @@ def test_of_very_many_attempts_the_newest_are_read_and_the_others_counted(tmp_pa
     for number in range(MOST_ATTEMPTS + 3):
         (tmp_path / f"attempt-{number}").mkdir()
     (tmp_path / "record.json").write_text("{}")
-    found = find_sources(tmp_path)
+    found = locate_sources(tmp_path)
     assert [one.label for one in found.attempts][:1] == ["3"] and found.num_left_out == 3
     assert load_job(tmp_path).skipped["older attempts"] == "3 of them: only the newest are read"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vjob.reports.load.sources import find_sources
+from vjob.reports.load.sources import locate_sources
 from vjob.reports.load.tables import PlanFacts, parse_plan_facts, read_plan_facts
 
 
@@ -35,5 +35,5 @@ def test_a_broken_plan_says_nothing(tmp_path: Path, text: str) -> None:
 def test_what_a_batch_script_printed_is_no_log_of_a_node(tmp_path: Path) -> None:
     for name in ("n1.out", "n2.out", "scheduler.out", "scheduler.weak.out"):
         (tmp_path / name).write_text("step 1/2 loss 1.0\n")
-    (attempt,) = find_sources(tmp_path).attempts
+    (attempt,) = locate_sources(tmp_path).attempts
     assert [node for node, _ in attempt.logs] == ["n1", "n2"]

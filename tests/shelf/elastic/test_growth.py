@@ -15,7 +15,7 @@ from tests.varuna_core.programs.trainings import GPT
 from varuna_core.records.logs.slow_ranks import PERSISTENT
 from varuna_core.records.plan import GroupPlan
 from varuna_core.records.rank_map import build_stages, encode_stage_map
-from varuna_core.records.training import find_facts
+from varuna_core.records.training import derive_facts
 from vjob.jobs.monitor.model.snapshot import Point, Progress
 from vjob.jobs.schedulers.job import list_fitting
 from vjob.jobs.schedulers.slurm.commands import parse_time
@@ -36,7 +36,7 @@ from vjob.shelf.elastic.growth import (
 ENOUGH = PERSISTENT.num_steps
 
 CONF = MORPH.replace("a100:4", "a100:1").replace("min_nodes: 2", "min_nodes: 2, max_nodes: 64")
-TRAINING = find_facts(
+TRAINING = derive_facts(
     replace(GPT, layers=12, global_batch_size=64, micro_batch_size=1, partition=None)
 )
 FIVE_S = Pause(seconds=5.0, num_morphs=1)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from vjob.jobs.errors import InputError
-from vjob.shelf.web.feed import Feed, Made
+from vjob.shelf.web.feed import Feed, JobReading
 from vjob.shelf.web.server import MOST_CONNECTIONS, LivePage, Server, Site, is_own_host
 
 TOKEN = "secret-of-this-server"
@@ -19,7 +19,7 @@ OWN = "127.0.0.1:8765"
 
 
 def make_page(name: str = "first") -> LivePage:
-    feed = Feed(lambda: Made(parts={"page": name.encode()}, note="live"), every_s=1000)
+    feed = Feed(lambda: JobReading(parts={"page": name.encode()}, note="live"), every_s=1000)
     feed.renew()
     return LivePage(
         document=lambda: b"<title>" + name.encode(), files={"page.js": lambda: b"1;"}, feed=feed

@@ -13,12 +13,12 @@ from varuna_core.agent.processes import evidence
 from varuna_core.agent.processes.evidence import (
     ask_nccl,
     describe_queues,
-    find_ras_address,
     gather_evidence,
     list_processes,
     list_sockets,
     parse_kernel_record,
     parse_socket,
+    read_ras_address,
 )
 
 SENDER = """
@@ -106,7 +106,7 @@ def test_nccl_is_asked_where_it_listens(hello, expected, monkeypatch):
         host, port = server.server_address
         spelled = {"NCCL_RAS_ADDR": f"{host}:{port}"}
         monkeypatch.setattr(evidence, "read_environment", lambda pid: spelled)
-        address = find_ras_address([1])
+        address = read_ras_address([1])
         if expected is None:
             with pytest.raises(ValueError, match="not NCCL"):
                 ask_nccl(address)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.varuna_core.agent.local_run import make_group, make_plan
-from varuna_core.agent.setup.site import Refusal, find_index, group_of, host_name
+from varuna_core.agent.setup.site import Refusal, compute_index, group_of, host_name
 
 PLAN = make_plan(make_group("big", 2, 1), make_group("small", 3, 1))
 SLURM = make_plan(make_group("big", 2, 1), scheduler="slurm")
@@ -22,7 +22,7 @@ SLURM = make_plan(make_group("big", 2, 1), scheduler="slurm")
 def test_the_index_counts_from_the_groups_first_node(
     given: int | None, env: dict[str, str], index: int
 ) -> None:
-    assert find_index(PLAN, given, env) == index
+    assert compute_index(PLAN, given, env) == index
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_a_node_that_is_not_in_the_plan_is_refused(
     given: int | None, env: dict[str, str], words: str
 ) -> None:
     with pytest.raises(Refusal, match=words):
-        find_index(PLAN, given, env)
+        compute_index(PLAN, given, env)
 
 
 def test_files_of_the_first_group_carry_no_group() -> None:

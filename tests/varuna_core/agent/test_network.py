@@ -11,7 +11,7 @@ import pytest
 from tests.varuna_core.agent.local_run import make_group, make_plan
 from varuna_core.agent.meeting import network, opening
 from varuna_core.agent.meeting.network import Route, is_port_free, parse_addresses, parse_route
-from varuna_core.agent.meeting.opening import find_address, pick_port
+from varuna_core.agent.meeting.opening import choose_address, pick_port
 from varuna_core.agent.setup.site import Refusal
 from varuna_core.records.exits import NOT_READY
 from varuna_core.records.plan import Plan
@@ -66,7 +66,7 @@ def test_a_name_on_loopback_gives_the_routed_address_and_the_line_to_mend(
     """Debian writes `127.0.1.1 host`; gloo then tells the other nodes 127.0.1.1."""
     monkeypatch.setattr(opening, "resolve", lambda name: ["127.0.1.1"])
     monkeypatch.setattr(opening, "find_outside_address", lambda towards: "10.77.0.1")
-    assert find_address(TWO_NODES, "n60", {}) == "10.77.0.1"
+    assert choose_address(TWO_NODES, "n60", {}) == "10.77.0.1"
     assert "put the line '10.77.0.1 n60' in its /etc/hosts" in capsys.readouterr().err
 
 
@@ -74,7 +74,7 @@ def test_a_host_that_nobody_can_reach_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(opening, "resolve", lambda name: ["127.0.1.1"])
     monkeypatch.setattr(opening, "find_outside_address", lambda towards: None)
     with pytest.raises(Refusal, match="'<its address> n60'") as refused:
-        find_address(TWO_NODES, "n60", {})
+        choose_address(TWO_NODES, "n60", {})
     assert refused.value.code == NOT_READY
 
 
@@ -84,18 +84,18 @@ def test_a_list_of_machines_that_are_this_one_needs_no_network(
     monkeypatch.setattr(opening, "resolve", lambda name: ["127.0.1.1"])
     monkeypatch.setattr(opening, "find_outside_address", lambda towards: None)
     monkeypatch.setattr(opening, "list_addresses", lambda: {"127.0.0.1": "lo"})
-    assert find_address(replace(TWO_NODES, scheduler="ssh"), "n60", {}) == "127.0.0.1"
+    assert choose_address(replace(TWO_NODES, scheduler="ssh"), "n60", {}) == "127.0.0.1"
     with pytest.raises(Refusal, match="no address that other nodes could reach"):
-        find_address(TWO_NODES, "n60", {})
+        choose_address(TWO_NODES, "n60", {})
     monkeypatch.setattr(opening, "list_addresses", lambda: {"10.0.0.1": "a", "10.9.0.1": "b"})
     with pytest.raises(Refusal, match="no address that other nodes could reach"):
-        find_address(replace(TWO_NODES, scheduler="ssh"), "n60", {})
+        choose_address(replace(TWO_NODES, scheduler="ssh"), "n60", {})
 
 
 def test_one_node_may_stay_on_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "resolve", lambda name: [])
     plan = make_plan(make_group("a", 1, 1), scheduler="slurm")
-    assert find_address(plan, "n60", {}) == "127.0.0.1"
+    assert choose_address(plan, "n60", {}) == "127.0.0.1"
 
 
 def test_the_port_follows_job_and_attempt_and_passes_over_one_in_use() -> None:

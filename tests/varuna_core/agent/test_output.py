@@ -13,7 +13,7 @@ import pytest
 
 from tests.command import read_rank
 from tests.varuna_core.agent.local_run import Stage, make_group, make_plan, wait_until
-from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.logs.rank_output import locate_output
 from varuna_core.records.nodes import read_report
 from varuna_core.records.plan import Prediction
 from varuna_core.records.record import read_events
@@ -98,7 +98,7 @@ def test_what_is_no_text_passes_as_it_is(make_stage: MakeStage) -> None:
     stage.play()
     before, after = bytes(range(10)), bytes(range(14, 256))
     seen = before + b"\n" + after
-    output = find_output(stage.attempt, stage.plan, 0, "out")
+    output = locate_output(stage.attempt, stage.plan, 0, "out")
     assert output.read() == seen[:11] + 2 * (after + seen[:11]) + after + b"\n"
 
 

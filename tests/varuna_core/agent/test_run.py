@@ -61,8 +61,8 @@ def test_all_ranks_that_exit_0_end_the_attempt_with_0(
 
 TRACES = """
 import os, time
-from varuna_core.records.logs.trace import TraceWriter, find_trace_file
-trace = TraceWriter(find_trace_file(os.environ), int(os.environ["RANK"]))
+from varuna_core.records.logs.trace import TraceWriter, choose_trace_file
+trace = TraceWriter(choose_trace_file(os.environ), int(os.environ["RANK"]))
 trace.begin_step(1)
 trace.close()
 print("out")

@@ -117,7 +117,7 @@ def test_sample_k_is_the_same_whoever_reads_it_and_in_whatever_order(
 def test_an_epoch_takes_each_pair_once_and_masks_it_anew_in_the_next(prefix: str) -> None:
     samples = open_run(prefix)
     size = len(samples.rows)
-    rows = [samples._find_row(number) for number in range(2 * size)]
+    rows = [samples._locate_row(number) for number in range(2 * size)]
     assert sorted(rows[:size]) == sorted(rows[size:]) == list(range(size))
     assert rows[:size] != rows[size:]
     first = samples.read(rows[:size].index(0))

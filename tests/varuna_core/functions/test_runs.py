@@ -17,7 +17,7 @@ from tests.varuna_core.agent.local_run import is_running
 from tests.varuna_core.functions import rank_functions as functions
 from tests.varuna_core.functions.function_run import CONF, Functions, read_result
 from varuna_core.records.exits import read_outcome
-from varuna_core.records.logs.rank_output import find_output
+from varuna_core.records.logs.rank_output import locate_output
 from varuna_core.records.plan import read_plan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError
@@ -56,7 +56,7 @@ def test_every_rank_returns_its_own_result(runs: Functions) -> None:
         assert told["env"]["RANK"] == str(rank) and told["env"]["WORLD_SIZE"] == "4"
         assert told["pickle"] == str(run.submitted_pickle)
         plan = read_plan(run.plan)
-        assert told["stdout"] == str(find_output(run.attempt(0), plan, rank, "out").path)
+        assert told["stdout"] == str(locate_output(run.attempt(0), plan, rank, "out").path)
         assert f"global_rank={rank}(4)" in told["text"]
 
 

@@ -12,11 +12,11 @@ from varuna_core.morph.attempt import make_attempt, pick_nodes
 from varuna_core.morph.messages import Start
 from varuna_core.records.plan import MorphPlan, Plan, read_plan
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import find_facts, read_training, render_training
+from varuna_core.records.training import derive_facts, read_training, render_training
 
 LIMITS = MorphPlan(min_nodes=1, max_nodes=6, requeue=False, save_s=5)
 TRAINING = replace(GPT, pipeline=2)
-FACTS = find_facts(TRAINING)
+FACTS = derive_facts(TRAINING)
 
 
 def build_plan(first: int, second: int) -> Plan:

@@ -43,7 +43,7 @@ from varuna_core.records import morphing
 from varuna_core.records.exits import Judgement, Outcome
 from varuna_core.records.plan import MorphPlan
 from varuna_core.records.runfolder import AttemptFolder, MorphFolder, RunFolder
-from varuna_core.records.training import find_facts
+from varuna_core.records.training import derive_facts
 
 NODES = 3
 LIMITS = MorphPlan(min_nodes=2, max_nodes=NODES, requeue=True, save_s=5, warm=False, return_s=4.0)
@@ -54,7 +54,7 @@ PLAN = make_plan(
     morphing=LIMITS,
     restarts=10**6,
 )
-FACTS = find_facts(replace(GPT, pipeline=NODES, checkpoint_folder=None))
+FACTS = derive_facts(replace(GPT, pipeline=NODES, checkpoint_folder=None))
 ELSEWHERE = "the run went on in another job"
 SEEDS = int(os.environ.get("VJOB_EPOCH_SEEDS", "100"))
 DISTURBED_UNTIL = 150.0
@@ -295,7 +295,7 @@ class World:
             if child.result == 0:
                 break
             self.wait(1.0)
-        answer = cli.find_answer(self.run.morph, session)
+        answer = cli.choose_answer(self.run.morph, session)
         if answer == "requeue":
             self.ask_to_requeue(session)
         elif session == self.newest:

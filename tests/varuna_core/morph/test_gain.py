@@ -13,7 +13,7 @@ from tests.varuna_core.agent.local_run import make_group, make_plan
 from tests.varuna_core.programs.trainings import GPT
 from varuna_core.morph.gain import forecast, pays, with_more
 from varuna_core.records.plan import MorphPlan, Plan
-from varuna_core.records.training import find_facts
+from varuna_core.records.training import derive_facts
 
 times = st.integers(1, 50)
 
@@ -66,7 +66,7 @@ def plan_of(nodes: int, pipeline: int, most: int = 64) -> Plan:
     return replace(plan, morphing=limits)
 
 
-TRAINING = find_facts(
+TRAINING = derive_facts(
     replace(GPT, layers=12, global_batch_size=64, micro_batch_size=1, partition=None)
 )
 

@@ -25,7 +25,7 @@ from varuna_core.records.morphing import (
 )
 from varuna_core.records.plan import MorphPlan, Plan
 from varuna_core.records.runfolder import MorphFolder
-from varuna_core.records.training import find_facts
+from varuna_core.records.training import derive_facts
 
 LIMITS = MorphPlan(min_nodes=1, max_nodes=99, requeue=False, save_s=5)
 
@@ -100,7 +100,7 @@ def test_a_wide_plan_is_the_plan_with_more_behind_it(
     training = replace(GPT, layers=8, global_batch_size=16, micro_batch_size=2, partition=None)
     training = replace(training, pipeline=plan.pipeline, schedule="1f1b")
     some = data.draw(st.lists(st.sampled_from(range(wide.num_nodes)), unique=True, min_size=1))
-    found = build_attempt(wide, find_facts(training), some)
+    found = build_attempt(wide, derive_facts(training), some)
     assert found is not None and set(found.seats) <= set(some)
     assert found.plan.world == found.plan.pipeline * found.plan.data
     if sorted(some) == list(range(count)):

@@ -23,7 +23,7 @@ from varuna_core.records.rank_map import (
     encode_stage_map,
     parse_stage_map,
 )
-from varuna_core.records.training import find_facts
+from varuna_core.records.training import derive_facts
 
 
 def question(shares: int, pipeline: int = 4, layers: int = 12, micro: int = 8) -> LayoutRequest:
@@ -89,7 +89,7 @@ def cases(draw: st.DrawFn) -> tuple[Plan, AttemptPlan | None, list[int], int]:
         tensor=tensor,
     )
     seats = draw(st.lists(st.integers(0, nodes - 1), unique=True, min_size=1))
-    return plan, build_attempt(plan, find_facts(training), seats), seats, training.layers
+    return plan, build_attempt(plan, derive_facts(training), seats), seats, training.layers
 
 
 @given(cases())
@@ -119,7 +119,7 @@ def test_an_attempt_uses_what_is_there_and_names_what_is_left(
 def test_a_pipeline_deeper_than_all_nodes_have_ranks_is_cut_to_them() -> None:
     plan = replace(plan_of(1, 4, 4, 1), pipeline=8, data=0, stage_map=";" * 8)
     training = replace(GPT, layers=12, global_batch_size=16, micro_batch_size=2)
-    found = build_attempt(plan, find_facts(training), range(4))
+    found = build_attempt(plan, derive_facts(training), range(4))
     assert found is not None
     assert (found.plan.pipeline, found.plan.data, found.plan.world) == (4, 1, 4)
 
@@ -127,5 +127,5 @@ def test_a_pipeline_deeper_than_all_nodes_have_ranks_is_cut_to_them() -> None:
 def test_with_all_nodes_there_it_is_the_runs_own_plan() -> None:
     plan = plan_of(2, 4, 4, 1)
     training = replace(GPT, layers=4, global_batch_size=16, micro_batch_size=2)
-    found = build_attempt(plan, find_facts(replace(training, schedule="1f1b")), [3, 1, 0, 2])
+    found = build_attempt(plan, derive_facts(replace(training, schedule="1f1b")), [3, 1, 0, 2])
     assert found is not None and found.plan == plan and found.idle == ()

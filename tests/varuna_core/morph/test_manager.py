@@ -38,7 +38,7 @@ from varuna_core.records.record import (
     read_pause_s,
 )
 from varuna_core.records.runfolder import MorphFolder, RunFolder
-from varuna_core.records.training import find_facts, read_training, render_training
+from varuna_core.records.training import derive_facts, read_training, render_training
 
 HANGS_AT_FIRST = '[ "$VJOB_ATTEMPT" = 0 ] && exec sleep 1000; '
 TRAINS = 'mkdir -p "$0/varuna_ckpt_6" && echo {} > "$0/varuna_ckpt_6/manifest.json"'
@@ -251,7 +251,7 @@ def test_orders_tell_of_an_attempt_once_its_plan_is_there(
     run.morph.make()
     write_state(run.morph, claim_epoch(run.morph, "7.0"), state)
     with pytest.raises(Seen):
-        manager.Manager(run, plan, find_facts(read_training(text)), "7.0").run()
+        manager.Manager(run, plan, derive_facts(read_training(text)), "7.0").run()
     assert seen == [True]
 
 

@@ -34,14 +34,14 @@ from varuna_core.records.morphing import (
     Replaced,
     claim_attempt,
     claim_epoch,
-    find_epoch,
+    read_newest_epoch,
     read_state,
     write_state,
 )
 from varuna_core.records.plan import MorphPlan, Plan, write_plan
 from varuna_core.records.record import CANCEL_ASKED, append_event
 from varuna_core.records.runfolder import RunFolder
-from varuna_core.records.training import TrainingFacts, find_facts, render_training
+from varuna_core.records.training import TrainingFacts, derive_facts, render_training
 
 LIMITS = MorphPlan(min_nodes=2, max_nodes=3, requeue=True, save_s=5, warm=False)
 
@@ -81,7 +81,7 @@ def make_run(folder: Path) -> Made:
     training = replace(GPT, pipeline=3, checkpoint_folder=str(folder / "ckpt"))
     run.training.write_text(render_training(training))
     run.morph.make()
-    return Made(run, plan, find_facts(training))
+    return Made(run, plan, derive_facts(training))
 
 
 def turn(manager: Manager) -> None:
@@ -118,7 +118,7 @@ def test_a_killed_manager_is_followed_by_one_with_an_epoch_of_its_own(tmp_path: 
     killed = made.start_manager("7.0")
     turn(killed)
     successor = made.start_manager("7.0")
-    assert find_epoch(made.run.morph) == 1 and killed._is_replaced()
+    assert read_newest_epoch(made.run.morph) == 1 and killed._is_replaced()
     state = successor._state
     assert (state.phase, state.attempt) == (RUNNING, 0), "it goes on where the killed one was"
     successor._do(repeat(state))
@@ -149,7 +149,7 @@ def test_a_claim_that_cannot_be_read_counts_and_is_passed_by(
     folder = make_run(tmp_path).run.morph
     claim_epoch(folder, "7.0")
     folder.claim(1).write_text('{"sess')
-    assert find_epoch(folder) == 1 and read_orders(folder) is None
+    assert read_newest_epoch(folder) == 1 and read_orders(folder) is None
     assert claim_epoch(folder, "7.0") == 2
 
 
@@ -256,4 +256,4 @@ def test_a_run_begun_by_an_earlier_vjob_is_read_and_not_taken_over(
     assert read_state(made.run.morph) == state
     code = main(["manage", "--run", str(made.run.path), "--session", "7.1"])
     assert code == 2 and "is of an earlier vjob: submit again" in capsys.readouterr().err
-    assert find_epoch(made.run.morph) == -1
+    assert read_newest_epoch(made.run.morph) == -1

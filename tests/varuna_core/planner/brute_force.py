@@ -167,7 +167,7 @@ def _find_least(
     """The best partition's time of each of these, or of parts of its partitions."""
     schedule, stages, m, recompute = work
     if recompute != "auto":
-        yield from _Timer(tables, _compile(*work), wishes, way=recompute).find_least(chains)
+        yield from _Timer(tables, _compile(*work), wishes, way=recompute).compute_least(chains)
         return
     plain = _compile(schedule, stages, m, "none").schedule
     timer = _Timer(tables, _compile(schedule, stages, m, "none"), wishes)
@@ -301,7 +301,7 @@ class _Timer:
             dtype=int,
         ).reshape(-1, self.stages + 1)
 
-    def find_least(
+    def compute_least(
         self, chains: Iterable[tuple[Shape, PlacedPipeline]]
     ) -> Iterator[tuple[PlacedPipeline, float]]:
         """The best partition's time, of those that fit in memory; some thousands timed at once."""
@@ -352,12 +352,12 @@ class _Timer:
         what there is."""
         tables = self.tables
         a, e = self.cuts[:, s], self.cuts[:, s + 1]
-        times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
+        times = tables.compute_times(site.kinds, shape.micro_batch, shape.tensor)
         each = tables.training.count_fixed_bytes(shape.zero, shape.replicas)
-        held = tables.find_parameters(shape.tensor)[a, e] * each
+        held = tables.compute_parameters(shape.tensor)[a, e] * each
         held = held + tables.training.framework_bytes
         if shape.zero == 3 and shape.replicas > 1:
-            own = tables.profile.find_parameters(shape.tensor)
+            own = tables.profile.compute_parameters(shape.tensor)
             largest = [max(own[i:j], default=0) for i, j in zip(a, e, strict=True)]
             kept = tables.training.count_fixed_bytes(2, shape.replicas)
             for tie in tables.profile.model.ties:
@@ -367,7 +367,7 @@ class _Timer:
             held = held + np.array(largest) * (
                 tables.training.weight_bytes + tables.training.gradient_bytes
             )
-        sent = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+        sent = tables.compute_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
         graph = times.graph_bytes[a, e] + sent[e]
         inputs = sent[a]
         if self.way == "selective":
@@ -384,7 +384,7 @@ class _Timer:
         sums, buckets, optimizer, back = (np.empty((len(cuts), self.stages)) for _ in range(4))
         for s, site in enumerate(placed.sites):
             a, e = cuts[:, s], cuts[:, s + 1]
-            times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
+            times = tables.compute_times(site.kinds, shape.micro_batch, shape.tensor)
             forward, gradient = times.forward[a, e], times.input_grad[a, e]
             both = times.backward[a, e]
             weights, again = times.weight_grad[a, e], times.recompute[a, e]
@@ -408,20 +408,20 @@ class _Timer:
                     row + late * launch for row, launch in zip(rows, launched, strict=True)
                 )
             if s < self.stages - 1:
-                there = tables.find_hops(placed.boundaries[s], shape)
+                there = tables.compute_hops(placed.boundaries[s], shape)
                 if training.overlap_sends:
                     hops[:, s], holds[:, s] = there[:2, e].T, there[2:, e].T
                 else:
                     forward = forward + there[2][e]
             if s and not training.overlap_sends:
-                sent = tables.find_hops(placed.boundaries[s - 1], shape)[3][a]
+                sent = tables.compute_hops(placed.boundaries[s - 1], shape)[3][a]
                 gradient, both = gradient + sent, both + sent
             if shape.zero > 1 and shape.replicas > 1:
-                count = tables.find_parameters(shape.tensor)[a, e]
+                count = tables.compute_parameters(shape.tensor)[a, e]
                 network = tables.profile.network
                 is_whole = training.deals_whole and shape.zero == 2
                 summed, gathered = (
-                    network.find_half(half, site.group, count * each, site.sharing)
+                    network.compute_half(half, site.group, count * each, site.sharing)
                     for half, each in (
                         ("reduce" if is_whole else "reduce_scatter", training.reduced_bytes),
                         ("all_gather", training.weight_bytes),
@@ -435,9 +435,9 @@ class _Timer:
                 costs[:, kind, s] = cost
             if any(action.kind == "O" for action in self.compiled.schedule.ranks[s]):
                 costs[:, 6:, s] = self._time_copies(shape, site, s, cuts, rows)
-            traffic = tables.find_sums(site, shape)
+            traffic = tables.compute_sums(site, shape)
             sums[:, s], back[:, s] = traffic.reduce[a, e], traffic.exchange[a, e]
-            buckets[:, s] = tables.find_buckets(shape)[a, e]
+            buckets[:, s] = tables.compute_buckets(shape)[a, e]
             owners = shape.replicas if shape.zero else 1
             optimizer[:, s] = times.optimizer[a, e] / owners
         return (
@@ -456,8 +456,8 @@ class _Timer:
     ) -> Array:
         """Of each plan what an O and an L of the stage leave to be waited for, on average."""
         tables, a, e = self.tables, cuts[:, s], cuts[:, s + 1]
-        times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
-        entering = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+        times = tables.compute_times(site.kinds, shape.micro_batch, shape.tensor)
+        entering = tables.compute_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
         graphs = times.graph_bytes.diagonal(1)
         copied = np.maximum(0, times.graph_bytes[a, e] - entering[a])
         measured = [
@@ -514,7 +514,9 @@ class _Timer:
         training, compiled = self.tables.training, self.compiled
         makespan, free, begun = Levels(compiled).run(costs, hops, holds)
         lag = (holds - hops).max(axis=1, initial=0.0)
-        last = np.stack([costs[:, compiled.find_last_cost(s)] for s in range(self.stages)], axis=1)
+        last = np.stack(
+            [costs[:, compiled.compute_last_cost(s)] for s in range(self.stages)], axis=1
+        )
         done = begun + last
         if training.overlap_reduction:
             summed = np.maximum(done + sums / buckets, begun + last / buckets + sums)

@@ -18,7 +18,7 @@ import numpy as np
 from tests.varuna_core.planner.profiles import add_halves, make_profile
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, PlacedPipeline, place
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.several import SeveralStages
 from varuna_core.planner.model.step import find_peaks
 from varuna_core.planner.model.tables import Array, Shape, Tables
@@ -183,7 +183,7 @@ def list_cuts(size: int, num_stages: int) -> Array:
     return np.array(rows, dtype=int).reshape(-1, num_stages + 1)
 
 
-def find_least(tables: Tables, kind: Kind, placed: PlacedPipeline, beyond: float) -> float:
+def compute_least(tables: Tables, kind: Kind, placed: PlacedPipeline, beyond: float) -> float:
     """The least time of all its cuts that fit; inf if none takes less than `beyond`."""
     ranks = len(placed.sites)
     if ranks * kind.stages_per_rank > tables.size:
@@ -198,7 +198,7 @@ def find_least(tables: Tables, kind: Kind, placed: PlacedPipeline, beyond: float
     work = np.full((ranks, len(cuts)), -1.0)
     before = np.zeros(len(cuts))
     for stage, rank in enumerate(places):
-        times = tables.find_times(
+        times = tables.compute_times(
             placed.sites[rank].kinds, kind.shape.micro_batch, kind.shape.tensor
         )
         run = cuts[:, stage], cuts[:, stage + 1]
@@ -210,7 +210,7 @@ def find_least(tables: Tables, kind: Kind, placed: PlacedPipeline, beyond: float
     cuts = cuts[work.max(axis=0) < beyond]
     if not len(cuts):
         return float("inf")
-    model = find_schedule_model(
+    model = build_schedule_model(
         kind.schedule, ranks, kind.num_microbatches, kind.recompute, kind.stages_per_rank
     )
     if kind.schedule in ("1f1b", "gpipe", "varuna"):
@@ -218,8 +218,8 @@ def find_least(tables: Tables, kind: Kind, placed: PlacedPipeline, beyond: float
     else:
         chain = SeveralStages(tables, kind.shape, placed, model)
     if not splits:
-        cuts = cuts[chain.find_fitting(cuts)]
-        return float(chain.find_steps(cuts).min(initial=np.inf)) if len(cuts) else float("inf")
+        cuts = cuts[chain.select_fitting(cuts)]
+        return float(chain.compute_steps(cuts).min(initial=np.inf)) if len(cuts) else float("inf")
     assert isinstance(chain, SeveralStages)
     return min(_time_in_own_order(chain, tuple(row)) for row in cuts.tolist())
 
@@ -227,12 +227,12 @@ def find_least(tables: Tables, kind: Kind, placed: PlacedPipeline, beyond: float
 def _time_in_own_order(chain: SeveralStages, cuts: Bounds) -> float:
     """Time of a partition in the order that the runtime makes for its costs; infinity if it does
     not fit in memory."""
-    run = chain.follow_costs(chain.find_costs(cuts))
+    run = chain.follow_costs(chain.compute_costs(cuts))
     peaks = find_peaks(run.compiled, run.list_memory(cuts))
     limits = {p: s.times.memory_bytes for p, s in zip(run.places, run.stages, strict=True)}
     if any(held > limits[rank] for rank, held in enumerate(peaks)):
         return float("inf")
-    return run.find_step(cuts)
+    return run.compute_step(cuts)
 
 
 # What a certificate says.
@@ -280,7 +280,7 @@ def check_question(asked: Asked) -> tuple[list[str], dict[str, int]]:
             known[pair] = list_placed(asked.cluster, *pair)
         for placed in known[pair]:
             counts["plans"] += 1
-            least = find_least(tables, kind, placed, claim)
+            least = compute_least(tables, kind, placed, claim)
             if not least < claim * (1 - CLOSE):
                 continue
             if is_known:
@@ -303,7 +303,7 @@ def _check_refusal(
             continue
         for placed in list_placed(asked.cluster, kind.shape.tensor, kind.shape.replicas):
             counts["plans"] += 1
-            least = find_least(tables, kind, placed, float("inf"))
+            least = compute_least(tables, kind, placed, float("inf"))
             if least < float("inf"):
                 yield f"refused ({said.splitlines()[0]}), but {kind} takes {least} s"
                 return
@@ -335,13 +335,13 @@ def rebuild(
     assert placed is not None, held
     each = len(counts) // ranks
     bounds = (0, *itertools.accumulate(counts))
-    model = find_schedule_model(
+    model = build_schedule_model(
         option.schedule, ranks, option.num_microbatches, option.recompute, each
     )
     if option.schedule in ("1f1b", "gpipe", "varuna") or chosen.order is None:
-        return Chain(tables, option.shape, placed, model).find_step(bounds)
+        return Chain(tables, option.shape, placed, model).compute_step(bounds)
     chain = SeveralStages(tables, option.shape, placed, model)
-    return chain.follow_costs(costs).find_step(bounds)
+    return chain.follow_costs(costs).compute_step(bounds)
 
 
 def _count_own(node: UsedNode) -> int:

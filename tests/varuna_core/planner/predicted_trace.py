@@ -12,7 +12,7 @@ from varuna_core.planner.model.step import StepCosts, StepTime
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.records.files import write_atomic
 from varuna_core.records.logs.trace import COLUMNS, FORMAT
-from varuna_core.schedule.compiled import Compiled, Timed, list_stages
+from varuna_core.schedule.compiled import Compiled, ScheduleTimes, list_stages
 
 HOST = "predicted"
 
@@ -40,7 +40,7 @@ def write_trace(
 
 def _list_lines(
     compiled: Compiled,
-    timed: Timed,
+    timed: ScheduleTimes,
     took: tuple[float, ...],
     costs: StepCosts,
     step: StepTime,

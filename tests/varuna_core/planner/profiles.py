@@ -10,7 +10,7 @@ import numpy as np
 
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Boundary, GpuRoute, PlacedPipeline, StageSite
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
@@ -157,7 +157,7 @@ def make_chain(draw: random.Random) -> Chain:
         Tables(add_halves(draw, profile), training),
         shape,
         make_placed(draw, stages, replicas),
-        find_schedule_model(name, stages, count, recompute),
+        build_schedule_model(name, stages, count, recompute),
         least=draw.choice([0, 1, 1]),
     )
 

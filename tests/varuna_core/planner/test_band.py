@@ -72,7 +72,7 @@ def find(chain: Chain, bounds: tuple[int, ...]) -> Band:
 def test_a_band_is_as_wide_as_what_was_measured(seed: int) -> None:
     chain, bounds = draw_chain(seed)
     assert find_band(chain, bounds) is None, "nothing is known of its spread"
-    step_s = chain.find_step(bounds)
+    step_s = chain.compute_step(bounds)
     even = find(remake(chain, EVEN, EVEN), bounds)
     assert even.middle_s == pytest.approx(step_s)
     assert even.low_s == pytest.approx(step_s * (1 - UNEXPLAINED))
@@ -104,7 +104,7 @@ def test_drawn_steps_are_those_of_the_plain_simulation() -> None:
             plain = chain.compiled.run(costs.costs, costs.hops, factors=factors[:, column].tolist())
             assert plain.makespan == pytest.approx(float(makespan), rel=1e-12)
         step = simulate_step(chain.compile(bounds), chain.build_costs(bounds)).step_s
-        assert step == pytest.approx(chain.find_step(bounds))
+        assert step == pytest.approx(chain.compute_step(bounds))
 
 
 def find_least_simplicity(question: Search, limit_s: float) -> tuple[int, ...]:
@@ -118,7 +118,7 @@ def find_least_simplicity(question: Search, limit_s: float) -> tuple[int, ...]:
                     for cuts in itertools.combinations(range(1, chain.size), chain.num_stages - 1)
                 )
                 allowed = [bounds for bounds in every if is_allowed(chain, bounds)]
-                if allowed and float(chain.find_steps(allowed).min()) <= limit_s:
+                if allowed and float(chain.compute_steps(allowed).min()) <= limit_s:
                     found.append(option.measure_simplicity(chain.num_stages))
     return min(found)
 

@@ -10,7 +10,7 @@ import pytest
 
 from varuna_core.planner.model.schedule_model import (
     Levels,
-    find_schedule_model,
+    build_schedule_model,
     model_schedule,
 )
 from varuna_core.planner.model.step import (
@@ -156,7 +156,7 @@ ROLES: list[tuple[str, Recompute]] = [
 def test_roles_are_those_of_the_schedule_as_made(name: str, recompute: Recompute) -> None:
     for stages in range(1, 6):
         for count in range(1, 9):
-            work = find_schedule_model(name, stages, count, recompute)
+            work = build_schedule_model(name, stages, count, recompute)
             made = model_schedule(work.compiled, recompute).roles
             for role, other in zip(work.roles, made, strict=True):
                 assert replace(role, held=()) == replace(other, held=())
@@ -176,7 +176,7 @@ def make_step(**changes: object) -> StepCosts:
 
 
 def test_a_step_is_its_pipeline_and_what_follows_it() -> None:
-    compiled = find_schedule_model("1f1b", 2, 4, "none").compiled
+    compiled = build_schedule_model("1f1b", 2, 4, "none").compiled
     # F, B of 2 units each stage: (4 + 1) x 3.
     assert simulate_step(compiled, make_step()).step_s == 15
     assert simulate_step(compiled, make_step(optimizer_s=(1.0, 3.0))).step_s == 18
@@ -193,14 +193,14 @@ def test_a_step_is_its_pipeline_and_what_follows_it() -> None:
 
 
 def test_replicas_that_differ_wait_for_the_slowest() -> None:
-    compiled = find_schedule_model("1f1b", 2, 4, "none").compiled
+    compiled = build_schedule_model("1f1b", 2, 4, "none").compiled
     even, slow = build_even_costs(2), build_even_costs(2, forward=2.0)
     columns = tuple(ActionCosts(costs=tuple(list_costs(c)), hops=(0.0, 0.0)) for c in (even, slow))
     assert simulate_step(compiled, make_step(columns=columns)).step_s == 20
 
 
 def test_jitter_only_adds_and_repeats_with_its_seed() -> None:
-    compiled = find_schedule_model("1f1b", 2, 4, "none").compiled
+    compiled = build_schedule_model("1f1b", 2, 4, "none").compiled
     times = [
         simulate_step(compiled, make_step(), jitter=Jitter(share=0.1, seed=seed)).step_s
         for seed in (1, 1, 2)

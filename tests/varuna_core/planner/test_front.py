@@ -15,7 +15,7 @@ from varuna_core.planner.result.front import (
     MOST_PARTS,
     choose_by_deadline,
     choose_within_budget,
-    find_front,
+    compute_front,
     list_parts,
 )
 from varuna_core.planner.search.deadline import within
@@ -39,7 +39,7 @@ def test_nothing_beats_the_front() -> None:
     draw = random.Random(5)
     for _ in range(5):
         profile, cluster = make_profile(draw, 5), make_cluster(draw)
-        front = find_front(profile, TRAINING, cluster, WISHES)
+        front = compute_front(profile, TRAINING, cluster, WISHES)
         assert front.num_left == 0 and front.num_parts == 5
         for one, next_one in itertools.pairwise(front.offers):
             assert one.step_s < next_one.step_s and one.price > next_one.price
@@ -55,7 +55,7 @@ def test_nothing_beats_the_front() -> None:
 
 def test_limits_choose_from_it() -> None:
     draw = random.Random(6)
-    front = find_front(make_profile(draw, 5), TRAINING, make_cluster(draw), WISHES)
+    front = compute_front(make_profile(draw, 5), TRAINING, make_cluster(draw), WISHES)
     for one in front.offers:
         assert choose_within_budget(front, one.price) == one
         assert choose_by_deadline(front, one.step_s) == one
@@ -69,7 +69,7 @@ def test_time_that_runs_out_is_told() -> None:
     draw = random.Random(7)
     profile, cluster = make_profile(draw, 5), make_cluster(draw)
     known = Search(profile, TRAINING, cluster, WISHES).run().candidates
-    front = find_front(profile, TRAINING, cluster, WISHES, known, deadline=within(0.0))
+    front = compute_front(profile, TRAINING, cluster, WISHES, known, deadline=within(0.0))
     assert front.num_parts == 0 and front.num_left == 5 and front.offers
 
 

@@ -44,7 +44,7 @@ def test_the_step_of_the_best_partition_is_brute_forces() -> None:
             assert found is None and not allowed
             continue
         fitting += 1
-        times = chain.find_steps(allowed)
+        times = chain.compute_steps(allowed)
         assert found.step_s == pytest.approx(float(times.min()), rel=1e-9)
         assert found.gap == 0
         assert found.bounds in allowed
@@ -57,7 +57,7 @@ def test_no_partition_takes_less_than_its_bound() -> None:
         chain = make_chain(draw)
         allowed = list_allowed(chain)
         if allowed:
-            assert chain.bound <= float(chain.find_steps(allowed).min()) * (1 + 1e-12)
+            assert chain.bound <= float(chain.compute_steps(allowed).min()) * (1 + 1e-12)
 
 
 def test_no_partition_takes_less_than_its_cells_say() -> None:
@@ -68,9 +68,9 @@ def test_no_partition_takes_less_than_its_cells_say() -> None:
         allowed = list_allowed(chain)
         if not allowed:
             continue
-        best = float(chain.find_steps(allowed).min())
+        best = float(chain.compute_steps(allowed).min())
         limit = best * draw.uniform(0.9, 1.6)
-        least = Cells(chain, limit, draw.randint(1, 8), draw.randint(1, 4)).find_least()
+        least = Cells(chain, limit, draw.randint(1, 8), draw.randint(1, 4)).compute_least()
         assert min(least, limit) <= best * (1 + 1e-9)
         closer += min(least, limit) > chain.bound * 1.001
     assert closer > 50
@@ -81,7 +81,7 @@ def test_many_at_once_are_timed_as_one_by_one() -> None:
     for _ in range(150):
         chain = make_chain(draw)
         allowed = list_allowed(chain)[:20]
-        times = chain.find_steps(allowed)
+        times = chain.compute_steps(allowed)
         for bounds, took in zip(allowed, times, strict=True):
             step = simulate_step(chain.compile(bounds), chain.build_costs(bounds))
             assert step.step_s == pytest.approx(float(took), rel=1e-12)
@@ -145,8 +145,8 @@ def test_what_is_kept_is_what_the_runtime_keeps() -> None:
             some += any(a.kind == "R" for actions in schedule.ranks for a in actions)
             costs = chain.build_costs(bounds)
             step = simulate_step(Compiled(schedule), costs)
-            assert chain.find_step(bounds) == step.step_s
-            assert step.step_s == pytest.approx(float(chain.find_steps([bounds])[0]), rel=1e-12)
+            assert chain.compute_step(bounds) == step.step_s
+            assert step.step_s == pytest.approx(float(chain.compute_steps([bounds])[0]), rel=1e-12)
             plain = find_makespan(schedule, costs.columns[0])
             assert step.pipeline_s - step.lag_s == pytest.approx(plain, rel=1e-12)
     assert refused > 20 and some > 50

@@ -82,7 +82,7 @@ def test_a_file_without_figures_of_ways_of_recompute_is_read() -> None:
     old = parse_profile(json.dumps(fields))
     assert not old.knows("selective") and not old.knows("offload") and old.knows("full")
     assert parse_profile(render_profile(old)) == old
-    assert old.find_cell("big", 3).selective_s == ()  # between two sizes
+    assert old.estimate_cell("big", 3).selective_s == ()  # between two sizes
     both = old.extend(replace(profile, gpus={"big": profile.gpus["big"]}))
     assert not both.knows("offload"), "the other kind of GPU has none"
 
@@ -150,25 +150,25 @@ def test_any_damage_is_read_or_refused_in_words(data: st.DataObject) -> None:
 
 def test_what_is_missing_is_an_error_or_called_an_estimate() -> None:
     profile = make_profile(random.Random(2), 4)  # sizes 1, 2, 4
-    assert profile.find_cell("big", 2).source == "measured"
-    assert profile.find_cell("big", 3).source == "interpolated"
-    assert profile.find_cell("big", 8).source == "extrapolated"
-    low, high = profile.find_cell("big", 2), profile.find_cell("big", 4)
-    middle = profile.find_cell("big", 3)
+    assert profile.estimate_cell("big", 2).source == "measured"
+    assert profile.estimate_cell("big", 3).source == "interpolated"
+    assert profile.estimate_cell("big", 8).source == "extrapolated"
+    low, high = profile.estimate_cell("big", 2), profile.estimate_cell("big", 4)
+    middle = profile.estimate_cell("big", 3)
     for name in FIGURES:
         mean = (np.array(getattr(low, name)) + np.array(getattr(high, name))) / 2
         assert getattr(middle, name) == pytest.approx(tuple(mean))
-    assert min(profile.find_cell("big", 8).forward_s) > 0
+    assert min(profile.estimate_cell("big", 8).forward_s) > 0
     with pytest.raises(MissingData, match="no GPU 'huge'; it has big, small"):
-        profile.find_cell("huge", 1)
+        profile.estimate_cell("huge", 1)
     with pytest.raises(MissingData, match="no times of big with tensor degree 8"):
-        profile.find_cell("big", 1, 8)
+        profile.estimate_cell("big", 1, 8)
     with pytest.raises(MissingData, match="no inter-node link from big to huge"):
         profile.network.find("big", "huge", "inter")
     one_size = {key: cell for key, cell in profile.gpus["big"].cells.items() if key[0] == 1}
     alone = replace(profile, gpus={"big": replace(profile.gpus["big"], cells=one_size)})
     with pytest.raises(MissingData, match="at micro-batch 1 alone"):
-        alone.find_cell("big", 2)
+        alone.estimate_cell("big", 2)
 
 
 def test_partial_profiles_merge_and_the_later_one_counts() -> None:
@@ -206,9 +206,9 @@ def test_link_times_grow_and_one_by_one_is_as_all_at_once(
     ordered = sorted({size for size, _ in points})
     times = sorted(took for _, took in points)[: len(ordered)]
     link = LinkTime(points=tuple(zip(ordered, times, strict=True)))
-    found = [link.find_time(size) for size in sorted(sizes)]
+    found = [link.compute_time(size) for size in sorted(sizes)]
     assert found == sorted(found)
-    assert link.find_times(np.array(sorted(sizes))) == pytest.approx(found)
+    assert link.compute_times(np.array(sorted(sizes))) == pytest.approx(found)
 
 
 def test_a_sum_over_nodes_is_slower_than_within_one() -> None:
@@ -223,7 +223,7 @@ def test_a_sum_over_nodes_is_slower_than_within_one() -> None:
     assert both == pytest.approx(0.1 + 2 * 3 / 4 / 100)
     measured = Network(links={}, all_reduces={("a", 8, 4): build_link(0, 5, "measured")})
     assert measured.find_all_reduce([("a", 4)] * 2, 1e9) == (pytest.approx(0.2), "measured")
-    assert measured.find_half("reduce", [("a", 4)] * 2, 1e9) == pytest.approx(0.1)
+    assert measured.compute_half("reduce", [("a", 4)] * 2, 1e9) == pytest.approx(0.1)
 
 
 def test_a_half_of_a_sum_is_as_measured_or_half_of_it() -> None:
@@ -234,9 +234,9 @@ def test_a_half_of_a_sum_is_as_measured_or_half_of_it() -> None:
     sums = {("a", 8, 4): build_link(0, 5, "measured")}
     network = Network(links={}, all_reduces=sums, halves=halves)
     nodes = [("a", 4)] * 2
-    found = [float(network.find_half(half, nodes, 1e9)) for half in HALVES]
+    found = [float(network.compute_half(half, nodes, 1e9)) for half in HALVES]
     assert found == pytest.approx([0.25, 0.1, 0.1, 0.05])
-    assert network.find_half("reduce", nodes, 1e9, sharing=2) == pytest.approx(0.5)
+    assert network.compute_half("reduce", nodes, 1e9, sharing=2) == pytest.approx(0.5)
     profile = replace(make_profile(random.Random(1), 4), network=network)
     assert parse_profile(render_profile(profile)) == profile == profile.extend(profile)
     fields = json.loads(render_profile(profile))
@@ -286,7 +286,7 @@ def test_an_estimated_profile_says_so_everywhere() -> None:
     assert {link.source for link in profile.network.links.values()} == {"estimate"}
     assert parse_profile(render_profile(profile)) == profile
     # A quarter to twice of what was measured on A10 (2.342 ms forward of a block).
-    assert 0.6e-3 < profile.find_cell("A10", 1).forward_s[1] < 4.7e-3
+    assert 0.6e-3 < profile.estimate_cell("A10", 1).forward_s[1] < 4.7e-3
 
 
 def test_a_name_without_its_size_may_be_several_the_smallest_first() -> None:

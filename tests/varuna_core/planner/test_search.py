@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.varuna_core.planner.profiles import make_placed, make_profile
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import Cluster, NodeKind, list_all_orders
-from varuna_core.planner.model.schedule_model import find_least_model, find_schedule_model
+from varuna_core.planner.model.schedule_model import build_least_model, build_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.errors import MissingData, PlanningError
@@ -78,7 +78,7 @@ def find_by_brute_force(chains: list[Chain], size: int) -> float:
         )
         allowed = [bounds for bounds in every if is_allowed(chain, bounds)]
         if allowed:
-            best = min(best, float(chain.find_steps(allowed).min()))
+            best = min(best, float(chain.compute_steps(allowed).min()))
     return best
 
 
@@ -102,9 +102,9 @@ def test_no_chain_takes_less_than_the_bound_of_all_ways() -> None:
         tables = Tables(make_profile(draw, size, draw.uniform(5e9, 2e10)), TrainingModel(batch=12))
         shape = Shape(tensor=1, replicas=2, micro_batch=1, zero=draw.choice([0, 1, 2]))
         placed = make_placed(draw, stages, 2)
-        least = Chain(tables, shape, placed, find_least_model("1f1b", stages, count))
+        least = Chain(tables, shape, placed, build_least_model("1f1b", stages, count))
         for way in ways:
-            work = find_schedule_model("1f1b", stages, count, way)
+            work = build_schedule_model("1f1b", stages, count, way)
             chain = Chain(tables, shape, placed, work)
             assert least.bound <= chain.bound * (1 + 1e-12)
 

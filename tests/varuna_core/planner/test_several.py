@@ -13,7 +13,7 @@ import pytest
 
 from tests.varuna_core.planner.profiles import KINDS, make_profile
 from varuna_core.planner.model.cluster import Cluster, NodeKind, list_all_orders, place
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.several import SeveralStages
 from varuna_core.planner.model.step import simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
@@ -55,7 +55,9 @@ def draw_chain(
         for count in range(1, ranks + 1)
         if (found := place(tuple((n, 2) for n in nodes[:count]), ranks, 1, replicas))
     )
-    work = find_schedule_model(name, ranks, draw.randint(1, 7), draw.choice(["none", "full"]), each)
+    work = build_schedule_model(
+        name, ranks, draw.randint(1, 7), draw.choice(["none", "full"]), each
+    )
     return SeveralStages(Tables(make_profile(draw, size, memory), training), shape, placed, work)
 
 
@@ -77,7 +79,7 @@ def test_many_partitions_are_timed_as_each_is_simulated(seed: int) -> None:
     alone = [
         simulate_step(chain.compiled, chain.build_costs(bounds)).step_s for bounds in partitions
     ]
-    assert chain.find_steps(partitions) == pytest.approx(alone, rel=1e-9)
+    assert chain.compute_steps(partitions) == pytest.approx(alone, rel=1e-9)
 
 
 def count_bytes(chain: SeveralStages, bounds: tuple[int, ...], rank: int) -> float:
@@ -86,7 +88,7 @@ def count_bytes(chain: SeveralStages, bounds: tuple[int, ...], rank: int) -> flo
     own = [stage for stage, place in enumerate(chain.places) if place == rank]
     pairs = {stage: (bounds[stage], bounds[stage + 1]) for stage in own}
     parameters = chain.tables.profile.model.parameters[1]
-    cell = chain.tables.profile.find_cell(chain.placed.sites[rank].kinds[0], 1, 1)
+    cell = chain.tables.profile.estimate_cell(chain.placed.sites[rank].kinds[0], 1, 1)
     each = training.count_fixed_bytes(chain.shape.zero, chain.shape.replicas)
     inputs = {s: ([0.0, *cell.output_bytes])[a] for s, (a, e) in pairs.items()}
     graphs = {s: sum(cell.graph_bytes[a:e]) + inputs[s] for s, (a, e) in pairs.items()}
@@ -129,13 +131,13 @@ def test_messages_within_a_rank_cost_nothing_and_others_their_link() -> None:
     nodes = (NODES[0], 2), (NODES[1], 2)
     placed = place(nodes, 4, 1, 1)
     assert placed is not None
-    v = SeveralStages(tables, shape, placed, find_schedule_model("zbv", 4, 4, "none", 2))
+    v = SeveralStages(tables, shape, placed, build_schedule_model("zbv", 4, 4, "none", 2))
     assert not v.hops[3].any() and all(hop[:, 1:8].all() for s, hop in enumerate(v.hops) if s != 3)
-    rounds = find_schedule_model("interleaved", 4, 4, "none", 2)
+    rounds = build_schedule_model("interleaved", 4, 4, "none", 2)
     back = SeveralStages(tables, shape, placed, rounds).hops[3]
-    sent = tables.find_outputs("small", 1, 1)
+    sent = tables.compute_outputs("small", 1, 1)
     there = tables.profile.network.find("small", "big", "inter")
-    assert back[0, 1:8] == pytest.approx(there.find_times(sent)[1:8])
+    assert back[0, 1:8] == pytest.approx(there.compute_times(sent)[1:8])
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def draw_question(draw: random.Random, schedule: str | None) -> Question:
     return Question(Tables(make_profile(draw, size, memory), training), cluster, wishes)
 
 
-def find_least(question: Question, schedule: str) -> float:
+def compute_least(question: Question, schedule: str) -> float:
     """Of every placement, number of stages and partition, with what the runtime would run."""
     least = float("inf")
     orders = list_all_orders(question.cluster, 1000)
@@ -179,12 +181,12 @@ def find_least(question: Question, schedule: str) -> float:
         for each in (2,) if schedule == "zbv" else (2, 3, 4):
             count = question.tables.training.batch // replicas
             shape = Shape(tensor=1, replicas=replicas, micro_batch=1, zero=zero)
-            work = find_schedule_model(schedule, ranks, count, "none", each)
+            work = build_schedule_model(schedule, ranks, count, "none", each)
             chain = SeveralStages(question.tables, shape, placed, work)
             for bounds in list_partitions(chain):
-                run = chain.follow_costs(chain.find_costs(bounds))
+                run = chain.follow_costs(chain.compute_costs(bounds))
                 if is_allowed(run, bounds):
-                    least = min(least, run.find_step(bounds))
+                    least = min(least, run.compute_step(bounds))
     return least
 
 
@@ -195,7 +197,7 @@ def test_what_is_found_is_near_the_best_of_all(schedule: str) -> None:
     ratios, missed = [], 0
     for seed in range(16):
         question = draw_question(random.Random(f"near/{schedule}/{seed}"), schedule)
-        searched, least = question.search(), find_least(question, schedule)
+        searched, least = question.search(), compute_least(question, schedule)
         if searched is None:
             missed += least < float("inf")
             continue
@@ -241,15 +243,15 @@ def test_no_partition_takes_less_than_its_bound() -> None:
         )
         placed = PlacedBounds(chain.tables, option, chain.placed, each)
         bounds, least = placed.bound_partitions(cuts), placed.bound_all()
-        steps = chain.find_steps(cuts)
-        fits = chain.find_fitting(cuts)
+        steps = chain.compute_steps(cuts)
+        fits = chain.select_fitting(cuts)
         assert (bounds[fits] <= steps[fits] * (1 + 1e-9)).all(), seed
         assert least <= steps[fits].min(initial=np.inf) * (1 + 1e-9), seed
         for row in draw_partitions(draw, chain):
-            run = chain.follow_costs(chain.find_costs(row))
+            run = chain.follow_costs(chain.compute_costs(row))
             if is_allowed(run, row):
                 own = float(placed.bound_partitions(np.array([row]))[0])
-                assert max(own, least) <= run.find_step(row) * (1 + 1e-9), seed
+                assert max(own, least) <= run.compute_step(row) * (1 + 1e-9), seed
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zbv"])
@@ -283,7 +285,7 @@ def test_a_run_makes_the_order_of_its_plan_from_the_costs_that_the_plan_gives() 
         assert run.ranks == made.ranks
         shape, placed = best.option.shape, best.placed
         chain = SeveralStages(question.tables, shape, placed, best.order)
-        differ += chain.find_costs(best.bounds) != plan.costs
+        differ += chain.compute_costs(best.bounds) != plan.costs
     assert differ
 
 

@@ -13,7 +13,7 @@ from tests.varuna_core.planner.profiles import make_profile
 from tests.varuna_core.planner.test_band import EVEN, find, spread_out
 from tests.varuna_core.planner.test_compiled import NAMES, make
 from varuna_core.planner.model.cluster import NodeKind, place
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.several import SeveralStages
 from varuna_core.planner.model.shared_links import run_together
 from varuna_core.planner.model.step import ActionCosts, simulate_step
@@ -72,7 +72,7 @@ def make_chain(replicas: int, schedule: str, each: int) -> SeveralStages:
     node = NodeKind(name="n", gpu="small", gpus=2 * replicas, count=2)
     placed = place(((node, 2), (node, 2)), 4, 1, replicas)
     assert placed is not None
-    work = find_schedule_model(schedule, 4, 4, "none", each)
+    work = build_schedule_model(schedule, 4, 4, "none", each)
     return SeveralStages(Tables(profile, TrainingModel(batch=4 * replicas)), shape, placed, work)
 
 

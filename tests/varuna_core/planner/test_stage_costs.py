@@ -17,7 +17,7 @@ from varuna_core.planner.model.cluster import (
     PlacedPipeline,
     StageSite,
 )
-from varuna_core.planner.model.schedule_model import Levels, find_schedule_model
+from varuna_core.planner.model.schedule_model import Levels, build_schedule_model
 from varuna_core.planner.model.step import find_away, find_peaks, simulate_step
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
@@ -79,7 +79,7 @@ def make_chain(
         Tables(build_profile(copies_beside), training),
         Shape(tensor=1, replicas=1, micro_batch=1),
         PlacedPipeline(sites, (beside,) * (stages - 1)),
-        find_schedule_model(schedule, stages, count, recompute),
+        build_schedule_model(schedule, stages, count, recompute),
         least=0,
     )
 
@@ -108,7 +108,7 @@ def test_messages_that_share_a_link_meet_once() -> None:
     # The last replica is behind by that, and nothing else waits for the link.
     assert steps[1].lag_s == three.columns[0].lag_s
     assert steps[1].step_s - steps[0].step_s == pytest.approx(more)
-    times = (float(chain.find_steps([(0, 2, 4)])[0]) for chain in (alone, shared))
+    times = (float(chain.compute_steps([(0, 2, 4)])[0]) for chain in (alone, shared))
     assert list(times) == pytest.approx([step.step_s for step in steps])
 
 
@@ -160,8 +160,8 @@ def test_copies_cost_what_the_work_beside_them_does_not_hide() -> None:
         )
     )
     work = 4 * (forward + both) + 4 * sum(costs[len(KINDS) :])
-    assert chain.find_step((0, 4)) == pytest.approx(work)
-    assert chain.find_steps([(0, 4)])[0] == pytest.approx(work)
+    assert chain.compute_step((0, 4)) == pytest.approx(work)
+    assert chain.compute_steps([(0, 4)])[0] == pytest.approx(work)
     (held,) = chain.list_memory((0, 4))
     assert find_peaks(chain.compiled, [held]) == (2 * held.graph + 2 * held.inputs,)
     assert find_away(chain.compiled, [held]) == (3 * (held.graph - held.inputs),)
@@ -186,11 +186,11 @@ def test_owners_are_reached_by_the_messages_of_their_zero(deals_whole: bool) -> 
     training = TrainingModel(batch=4, deals_whole=deals_whole)
     tables = Tables(replace(build_profile(), network=network), training)
     site = StageSite(("big",), (("big", 2),), 1)
-    count = float(tables.find_parameters(1)[0, 4]) / 1e9
+    count = float(tables.compute_parameters(1)[0, 4]) / 1e9
     summed, weights = count * training.reduced_bytes, count * training.weight_bytes
 
     def find(zero: int) -> list[float]:
-        found = tables.find_sums(site, Shape(tensor=1, replicas=2, micro_batch=1, zero=zero))
+        found = tables.compute_sums(site, Shape(tensor=1, replicas=2, micro_batch=1, zero=zero))
         rows = (found.reduce, found.exchange, found.scatter, found.gather)
         return [float(row[0, 4]) for row in rows]
 

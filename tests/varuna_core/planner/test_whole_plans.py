@@ -24,7 +24,7 @@ from tests.varuna_core.planner.brute_force import (
 from tests.varuna_core.planner.profiles import make_profile
 from varuna_core.planner.model.training import RECOMPUTES
 from varuna_core.planner.profile.errors import PlanningError
-from varuna_core.planner.result.front import find_front
+from varuna_core.planner.result.front import compute_front
 from varuna_core.planner.search import space
 from varuna_core.planner.search.deadline import within
 from varuna_core.planner.search.search import Search, Searched
@@ -101,7 +101,7 @@ def test_cost_against_time_is_brute_forces() -> None:
     """Of all plans of all nodes, priced by the nodes they use, those that none beats in both."""
     for named, one in draw_instances("front", FEW):
         best = list(keep_front(one, find_best_by_nodes(one)))
-        front = find_front(
+        front = compute_front(
             one.profile, one.training, one.cluster, one.wishes, deadline=within(LIMIT_S, CLOCK)
         )
         assert front.num_left == 0, named

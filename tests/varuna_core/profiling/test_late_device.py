@@ -17,7 +17,7 @@ import pytest
 from tests.models.profiled import Ladder, make_batch
 from varuna_core.planner.model.chain import Chain
 from varuna_core.planner.model.cluster import PlacedPipeline, StageSite
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.tables import Shape, Tables
 from varuna_core.planner.model.training import TrainingModel
 from varuna_core.planner.profile.profile import (
@@ -124,7 +124,7 @@ def predict(profile: Profile) -> float:
         Tables(profile, TrainingModel(batch=COUNT)),
         Shape(tensor=1, replicas=1, micro_batch=1),
         PlacedPipeline((StageSite(("gpu",), (("gpu", 1),), 1),), ()),
-        find_schedule_model("1f1b", 1, COUNT, "none"),
+        build_schedule_model("1f1b", 1, COUNT, "none"),
     )
     return chain.find_step((0, SEGMENTS))
 

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 from varuna_core.programs.place import (  # noqa: E402 # behind the skip
     ProgramError,
-    find_place,
+    compute_place,
     refuse_missing_gpus,
 )
 
@@ -30,6 +30,6 @@ def test_who_was_given_none_trains_on_the_cpu(visible: str) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_only_jobs_of_vjob_are_refused() -> None:
     alone = {"CUDA_VISIBLE_DEVICES": "0"}
-    assert find_place(1, environ=alone).device.type == "cpu"
+    assert compute_place(1, environ=alone).device.type == "cpu"
     with pytest.raises(ProgramError, match="finds no GPU"):
-        find_place(1, environ={**alone, "VJOB_RUN": "/run"})
+        compute_place(1, environ={**alone, "VJOB_RUN": "/run"})

@@ -43,7 +43,7 @@ IN_A_STEP = {
     "runtime/split/attributes.py:find_stream": "a generator's state, in host memory",
     "runtime/batch/outputs.py": "outputs that the user asked for",
     "runtime/batch/token_means.py:check": "whether `loss_counts` is right, after that wait",
-    "runtime/optim/zero.py:find_most": "ZeRO 3: micro-batches of the others, in host memory",
+    "runtime/optim/zero.py:compute_most": "ZeRO 3: micro-batches of the others, in host memory",
     "runtime/optim/grads.py:finish": "whether others have a gradient that this rank has not",
     "runtime/optim/precision.py:land_gradients": "masters in host memory (offload)",
     "runtime/optim/precision.py:wait_read": "the same: the GPU has read them long before",

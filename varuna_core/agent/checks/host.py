@@ -52,7 +52,7 @@ def check_program(site: Site) -> list[CheckResult]:
     if site.plan.containers:
         return []
     asked = {**site.plan.env, **site.node.group.env}
-    path = asked.get("PATH") or site.plan.find_path(site.env)
+    path = asked.get("PATH") or site.plan.read_path(site.env)
     commands = {site.plan.command_of(rank)[:1] for rank in site.node.ranks}
     words = {word for command in commands | {site.plan.command[:1]} for word in command}
     results = []

@@ -54,7 +54,7 @@ def open_attempt(
         attempt.set_aside()
     host = host_name(plan, 0, os.environ, os.uname().nodename)
     try:
-        address = find_address(plan, host, os.environ, given_address)
+        address = choose_address(plan, host, os.environ, given_address)
         port, holder = pick_port(plan, number, job_id)
         holder.close()  # the agent of this node takes it, or another
     except Refusal as refusal:
@@ -68,7 +68,7 @@ def open_attempt(
     print(f"attempt {number}: {OPENED} {address}:{port} on {host}", file=sys.stderr)
 
 
-def find_address(plan: Plan, host: str, env: Mapping[str, str], given: str | None = None) -> str:
+def choose_address(plan: Plan, host: str, env: Mapping[str, str], given: str | None = None) -> str:
     """This host's address as the other nodes see it; `given` is believed where it is ours."""
     if plan.scheduler == "local":
         return "127.0.0.1"

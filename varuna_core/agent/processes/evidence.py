@@ -44,7 +44,7 @@ def gather_evidence(
         "processes": lambda: list_processes(ranks),
         "sockets": lambda: list_sockets(ranks),
         "kernel": list_kernel_lines,
-        "nccl": lambda: ask_nccl(find_ras_address(ranks.values())),
+        "nccl": lambda: ask_nccl(read_ras_address(ranks.values())),
     }
     found: Dict[str, Any] = {}
     threads = [
@@ -223,7 +223,7 @@ def parse_kernel_record(record: str, since: float) -> str:
 # NCCL.
 
 
-def find_ras_address(pids: Iterable[int]) -> Address:
+def read_ras_address(pids: Iterable[int]) -> Address:
     """The address at which a rank's NCCL listens: NCCL_RAS_ADDR, else NCCL's default."""
     for pid in pids:
         host, mark, port = read_environment(pid).get("NCCL_RAS_ADDR", "").rpartition(":")

@@ -91,8 +91,8 @@ def cut_middle(path: Path, size: int, most: int, before: Cut | None) -> Cut | No
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        place = _find_line(fd, most // 2) if before is None else before.place
-        begin = _find_line(fd, size - most // 4)
+        place = _locate_line(fd, most // 2) if before is None else before.place
+        begin = _locate_line(fd, size - most // 4)
         note_bytes = len(CUT_NOTE % 0)
         end = place + note_bytes
         lost = begin - place if before is None else begin - end + before.num_bytes
@@ -107,7 +107,7 @@ def cut_middle(path: Path, size: int, most: int, before: Cut | None) -> Cut | No
         os.close(fd)
 
 
-def _find_line(fd: int, at: int) -> int:
+def _locate_line(fd: int, at: int) -> int:
     """Position at which the next line begins."""
     return at + os.pread(fd, LINE_BYTES, at).find(b"\n") + 1
 

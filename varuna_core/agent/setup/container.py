@@ -141,7 +141,7 @@ def _probe(site: Site, container: ContainerPlan) -> str | None:
     result = run(container.probe, timeout_s=PROBE_S, env=env, stopping=site.stopping)
     if result.code == 0:
         return None
-    return find_last_words(result.err or result.out) or f"{container.probe[0]} ended badly"
+    return read_last_words(result.err or result.out) or f"{container.probe[0]} ended badly"
 
 
 def build_environment(container: ContainerPlan, own: Mapping[str, str]) -> dict[str, str]:
@@ -255,11 +255,11 @@ def _run_step(
     if result.code == 0:
         return None
     how = f"exited {result.code}" if result.code is not None else "was ended, it took too long"
-    said = find_last_words(result.err or result.out) or "without a word"
+    said = read_last_words(result.err or result.out) or "without a word"
     return f"{container.runtime} {how}: {said}"
 
 
-def find_last_words(text: str) -> str:
+def read_last_words(text: str) -> str:
     """The last three lines of what a command said, on one."""
     lines = dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
     return " | ".join(list(lines)[-3:])

@@ -20,7 +20,7 @@ import time
 from typing import Iterator, Mapping, NamedTuple, Optional
 
 from varuna_core.agent.processes.process import RankProcess, start_rank
-from varuna_core.agent.setup.container import fail_check, fill_in, find_last_words
+from varuna_core.agent.setup.container import fail_check, fill_in, read_last_words
 from varuna_core.agent.setup.site import Site
 from varuna_core.records.nodes import OK, Check
 from varuna_core.records.plan import ContainerPlan
@@ -33,7 +33,7 @@ KEPT_BYTES = 65_536
 _POLL_S = 0.2
 
 
-class _Held(NamedTuple):
+class _ContainerStart(NamedTuple):
     """A start of the container: what runs, or what it said instead."""
 
     process: Optional[RankProcess]
@@ -67,11 +67,13 @@ def _is_worth_another(site: Site, container: ContainerPlan, said: str, deadline:
     return is_busy and time.monotonic() < deadline and not site.stopping()
 
 
-def _start(site: Site, container: ContainerPlan, env: Mapping[str, str], deadline: float) -> _Held:
+def _start(
+    site: Site, container: ContainerPlan, env: Mapping[str, str], deadline: float
+) -> _ContainerStart:
     try:
         process = start_rank(fill_in(container.hold, site), env, "/", waits=True)
     except OSError as error:
-        return _Held(None, f"could not start: {error.strerror}")
+        return _ContainerStart(None, f"could not start: {error.strerror}")
     said = {process.stdout: b"", process.stderr: b""}
     waiting = list(said)
     while waiting:
@@ -81,14 +83,14 @@ def _start(site: Site, container: ContainerPlan, env: Mapping[str, str], deadlin
             if not data:
                 waiting.remove(pipe)
         if HOLDS in said[process.stdout].splitlines():
-            return _Held(process, "")
+            return _ContainerStart(process, "")
         if time.monotonic() >= deadline or site.stopping():
             break
         process.poll()  # what it left in its group, and with it the pipes, end with it
     _end(process)
     data = said[process.stderr] or said[process.stdout]
-    words = find_last_words(data.decode("utf-8", "replace")) or "without a word"
-    return _Held(None, f"was ended, it took too long: {words}" if waiting else words)
+    words = read_last_words(data.decode("utf-8", "replace")) or "without a word"
+    return _ContainerStart(None, f"was ended, it took too long: {words}" if waiting else words)
 
 
 def _end(process: RankProcess) -> None:

@@ -106,7 +106,7 @@ def build_rank(
         **fixed,
     }
     if container is None and "PATH" not in asked:
-        env["PATH"] = plan.find_path(env)
+        env["PATH"] = plan.read_path(env)
     first = f"{meeting.run}/{STARTUP}" if plan.timeline or plan.count_steps else None
     if first is not None and (container is None or container.step):
         env["PYTHONPATH"] = ":".join(filter(None, (first, env.get("PYTHONPATH"))))

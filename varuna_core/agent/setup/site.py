@@ -55,7 +55,7 @@ def group_of(plan: Plan, name: str | None) -> str | None:
     return None if name == names[0] else name
 
 
-def find_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
+def compute_index(plan: Plan, given: int | None, env: Mapping[str, str]) -> int:
     """--node, else SLURM_NODEID counted from the first node of VJOB_GROUP."""
     index = given
     if index is None:

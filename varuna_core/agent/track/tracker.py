@@ -188,7 +188,7 @@ class ToolThread(threading.Thread):
     def _hand_over(self, tool: Tool) -> bool:
         """True where the tool has all."""
         place = 0
-        if not (tool.is_gauge or self._catch_up(tool, self._find_first(), is_now=False)):
+        if not (tool.is_gauge or self._catch_up(tool, self._choose_first(), is_now=False)):
             return False
         while True:
             try:
@@ -208,7 +208,7 @@ class ToolThread(threading.Thread):
             self._feed.note(self.name, place)
         return self._try(lambda: tool.close(is_well=self._feed.is_well))
 
-    def _find_first(self) -> int:
+    def _choose_first(self) -> int:
         """The first attempt that the tool has not seen to its end."""
         found = self._cursor.attempt
         read = as_number(self._cursor.read.get("attempt"))

@@ -179,7 +179,7 @@ def read_object(folder: Path, name: str) -> dict[str, Any] | None:
     metadata = load_plain_pickle(path, _KNOWN)
     try:
         places = [
-            _find_place(index.fqn, info, folder)
+            _locate(index.fqn, info, folder)
             for index, info in metadata.storage_data.items()
             if index.fqn == name
         ]
@@ -219,12 +219,12 @@ def _parse(
     places: _Places = {}
     for index, info in metadata.storage_data.items():
         if index.fqn in tensors:
-            place = _find_place(index.fqn, info, folder)
+            place = _locate(index.fqn, info, folder)
             places[index.fqn, _read_ints(index.offset)] = place
     return tensors, places
 
 
-def _find_place(name: str, info: Any, folder: Path) -> tuple[Path, int, int]:
+def _locate(name: str, info: Any, folder: Path) -> tuple[Path, int, int]:
     file = str(info.relative_path)
     if Path(file).name != file:
         raise ValueError(f"{name} lies in {file!r}, outside of its folder")

@@ -277,7 +277,7 @@ def _take_model(
     if given is not None:
         _refuse_differences(program, given, reader.folder)
         heads = heads or read_sizes(program, given)[1]
-    heads = heads or find_heads(reader)
+    heads = heads or infer_heads(reader)
     if sizes.hidden % heads and sizes.llama is None:
         raise CheckpointError(f"{heads} heads do not divide the model's width of {sizes.hidden}")
     kept = sizes.vocab if vocab is None else vocab
@@ -305,7 +305,7 @@ def _take_named(reader: CheckpointReader, names: Iterable[str], prefix: str) -> 
         raise CheckpointError(f"{reader.folder} has no name that begins with {prefix!r}")
 
 
-def find_heads(reader: CheckpointReader) -> int:
+def infer_heads(reader: CheckpointReader) -> int:
     heads = read_known(reader.state.user).heads
     if heads is None:
         raise CheckpointError(

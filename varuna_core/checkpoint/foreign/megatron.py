@@ -32,7 +32,7 @@ from varuna_core.checkpoint.foreign.distcp import (
     read_object,
     write_stored,
 )
-from varuna_core.checkpoint.foreign.huggingface import TYPES, find_heads, with_rows
+from varuna_core.checkpoint.foreign.huggingface import TYPES, infer_heads, with_rows
 from varuna_core.checkpoint.foreign.names import TIES, Sizes, find_program, list_shapes
 from varuna_core.checkpoint.foreign.pickles import StandIn, load_torch_file
 from varuna_core.checkpoint.format.box import Box, whole
@@ -134,7 +134,7 @@ WANTED: Mapping[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class MegatronCheckpoint:
     """A checkpoint of theirs."""
 
     tensors: dict[str, Entry]
@@ -363,7 +363,7 @@ def build_unknown(theirs: str, path: Path) -> CheckpointError:
 # Distributed checkpoints.
 
 
-def _read_torch_dist(folder: Path) -> Held:
+def _read_torch_dist(folder: Path) -> MegatronCheckpoint:
     backend = _read_format(folder).get("sharded_backend", "torch_dist")
     if backend != "torch_dist":
         raise CheckpointError(
@@ -390,7 +390,9 @@ def _read_torch_dist(folder: Path) -> Held:
             if entry.name in tensors:
                 raise CheckpointError(f"{folder} has {entry.name} twice, once as {theirs!r}")
             tensors[entry.name] = entry
-    return Held(tensors=tensors, args=read_args(common), iteration=read_iteration(common, folder))
+    return MegatronCheckpoint(
+        tensors=tensors, args=read_args(common), iteration=read_iteration(common, folder)
+    )
 
 
 def _list_layers(stored: Stored, number: int | None, name: str) -> Iterator[Entry]:
@@ -413,7 +415,7 @@ def _read_block(stored: Stored, box: Box) -> Tensor:
 # Legacy files.
 
 
-def _read_legacy(folder: Path) -> Held:
+def _read_legacy(folder: Path) -> MegatronCheckpoint:
     files = _list_ranks(folder)
     num_stages, num_halves = (max(rank[axis] for rank in files) + 1 for axis in (0, 1))
     for stage in range(num_stages):
@@ -443,7 +445,7 @@ def _read_legacy(folder: Path) -> Held:
                 if len(held) == half:  # of several chunks with the embedding the first
                     held.append(tensor)
         first += len(numbers)
-    return Held(
+    return MegatronCheckpoint(
         tensors={
             name: join_parts(name, parts, folder, num_halves) for name, parts in tensors.items()
         },
@@ -622,7 +624,7 @@ class GptReader:
         found = find_program(reader.state.shapes)
         if found is None or found[0] != "pretrain_gpt":
             raise CheckpointError(f"{reader.folder} is not of pretrain_gpt's model")
-        sizes, heads = found[1], heads or find_heads(reader)
+        sizes, heads = found[1], heads or infer_heads(reader)
         if sizes.hidden % heads:
             raise CheckpointError(
                 f"{heads} heads do not divide the model's width of {sizes.hidden}"

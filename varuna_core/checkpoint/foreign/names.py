@@ -190,7 +190,7 @@ def list_shapes(program: Program, sizes: Sizes, heads: int = 0) -> dict[str, tup
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class ModelFacts:
     """Facts of a model that a checkpoint has beside the tensors."""
 
     heads: int | None = None
@@ -198,13 +198,13 @@ class Known:
     llama: Llama | None = None
 
 
-def read_known(user: Any) -> Known:
+def read_known(user: Any) -> ModelFacts:
     """Read the facts that a built-in program saved with its state; another program's has none."""
     model = user.get("model") if isinstance(user, dict) else None
     if not isinstance(model, dict):
-        return Known()
+        return ModelFacts()
     heads, sequence, llama = (model.get(word) for word in ("heads", "sequence", "llama"))
-    return Known(
+    return ModelFacts(
         heads=heads if isinstance(heads, int) else None,
         sequence=sequence if isinstance(sequence, int) else 0,
         llama=parse_llama(llama) if isinstance(llama, dict) else None,
@@ -212,10 +212,10 @@ def read_known(user: Any) -> Known:
 
 
 def find_program(
-    shapes: Mapping[str, tuple[int, ...]], known: Known | None = None
+    shapes: Mapping[str, tuple[int, ...]], known: ModelFacts | None = None
 ) -> tuple[Program, Sizes] | None:
     """The built-in program, and its sizes, whose model has exactly these tensors; None if none."""
-    known = known or Known()
+    known = known or ModelFacts()
     llama = known.llama
     if "tokens.weight" not in shapes or (llama is None and "positions.weight" not in shapes):
         return None

@@ -1,7 +1,7 @@
 """Folders and files of an object store, by fsspec, as far as readers of checkpoints use `Path`.
 
-    find_path("s3://bucket/step-1000")     a place that opens, lists and measures as a Path does
-    find_path("ckpt")                      a Path
+    parse_path("s3://bucket/step-1000")     a place that opens, lists and measures as a Path does
+    parse_path("ckpt")                      a Path
 
 fsspec is imported for a URL alone; each protocol wants a package of its own, such as s3fs.
 """
@@ -85,7 +85,7 @@ class RemotePath:
             yield self / found.rpartition("/")[2]
 
 
-def find_path(text: str | Path) -> Path:
+def parse_path(text: str | Path) -> Path:
     """The place that a word of the command line names."""
     if "://" in str(text):
         return cast(Path, RemotePath(str(text)))

@@ -26,7 +26,7 @@ import numpy as np
 from varuna_core.planner.model.cluster import PlacedPipeline
 from varuna_core.planner.model.schedule_model import ScheduleModel
 from varuna_core.planner.model.step import ActionCosts, StageMemory, StepCosts, simulate_step
-from varuna_core.planner.model.tables import Array, Shape, StageTable, Sums, Tables, find_stage
+from varuna_core.planner.model.tables import Array, Shape, StageTable, Sums, Tables, compute_stage
 from varuna_core.schedule.compiled import Compiled
 from varuna_core.schedule.recompute import Memory, apply_recompute
 
@@ -48,13 +48,13 @@ class Behind:
     stage: StageTable | None = None
     after: Behind | None = None
 
-    def find_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
+    def compute_beyond(self, begins: int | slice | Array = slice(None)) -> Array:
         """The stage's addition to one micro-batch's way down and back, by begin and end."""
         assert self.stage is not None and self.after is not None
-        return _find_beyond(self.stage, self.after, begins)
+        return _compute_beyond(self.stage, self.after, begins)
 
 
-def _find_beyond(stage: StageTable, after: Behind, begins: int | slice | Array) -> Array:
+def _compute_beyond(stage: StageTable, after: Behind, begins: int | slice | Array) -> Array:
     """A stage that runs w forwards before its first gradient, of m micro-batches:
 
     F0 ─ way down, way back ─ B0, then m - 1 backwards and m - w forwards
@@ -66,7 +66,7 @@ def _find_beyond(stage: StageTable, after: Behind, begins: int | slice | Array) 
     return np.maximum(stage.beyond[begins], again)
 
 
-def find_end(tables: Tables) -> Behind:
+def compute_end(tables: Tables) -> Behind:
     """Behind the last stage."""
     found = tables.behind.get("end")
     if found is None:
@@ -83,7 +83,7 @@ def find_end(tables: Tables) -> Behind:
     return found
 
 
-def find_behind(
+def compute_behind(
     tables: Tables, shape: Shape, stage: StageTable, sums: Sums, after: Behind, puts_off: bool
 ) -> Behind:
     """`puts_off`: whether any stage of the chain does; all arguments are kept by the tables."""
@@ -99,9 +99,9 @@ def _make(
     tables: Tables, shape: Shape, stage: StageTable, sums: Sums, after: Behind, puts_off: bool
 ) -> Behind:
     upstream = stage.way_down if puts_off else stage.way
-    unhidden = _find_unhidden(tables, shape, stage, sums)
+    unhidden = _compute_unhidden(tables, shape, stage, sums)
     done = np.maximum(stage.work + unhidden, stage.way_down + after.summed)
-    beyond = _find_beyond(stage, after, slice(None))
+    beyond = _compute_beyond(stage, after, slice(None))
     return Behind(
         least=np.maximum(stage.work, upstream + after.least).min(axis=1),
         round=(stage.way + after.round).min(axis=1),
@@ -113,13 +113,13 @@ def _make(
     )
 
 
-def _find_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sums) -> Array:
+def _compute_unhidden(tables: Tables, shape: Shape, stage: StageTable, sums: Sums) -> Array:
     took = sums.reduce
     if not tables.training.overlap_reduction:
         return took
     key = id(stage), id(sums)
     if key not in tables.behind:
-        buckets = tables.find_buckets(shape)
+        buckets = tables.compute_buckets(shape)
         last = np.maximum(stage.kinds[3], stage.kinds[5]) if stage.puts_off else stage.kinds[3]
         hidden = last * (1 - 1 / buckets)
         # With the stage, so that nothing else gets its id as long as the key is there.
@@ -158,12 +158,12 @@ class Chain:
         between = [placed.find_boundary(*pair) for pair in itertools.pairwise(self.places)]
         in_memory = np.zeros((4, self.size + 1))
         self.hops = [
-            in_memory if boundary is None else tables.find_hops(boundary, shape)
+            in_memory if boundary is None else tables.compute_hops(boundary, shape)
             for boundary in between
         ]
-        self.sums = [tables.find_sums(site, shape) for site in sites]
+        self.sums = [tables.compute_sums(site, shape) for site in sites]
         self.stages = [
-            find_stage(
+            compute_stage(
                 tables,
                 shape,
                 sites[s],
@@ -230,7 +230,7 @@ class Chain:
             )
             for ways in ((0, 1), (2, 3))
         )
-        buckets = self.tables.find_buckets(self.shape)
+        buckets = self.tables.compute_buckets(self.shape)
         return StepCosts(
             columns=(ActionCosts(costs=tuple(costs), hops=hops, holds=holds),),
             reduce_s=tuple(float(self.sums[s].reduce[pairs[s]]) for s in stages),
@@ -273,7 +273,7 @@ class Chain:
     # Memory.
 
     def list_memory(self, bounds: Bounds) -> list[StageMemory]:
-        fixed = self.tables.find_fixed(self.shape)
+        fixed = self.tables.compute_fixed(self.shape)
         found = []
         for s, pair in enumerate(itertools.pairwise(bounds)):
             found.append(
@@ -286,7 +286,7 @@ class Chain:
             )
         return found
 
-    def find_fitting(self, cuts: Array) -> Array:
+    def select_fitting(self, cuts: Array) -> Array:
         """Which of these partitions, in rows, all stages may hold."""
         fits = np.ones(len(cuts), dtype=bool)
         for s in range(self.num_stages):
@@ -330,10 +330,10 @@ class Chain:
     @cached_property
     def behind(self) -> list[Behind]:
         """The `Behind` of each stage, and of the end."""
-        found = [find_end(self.tables)]
+        found = [compute_end(self.tables)]
         for stage, sums in zip(reversed(self.stages), reversed(self.sums), strict=True):
             found.append(
-                find_behind(self.tables, self.shape, stage, sums, found[-1], self.puts_off)
+                compute_behind(self.tables, self.shape, stage, sums, found[-1], self.puts_off)
             )
         return found[::-1]
 
@@ -350,7 +350,7 @@ class Chain:
         first, own, after = self.stages[0], self.behind[0], self.behind[1]
         bound = np.maximum(first.work[0], self.upstream[0][0] + after.least)
         if not self.puts_off:
-            beyond = np.maximum(own.find_beyond(0), after.largest)
+            beyond = np.maximum(own.compute_beyond(0), after.largest)
             bound = np.maximum(bound, first.way[0] + after.round + beyond)
         bound = float((bound + self.first_tail).min())
         return max(bound, float(own.summed[0])) + self.tail
@@ -369,7 +369,7 @@ class Chain:
 
     # Times.
 
-    def find_steps(
+    def compute_steps(
         self, partitions: Sequence[Bounds] | Array, factors: Array | None = None
     ) -> Array:
         """Step times, as `simulate_step` finds them; `factors` as Levels.run takes them."""
@@ -379,7 +379,7 @@ class Chain:
         most = max(1, MOST_FACTORS // len(self.compiled.ops))
         if self.schedule.keeps_what_fits and factors is None and len(cuts) > most:
             parts = [cuts[at : at + most] for at in range(0, len(cuts), most)]
-            return np.concatenate([self.find_steps(part) for part in parts])
+            return np.concatenate([self.compute_steps(part) for part in parts])
         kept = self._find_kept(cuts)
         if kept is not None:
             factors = kept if factors is None else kept * factors
@@ -411,20 +411,20 @@ class Chain:
                 factors[places] = kept.patterns[which][:, microbatches].T
         return factors
 
-    def find_step(self, bounds: Bounds) -> float:
+    def compute_step(self, bounds: Bounds) -> float:
         return simulate_step(self.compile(bounds), self.build_costs(bounds)).step_s
 
     def _add_tail(
         self, begins: Array, ends: Array, costs: Array, makespan: Array, free: Array, last: Array
     ) -> Array:
         training = self.tables.training
-        buckets = self.tables.find_buckets(self.shape)
+        buckets = self.tables.compute_buckets(self.shape)
         done = np.empty_like(last)
         optimizer, exchange = np.zeros((2, *free.shape))
         for s, rank in enumerate(self.places):
             a, e = begins[:, s], ends[:, s]
             took = self.sums[s].reduce[a, e]
-            length = costs[:, self.compiled.find_last_cost(s)]
+            length = costs[:, self.compiled.compute_last_cost(s)]
             end = last[:, s] + length
             if training.overlap_reduction:
                 count = buckets[a, e]

@@ -79,7 +79,7 @@ class PlacedPipeline:
             return None
         if after == before + 1:
             return self.boundaries[before]
-        return _find_boundary(self.slots[before], self.slots[after], self.tensor)
+        return _build_boundary(self.slots[before], self.slots[after], self.tensor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +186,11 @@ def _join(slots: Sequence[_Slot], tensor: int, names: tuple[str, ...]) -> Placed
         )
         for slot in slots
     )
-    boundaries = [_find_boundary(*pair, tensor) for pair in itertools.pairwise(slots)]
+    boundaries = [_build_boundary(*pair, tensor) for pair in itertools.pairwise(slots)]
     return PlacedPipeline(sites, tuple(boundaries), names, tuple(slots), tensor)
 
 
-def _find_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
+def _build_boundary(before: _Slot, after: _Slot, tensor: int) -> Boundary:
     first = before[0][0]
     pair = [tuple((one[0] - first, *one[1:]) for one in slot) for slot in (before, after)]
     return _make_boundary(pair[0], pair[1], tensor)

@@ -27,7 +27,7 @@ fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class KeptGraphs:
     """Arrays are by begin and end."""
 
     room: Array
@@ -41,9 +41,9 @@ class Kept:
     """The row of a run."""
 
 
-def find_kept(
+def choose_kept(
     ahead: int, num_microbatches: int, graph: Array, inputs: Array, room: Array, known: Known
-) -> Kept:
+) -> KeptGraphs:
     """Graphs that a stage keeps, which runs `ahead` forwards, then a backward and one in turn."""
     m = num_microbatches
     begins = np.broadcast_to(inputs[:, None], room.shape)
@@ -73,7 +73,7 @@ def find_kept(
             patterns[row, list(chosen)] = True
     which = np.where(is_kept, 0, 1)
     which[cells] = 2 + same
-    return Kept(
+    return KeptGraphs(
         room=room,
         fits=fits[which],
         counts=patterns.sum(axis=1)[which],

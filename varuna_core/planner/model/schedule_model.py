@@ -184,7 +184,7 @@ class ScheduleModel:
 
 
 @lru_cache(maxsize=1024)
-def find_schedule_model(
+def build_schedule_model(
     schedule: str,
     ranks: int,
     num_microbatches: int,
@@ -212,9 +212,9 @@ def find_schedule_model(
 
 
 @lru_cache(maxsize=1024)
-def find_least_model(schedule: str, ranks: int, num_microbatches: int) -> ScheduleModel:
+def build_least_model(schedule: str, ranks: int, num_microbatches: int) -> ScheduleModel:
     """For bounds of a schedule with any way of recompute; its actions are those of none."""
-    plain = find_schedule_model(schedule, ranks, num_microbatches, "none")
+    plain = build_schedule_model(schedule, ranks, num_microbatches, "none")
     roles = tuple(replace(role, held=((1, 0),), is_least=True) for role in plain.roles)
     return ScheduleModel(roles, lambda wanted: plain.plain, "none")
 
@@ -222,11 +222,11 @@ def find_least_model(schedule: str, ranks: int, num_microbatches: int) -> Schedu
 def model_schedule(compiled: Compiled, recompute: Recompute) -> ScheduleModel:
     """The model of a schedule that was made."""
     stages, schedule = range(compiled.num_stages), compiled.schedule
-    roles = tuple(find_role(compiled, stage, recompute) for stage in stages)
+    roles = tuple(compute_role(compiled, stage, recompute) for stage in stages)
     return ScheduleModel(roles, lambda wanted: schedule, recompute, schedule.placement)
 
 
-def find_role(compiled: Compiled, stage: int, recompute: Recompute) -> Role:
+def compute_role(compiled: Compiled, stage: int, recompute: Recompute) -> Role:
     """The role of a stage of a schedule that was made."""
     schedule = compiled.schedule
     rank = schedule.placement[stage]

@@ -28,7 +28,7 @@ from varuna_core.schedule.registry import SCHEDULES, build_schedule
 class SeveralStages(Chain):
     """Several stages a rank; every stage has a segment or more."""
 
-    def find_costs(self, bounds: Bounds) -> Costs:
+    def compute_costs(self, bounds: Bounds) -> Costs:
         """Those of these stages, as a plan gives them to its run."""
         (column,) = self.build_costs(bounds).columns
         return Costs(**unlist_costs(column.costs, column.hops).as_json())
@@ -60,13 +60,13 @@ class SeveralStages(Chain):
             )
         ]
 
-    def find_fitting(self, cuts: Array) -> Array:
-        return super().find_fitting(cuts) & (self.find_shares(cuts) <= 1)
+    def select_fitting(self, cuts: Array) -> Array:
+        return super().select_fitting(cuts) & (self.compute_shares(cuts) <= 1)
 
-    def find_shares(self, cuts: Array) -> Array:
+    def compute_shares(self, cuts: Array) -> Array:
         """The most that a rank holds, as a share of its memory, by partition in rows."""
         shares = np.zeros(len(cuts))
-        fixed = self.tables.find_fixed(self.shape)
+        fixed = self.tables.compute_fixed(self.shape)
         framework = self.tables.training.framework_bytes
         for rank, held in enumerate(self.compiled.held):
             own = list_stages(self.compiled.schedule, rank)

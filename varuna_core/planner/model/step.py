@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from varuna_core.planner.profile.errors import PlanningError
 from varuna_core.schedule.actions import COPIES
-from varuna_core.schedule.compiled import KINDS, Compiled, Timed, list_stages
+from varuna_core.schedule.compiled import KINDS, Compiled, ScheduleTimes, list_stages
 from varuna_core.schedule.held import follow_held
 
 BUCKET_BYTES = 25 * 2**20
@@ -96,7 +96,7 @@ class StepTime:
     data_s: float
     bubble_share: float
     stages: tuple[StageTime, ...]
-    timed: tuple[Timed, ...]
+    timed: tuple[ScheduleTimes, ...]
     """Of each column."""
 
 
@@ -144,8 +144,8 @@ def simulate_step(
         for stage in held:
             tied[stage] = done
     agreed = max(pipeline, *tied)
-    optimizer = _find_slowest(compiled, costs.optimizer_s)
-    exchange = _find_slowest(compiled, costs.exchange_s)
+    optimizer = _compute_slowest(compiled, costs.optimizer_s)
+    exchange = _compute_slowest(compiled, costs.exchange_s)
     step = costs.data_s + agreed + optimizer + exchange
     busy = [max(one.busy[r] for one in timed) for r in range(compiled.num_ranks)]
     return StepTime(
@@ -163,7 +163,7 @@ def simulate_step(
     )
 
 
-def _find_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
+def _compute_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
     """The most that the stages of a rank take together."""
     ranks = [0.0] * compiled.num_ranks
     for rank, figure in zip(compiled.schedule.placement, figures, strict=True):
@@ -171,9 +171,11 @@ def _find_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
     return max(ranks)
 
 
-def _list_reduced(compiled: Compiled, costs: StepCosts, timed: Sequence[Timed]) -> list[float]:
+def _list_reduced(
+    compiled: Compiled, costs: StepCosts, timed: Sequence[ScheduleTimes]
+) -> list[float]:
     """Sums of each stage; a rank sums its stages in turn, as their last backwards begin."""
-    done = [_find_reduced(compiled, costs, timed, s) for s in range(compiled.num_stages)]
+    done = [_compute_reduced(compiled, costs, timed, s) for s in range(compiled.num_stages)]
     begins = [max(one.last_backward[s] for one in timed) for s in range(compiled.num_stages)]
     for rank in range(compiled.num_ranks):
         own = sorted(list_stages(compiled.schedule, rank), key=begins.__getitem__)
@@ -183,8 +185,8 @@ def _list_reduced(compiled: Compiled, costs: StepCosts, timed: Sequence[Timed]) 
     return done
 
 
-def _find_reduced(
-    compiled: Compiled, costs: StepCosts, timed: Sequence[Timed], stage: int
+def _compute_reduced(
+    compiled: Compiled, costs: StepCosts, timed: Sequence[ScheduleTimes], stage: int
 ) -> float:
     """When a stage's gradients are summed over the replicas.
 
@@ -195,7 +197,7 @@ def _find_reduced(
     rank = compiled.schedule.placement[stage]
     begin = max(one.last_backward[stage] for one in timed)
     end = max(
-        one.last_backward[stage] + column.costs[compiled.find_last_cost(stage)]
+        one.last_backward[stage] + column.costs[compiled.compute_last_cost(stage)]
         for one, column in zip(timed, costs.columns, strict=True)
     )
     if not took:
@@ -208,7 +210,7 @@ def _find_reduced(
 def _list_stage_times(
     compiled: Compiled,
     costs: StepCosts,
-    timed: Sequence[Timed],
+    timed: Sequence[ScheduleTimes],
     reduced: Sequence[float],
     pipeline: float,
 ) -> tuple[StageTime, ...]:

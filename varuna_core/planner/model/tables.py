@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from varuna_core.planner.model.cluster import Boundary, StageSite
-from varuna_core.planner.model.kept import Kept, Known, find_kept
+from varuna_core.planner.model.kept import KeptGraphs, Known, choose_kept
 from varuna_core.planner.model.schedule_model import Role
 from varuna_core.planner.model.step import BUCKET_BYTES
 from varuna_core.planner.model.training import TrainingModel
@@ -123,9 +123,9 @@ class Tables:
         self._parameters: dict[int, Array] = {}
         self._buckets: dict[int, Array] = {}
         self.stages: dict[Any, Any] = {}
-        """Kept by stage_table.find_stage."""
+        """Kept by stage_table.compute_stage."""
         self.behind: dict[Any, Any] = {}
-        """Kept by behind.find_behind."""
+        """Kept by behind.compute_behind."""
         self.kept: Known = {}
 
     def forget(self) -> None:
@@ -134,7 +134,7 @@ class Tables:
             self.stages.clear()
             self.behind.clear()
 
-    def find_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> TimeTables:
+    def compute_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> TimeTables:
         key = kinds, micro_batch, tensor
         found = self._times.get(key)
         if found is None:
@@ -142,7 +142,7 @@ class Tables:
         return found
 
     def _make_times(self, kinds: tuple[str, ...], micro_batch: int, tensor: int) -> TimeTables:
-        cells = [self.profile.find_cell(kind, micro_batch, tensor) for kind in kinds]
+        cells = [self.profile.estimate_cell(kind, micro_batch, tensor) for kind in kinds]
 
         def take(name: str) -> Array:
             figures = spread(np.max([getattr(cell, name) for cell in cells], axis=0))
@@ -171,7 +171,7 @@ class Tables:
             action=action,
             optimizer=spread(np.max(optimizers, axis=0)),
             graph_bytes=take("graph_bytes"),
-            work_bytes=_find_largest(np.max([cell.work_bytes for cell in cells], axis=0)),
+            work_bytes=_compute_largest(np.max([cell.work_bytes for cell in cells], axis=0)),
             memory_bytes=memory * self.training.memory_share,
             host=host if any(values.any() for values in host.values()) else {},
             host_action=host_action,
@@ -181,22 +181,22 @@ class Tables:
             spread=_find_widest([cell.spread for cell in cells]),
         )
 
-    def find_parameters(self, tensor: int) -> Array:
+    def compute_parameters(self, tensor: int) -> Array:
         if tensor not in self._parameters:
             self._parameters[tensor] = spread(
-                np.array(self.profile.find_parameters(tensor), dtype=float)
+                np.array(self.profile.compute_parameters(tensor), dtype=float)
             )
         return self._parameters[tensor]
 
-    def find_outputs(self, kind: str, micro_batch: int, tensor: int) -> Array:
+    def compute_outputs(self, kind: str, micro_batch: int, tensor: int) -> Array:
         """Bytes that cross after e segments, for e from 0 on."""
         key = kind, micro_batch, tensor
         if key not in self._outputs:
-            cell: Cell = self.profile.find_cell(kind, micro_batch, tensor)
+            cell: Cell = self.profile.estimate_cell(kind, micro_batch, tensor)
             self._outputs[key] = np.concatenate([[0.0], cell.output_bytes])
         return self._outputs[key]
 
-    def find_hops(self, boundary: Boundary, shape: Shape) -> Array:
+    def compute_hops(self, boundary: Boundary, shape: Shape) -> Array:
         """A message's time after e segments, in rows: an activation alone and a gradient alone,
         and with those of all replicas that use the link then."""
         key = boundary, shape.micro_batch, shape.tensor
@@ -208,25 +208,25 @@ class Tables:
                 for route in boundary.routes:
                     ends = (route.sender, route.receiver)
                     link = network.find(*(ends if forward else ends[::-1]), route.where)
-                    sent = self.find_outputs(route.sender, shape.micro_batch, shape.tensor)
+                    sent = self.compute_outputs(route.sender, shape.micro_batch, shape.tensor)
                     # Ranks that share layers always send at once.
                     flows = route.flows if together else min(route.flows, shape.tensor)
                     if self.training.split_messages:
                         flows = max(1, flows // shape.tensor)
-                    longest = np.maximum(longest, link.find_times(sent * flows))
+                    longest = np.maximum(longest, link.compute_times(sent * flows))
                 rows.append(longest)
             self._hops[key] = np.array([rows[0], rows[2], rows[1], rows[3]])
         return self._hops[key]
 
-    def find_sums(self, site: StageSite, shape: Shape) -> Sums:
+    def compute_sums(self, site: StageSite, shape: Shape) -> Sums:
         """Bytes that a stage's replicas send one another, by begin and end."""
         key = site, shape.replicas, shape.tensor, shape.zero
         if key not in self._sums:
-            count = self.find_parameters(shape.tensor)
+            count = self.compute_parameters(shape.tensor)
             network, training = self.profile.network, self.training
 
-            def find_half(half: Half, bytes_each: float) -> Array:
-                return network.find_half(half, site.group, count * bytes_each, site.sharing)
+            def compute_half(half: Half, bytes_each: float) -> Array:
+                return network.compute_half(half, site.group, count * bytes_each, site.sharing)
 
             nothing = np.zeros_like(count)
             if not shape.shares:
@@ -236,10 +236,12 @@ class Tables:
                 found = Sums(reduce=whole[0], exchange=nothing, scatter=nothing, gather=nothing)
             else:
                 is_whole = shape.shares < 3 and training.deals_whole
-                owned = find_half(
+                owned = compute_half(
                     "reduce" if is_whole else "reduce_scatter", training.reduced_bytes
                 )
-                back = find_half("broadcast" if is_whole else "all_gather", training.weight_bytes)
+                back = compute_half(
+                    "broadcast" if is_whole else "all_gather", training.weight_bytes
+                )
                 found = Sums(
                     reduce=owned if shape.shares == 1 else nothing,
                     exchange=nothing if shape.shares == 3 else back,
@@ -249,18 +251,18 @@ class Tables:
             self._sums[key] = found
         return self._sums[key]
 
-    def find_fixed(self, shape: Shape) -> Array:
+    def compute_fixed(self, shape: Shape) -> Array:
         """Bytes that a stage holds whatever it does."""
-        parameters = self.find_parameters(shape.tensor)
+        parameters = self.compute_parameters(shape.tensor)
         each = self.training.count_fixed_bytes(shape.zero, shape.replicas)
         fixed = parameters * each + self.training.framework_bytes
         if shape.shares == 3:
             whole = self.training.count_fixed_bytes(2, shape.replicas)  # tied weights stay whole
-            fixed = fixed + self._find_tied(shape.tensor) * (whole - each)
-            fixed = fixed + _find_largest(parameters.diagonal(1)) * self.training.gathered_bytes
+            fixed = fixed + self._compute_tied(shape.tensor) * (whole - each)
+            fixed = fixed + _compute_largest(parameters.diagonal(1)) * self.training.gathered_bytes
         return fixed
 
-    def _find_tied(self, tensor: int) -> Array:
+    def _compute_tied(self, tensor: int) -> Array:
         """Parameters that a run shares with other segments, each copy counted."""
         held = np.zeros(self.size)
         for tie in self.profile.model.ties:
@@ -268,9 +270,9 @@ class Tables:
                 held[segment] += tie.parameters / tensor
         return spread(held)
 
-    def find_buckets(self, shape: Shape) -> Array:
+    def compute_buckets(self, shape: Shape) -> Array:
         if shape.tensor not in self._buckets:
-            held = self.find_parameters(shape.tensor) * self.training.reduced_bytes
+            held = self.compute_parameters(shape.tensor) * self.training.reduced_bytes
             self._buckets[shape.tensor] = np.maximum(1, np.ceil(held / BUCKET_BYTES))
         return self._buckets[shape.tensor]
 
@@ -292,7 +294,7 @@ def _find_widest(spreads: Sequence[Spread | None]) -> Spread | None:
     return Spread(rounds=tuple(rounds), actions=tuple(map(tuple, actions)))
 
 
-def _find_largest(values: Array) -> Array:
+def _compute_largest(values: Array) -> Array:
     """The largest of every run; 0 of an empty one."""
     size = len(values)
     found = np.zeros((size + 1, size + 1))
@@ -324,10 +326,10 @@ class StageTable:
     """Forward and its message alone."""
     puts_off: bool
     beyond: Array
-    """What m micro-batches add to one's way, whatever other stages do; see Behind.find_beyond."""
+    """The time that m micro-batches add to one's way, whatever other stages do."""
     more_rounds: int
     left: Array
-    kept: Kept | None
+    kept: KeptGraphs | None
     """Of a stage that keeps what fits."""
     is_beyond: Array
     """Runs that such a stage may hold, and one that keeps all may not."""
@@ -358,7 +360,7 @@ def add_host(
     return tuple(cost + share * launch for cost, launch in zip(costs, launches, strict=True))
 
 
-def find_stage(
+def compute_stage(
     tables: Tables,
     shape: Shape,
     site: StageSite,
@@ -388,14 +390,14 @@ def _make(
     role: Role,
     least: int,
 ) -> StageTable:
-    times = tables.find_times(site.kinds, shape.micro_batch, shape.tensor)
+    times = tables.compute_times(site.kinds, shape.micro_batch, shape.tensor)
     blocking = not tables.training.overlap_sends
     nothing = np.zeros((4, tables.size + 1))
-    out = nothing if after is None else tables.find_hops(after, shape)
-    back = nothing if before is None else tables.find_hops(before, shape)
-    inputs = tables.find_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
+    out = nothing if after is None else tables.compute_hops(after, shape)
+    back = nothing if before is None else tables.compute_hops(before, shape)
+    inputs = tables.compute_outputs(site.kinds[0], shape.micro_batch, shape.tensor)
     graph = times.graph_bytes + inputs[None, :]
-    fixed = tables.find_fixed(shape)
+    fixed = tables.compute_fixed(shape)
     held = np.broadcast_to(inputs[:, None], graph.shape)
     if role.keeps_products:
         held = held + times.optional["kept_bytes"]
@@ -404,7 +406,7 @@ def _make(
     if role.keeps_what_fits:
         free = USABLE * (times.memory_bytes / tables.training.memory_share - fixed)
         room = np.minimum(times.memory_bytes - fixed - times.work_bytes, free)
-        kept = find_kept(role.ahead, role.num_microbatches, graph, inputs, room, tables.kept)
+        kept = choose_kept(role.ahead, role.num_microbatches, graph, inputs, room, tables.kept)
         uses[2], fits = kept.counts, kept.fits
     else:
         live = np.max([g * graph + i * held for g, i in role.held], axis=0)
@@ -413,7 +415,7 @@ def _make(
     costs = _find_costs(times, uses, role)
     forward, _, again, both, gradient, weights = costs
     if shape.shares > 1:  # counted in full: how much of it kernels hide no profile says
-        sums = tables.find_sums(site, shape)
+        sums = tables.compute_sums(site, shape)
         forward, again, gradient = (t + sums.gather for t in (forward, again, gradient))
         both, weights = both + sums.gather + sums.scatter, weights + sums.gather + sums.scatter
     if blocking:

@@ -33,7 +33,7 @@ class GpuProduct:
     """One way: NVLink where the product has it, else PCI Express."""
     link: str
 
-    def find_flops_s(self, element_bytes: int) -> float:
+    def compute_flops_s(self, element_bytes: int) -> float:
         """Operations a second that a training reaches, with numbers of so many bytes."""
         peak = self.half_tflops if element_bytes == 2 else self.single_tflops
         return peak * 1e12 * EFFICIENCY

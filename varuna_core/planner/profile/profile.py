@@ -50,7 +50,7 @@ class LinkTime:
         if self.points[0][0] < 0 or self.points[0][1] < 0:
             raise PlanningError(f"a link's first point is {self.points[0]}")
 
-    def find_time(self, num_bytes: float) -> float:
+    def compute_time(self, num_bytes: float) -> float:
         points = self.points
         if num_bytes <= 0:
             return 0.0
@@ -61,8 +61,8 @@ class LinkTime:
         (size, took), (size2, took2) = points[place - 1], points[place]
         return took + (num_bytes - size) * (took2 - took) / (size2 - size)
 
-    def find_times(self, num_bytes: Array) -> Array:
-        """`find_time` of many."""
+    def compute_times(self, num_bytes: Array) -> Array:
+        """`compute_time` of many."""
         sizes, tooks = map(np.array, zip(*self.points, strict=True))
         if len(sizes) == 1:
             found = tooks[0] * np.maximum(1.0, num_bytes / sizes[0] if sizes[0] else 1.0)
@@ -133,13 +133,13 @@ class Network:
             kind, count = nodes[0]
             measured = self.all_reduces.get((kind, size, count))
             if measured is not None:
-                return measured.find_times(num_bytes * sharing), "measured"
+                return measured.compute_times(num_bytes * sharing), "measured"
         inner = np.zeros_like(num_bytes)
         for kind, count in nodes:
             if count > 1:
                 link = self.find(kind, kind, "intra")
                 # Reduce-scatter and all-gather: 2 (n - 1) messages of an n-th.
-                took = 2 * (count - 1) * link.find_times(num_bytes / count)
+                took = 2 * (count - 1) * link.compute_times(num_bytes / count)
                 inner = np.maximum(inner, took)
         outer = np.zeros_like(num_bytes)
         if len(nodes) > 1:
@@ -147,11 +147,11 @@ class Network:
             share = num_bytes / len(nodes) * sharing
             pairs = list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
             for a, b in {(a, b) for (a, _), (b, _) in pairs}:
-                took = 2 * (len(nodes) - 1) * self.find(a, b, "inter").find_times(share)
+                took = 2 * (len(nodes) - 1) * self.find(a, b, "inter").compute_times(share)
                 outer = np.maximum(outer, took)
         return inner + outer, "estimate"
 
-    def find_half(
+    def compute_half(
         self, half: Half, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
     ) -> Array:
         """Time of half a sum; where it was not measured, half of `find_all_reduce`."""
@@ -159,7 +159,7 @@ class Network:
             kind, count = nodes[0]
             measured = self.halves.get((half, kind, count * len(nodes), count))
             if measured is not None:
-                return measured.find_times(np.asarray(num_bytes, dtype=float) * sharing)
+                return measured.compute_times(np.asarray(num_bytes, dtype=float) * sharing)
         return self.find_all_reduce(nodes, num_bytes, sharing)[0] / 2
 
 
@@ -340,7 +340,7 @@ class Profile:
             raise MissingData(f"the profile has no GPU {kind!r}; it has {known}")
         return gpu
 
-    def find_cell(self, kind: str, micro_batch: int, tensor: int = 1) -> Cell:
+    def estimate_cell(self, kind: str, micro_batch: int, tensor: int = 1) -> Cell:
         """Measured, or interpolated or extrapolated from the two nearest sizes, and labelled so."""
         cells = self.find_gpu(kind).cells
         exact = cells.get((micro_batch, tensor))
@@ -370,7 +370,7 @@ class Profile:
     def list_degrees(self, kind: str) -> set[int]:
         return {degree for _, degree in self.find_gpu(kind).cells} & set(self.model.parameters)
 
-    def find_parameters(self, tensor: int) -> tuple[int, ...]:
+    def compute_parameters(self, tensor: int) -> tuple[int, ...]:
         found = self.model.parameters.get(tensor)
         if found is None:
             raise MissingData(

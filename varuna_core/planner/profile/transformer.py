@@ -148,7 +148,7 @@ def build_cell(
     model: Transformer, gpu: GpuProduct, micro_batch: int, tensor: int = 1, element_bytes: int = 2
 ) -> Cell:
     """Times from peak figures and the share of them that trainings reach."""
-    flops_s = gpu.find_flops_s(element_bytes)
+    flops_s = gpu.compute_flops_s(element_bytes)
     memory_s = gpu.memory_gb_s * 1e9 * LINK_EFFICIENCY
     b, s, h, t = micro_batch, model.length, model.hidden, tensor
     act = float(element_bytes) * s * b * h

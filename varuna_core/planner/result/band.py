@@ -21,7 +21,7 @@ import numpy as np
 from varuna_core.facts.known import Within
 from varuna_core.facts.not_covered import Lack, NotCovered
 from varuna_core.planner.model.chain import Bounds, Chain
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.several import SeveralStages
 from varuna_core.planner.model.shared_links import run_together
 from varuna_core.planner.model.tables import Array, Tables
@@ -68,11 +68,11 @@ def find_band(chain: Chain, bounds: Bounds, lacks: Sequence[NotCovered] = ()) ->
     factors, rounds = _draw_factors(chain, known)
     partitions = np.repeat([bounds], len(rounds), axis=0)
     delays = np.resize(_draw_delays(chain, bounds), len(rounds))
-    steps = chain.find_steps(partitions, factors) + delays
+    steps = chain.compute_steps(partitions, factors) + delays
     middle, high = np.quantile(steps, [0.5, QUANTILES[-1]])
     slower = factors * rounds
     low_s, high_s = (
-        np.quantile(chain.find_steps(partitions, slower * width) + delays, quantile)
+        np.quantile(chain.compute_steps(partitions, slower * width) + delays, quantile)
         for width, quantile in zip(_widen(chain, lacks), (QUANTILES[0], QUANTILES[-1]), strict=True)
     )
     return Band(
@@ -103,7 +103,7 @@ def prefer_simpler(question: Search, searched: Searched, deadline: Deadline) -> 
     band = find_band(chain, best.bounds)
     if band is None:
         return searched
-    chosen = question.find_simplest(best.step_s * (1 + band.apart), deadline)
+    chosen = question.choose_simplest(best.step_s * (1 + band.apart), deadline)
     is_simpler = measure_simplicity(chosen) < measure_simplicity(best)
     return replace(searched, simpler=chosen if is_simpler else None)
 
@@ -146,7 +146,7 @@ def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
 def build_chain(tables: Tables, candidate: Candidate, least: int = 1) -> Chain:
     """The chain that a candidate is a partition of."""
     option, several = candidate.option, candidate.stages_per_rank
-    work = candidate.order or find_schedule_model(
+    work = candidate.order or build_schedule_model(
         option.schedule,
         len(candidate.placed.sites),
         option.num_microbatches,

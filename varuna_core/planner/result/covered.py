@@ -39,7 +39,7 @@ def find_lacks(profile: Profile, candidate: Candidate) -> Iterator[NotCovered]:
     shape, placed = candidate.option.shape, candidate.placed
     kinds = sorted({kind for site in placed.sites for kind in site.kinds})
     for kind in kinds:
-        cell = profile.find_cell(kind, shape.micro_batch, shape.tensor)
+        cell = profile.estimate_cell(kind, shape.micro_batch, shape.tensor)
         if cell.source == "estimate":
             yield NotCovered(Lack.ESTIMATE, kind, ESTIMATED)
         elif cell.source != "measured":

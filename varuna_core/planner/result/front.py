@@ -48,7 +48,7 @@ class Front:
     """For which time did not suffice."""
 
 
-def find_front(
+def compute_front(
     profile: Profile,
     training: TrainingModel,
     cluster: Cluster,

@@ -22,7 +22,7 @@ from varuna_core.planner.search.deadline import Deadline, within
 from varuna_core.planner.search.search import Candidate, Search, Searched
 from varuna_core.planner.search.several import (
     NAMES,
-    find_guide,
+    build_guide,
     is_by_costs,
     list_names,
     try_several,
@@ -109,7 +109,7 @@ def _search(
 ) -> tuple[Search, Searched]:
     """Search plans with one stage a rank, then plans with several; return the question and the best
     of both."""
-    guide = find_guide(wishes)
+    guide = build_guide(wishes)
     share = ONE_STAGE_SHARE if list_names(training, wishes) else 1 - SIMPLER_SHARE
     question = Search(profile, training, cluster, guide, deadline.part(share))
     searched, error = None, None

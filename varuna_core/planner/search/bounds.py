@@ -71,7 +71,7 @@ def extend(chain: Chain, stage: int, begin: int | Array, so_far: Prefix) -> Pref
         before=so_far.before + way,
         work=np.maximum(so_far.work, so_far.before + work),
         beyond=np.maximum(
-            so_far.beyond, np.zeros_like(way) if chain.puts_off else own.find_beyond(begin)
+            so_far.beyond, np.zeros_like(way) if chain.puts_off else own.compute_beyond(begin)
         ),
         down=so_far.down + table.way_down[begin],
         done=np.maximum(so_far.done, so_far.down + work + own.unhidden[begin]),
@@ -107,7 +107,7 @@ class Cells:
         ]
         """Of each stage what it does when all have agreed, by begin and end."""
         pipeline = chain.bound - chain.tail
-        low, high = self._find_least_tail(), limit - pipeline
+        low, high = self._compute_least_tail(), limit - pipeline
         tail_edges = np.linspace(low, max(low, high), tails + 1)
         beyond_edges = np.array([0.0, np.inf])
         if not chain.puts_off:
@@ -126,7 +126,7 @@ class Cells:
         self.most_tail = cells[:, 3] * (1 + ROUNDING)
         self.way, self.work, self.summed = self._sum_up()
 
-    def _find_least_tail(self) -> float:
+    def _compute_least_tail(self) -> float:
         """The least that the largest tail can be."""
         behind = np.full(self.chain.size + 1, np.inf)
         behind[self.chain.size] = 0.0
@@ -156,7 +156,7 @@ class Cells:
         """Cut a stage's runs, by begin and length, and bar some of them by cell."""
         chain, size = self.chain, self.chain.size
         stage, own = chain.stages[s], chain.behind[s]
-        beyond = np.zeros_like(stage.way) if chain.puts_off else own.find_beyond()
+        beyond = np.zeros_like(stage.way) if chain.puts_off else own.compute_beyond()
         open_ = stage.allowed & (beyond <= self.most_beyond[-1])
         open_ &= self.tails[s] <= self.most_tail[-1]
         begins, ends = np.nonzero(open_)
@@ -198,7 +198,7 @@ class Cells:
         found: Array = np.where(barred, np.inf, step).min(axis=0)
         return found + self.data_s
 
-    def find_least(self) -> float:
+    def compute_least(self) -> float:
         """No partition takes less, or none takes less than `limit`."""
         ends = np.flatnonzero(self.chain.stages[0].allowed[0])
         if not len(ends):
@@ -244,18 +244,20 @@ class Floors:
 
     def find(self, option: Option, columns: Sequence[tuple[str, ...]], counts: Array) -> Array:
         """A bound for each row of counts; inf where the segments cannot be held."""
-        windows = self._find_windows(option, tuple(columns))
+        windows = self._compute_windows(option, tuple(columns))
         parts = [counts[i : i + CHUNK] for i in range(0, len(counts), CHUNK)]
         return np.concatenate([self._find(option, windows, part) for part in parts])
 
-    def find_least(self, option: Option, columns: Sequence[tuple[str, ...]], most: Array) -> float:
+    def compute_least(
+        self, option: Option, columns: Sequence[tuple[str, ...]], most: Array
+    ) -> float:
         """A bound for all rows of counts with at most `most` stages on each kind of place."""
-        windows = self._find_windows(option, tuple(columns))
+        windows = self._compute_windows(option, tuple(columns))
         if self.size < 3:
             return self.tables.training.data_s
         if not len(windows.limits):
             return float("inf")
-        slowest = self._find_slowest(windows, most[None, :])
+        slowest = self._compute_slowest(windows, most[None, :])
         return float(option.num_microbatches * slowest[0]) + self.tables.training.data_s
 
     def _find(self, option: Option, windows: _Windows, counts: Array) -> Array:
@@ -264,7 +266,7 @@ class Floors:
             return np.full(len(counts), data_s)
         if not len(windows.limits):
             return np.full(len(counts), np.inf)
-        slowest = self._find_slowest(windows, counts)
+        slowest = self._compute_slowest(windows, counts)
         bound = m * slowest
         if not _is_order_known(option):
             return bound + data_s
@@ -284,11 +286,11 @@ class Floors:
         """Tell for each row of counts if a stage within `limit` may lack memory. Only then can
         a way of recompute be faster than none."""
         shape, m = option.shape, option.num_microbatches
-        fixed, stages = self.tables.find_fixed(shape), counts.sum(axis=1)
+        fixed, stages = self.tables.compute_fixed(shape), counts.sum(axis=1)
         least = np.full(len(columns), np.inf)
         for at, kinds in enumerate(columns):
-            times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
-            sent = self.tables.find_outputs(kinds[0], shape.micro_batch, shape.tensor)
+            times = self.tables.compute_times(kinds, shape.micro_batch, shape.tensor)
+            sent = self.tables.compute_outputs(kinds[0], shape.micro_batch, shape.tensor)
             graph = times.graph_bytes + sent[None, :]
             room = times.memory_bytes - fixed - times.work_bytes
             runs = np.triu(np.ones(graph.shape, dtype=bool), 1)
@@ -301,7 +303,7 @@ class Floors:
         found: Array = ahead > needed * (1 - ROUNDING)
         return found
 
-    def _find_slowest(self, windows: _Windows, counts: Array) -> Array:
+    def _compute_slowest(self, windows: _Windows, counts: Array) -> Array:
         """The least limit within which the places hold all segments; by halves where many are."""
         limits = np.append(windows.limits, np.inf)
         if len(counts) * len(limits) < FEW:
@@ -329,7 +331,7 @@ class Floors:
         m, size = option.num_microbatches, self.size - 2
         if self.size < 3 or not _is_order_known(option):
             return np.zeros(len(counts))
-        windows = self._find_windows(option, tuple(columns))
+        windows = self._compute_windows(option, tuple(columns))
         if not len(windows.limits):
             return np.full(len(counts), np.inf)
         tails = [self._find_tails(option, kinds) for kinds in columns]
@@ -374,7 +376,7 @@ class Floors:
         shape, training = option.shape, self.tables.training
         key = shape, option.num_microbatches, kinds
         if key not in self._ends:
-            times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
+            times = self.tables.compute_times(kinds, shape.micro_batch, shape.tensor)
             ending = times.optimizer / shape.owners
             both = times.backward
             summed = option.num_microbatches * (times.forward + both)
@@ -384,23 +386,23 @@ class Floors:
                 full, rest = divmod(shape.replicas, groups)
                 group = ((nodes[0].gpu, groups),) * full
                 group += ((nodes[0].gpu, rest),) if rest else ()
-                sums = self.tables.find_sums(StageSite(kinds, group, shape.tensor), shape)
+                sums = self.tables.compute_sums(StageSite(kinds, group, shape.tensor), shape)
                 took, ending = sums.reduce, ending + sums.exchange
                 if not training.overlap_reduction:
                     summed = summed + took
                 elif training.overlap_sends:
-                    buckets = self.tables.find_buckets(shape)
+                    buckets = self.tables.compute_buckets(shape)
                     hidden = both * (1 - 1 / buckets)
                     summed = summed + np.maximum(took / buckets, took - hidden)
             inner = slice(1, self.size)
             # A longer run takes no less than any that it holds.
             self._ends[key] = (
-                np.maximum.accumulate(_find_least(ending[inner, inner])),
-                np.maximum.accumulate(_find_least(summed[inner, inner])),
+                np.maximum.accumulate(_compute_least(ending[inner, inner])),
+                np.maximum.accumulate(_compute_least(summed[inner, inner])),
             )
         return self._ends[key]
 
-    def _find_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
+    def _compute_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape = option.shape
         held = shape.zero, shape.owners
         graphs = self._count_graphs(option)
@@ -417,25 +419,25 @@ class Floors:
     def _make_windows(self, option: Option, columns: tuple[tuple[str, ...], ...]) -> _Windows:
         shape, inner = option.shape, slice(1, self.size)
         most = self._count_graphs(option)
-        fixed = self.tables.find_fixed(shape)
+        fixed = self.tables.compute_fixed(shape)
         windows, spared, ratios, once = [], [], [0.0], []
         for kinds in columns:
-            times = self.tables.find_times(kinds, shape.micro_batch, shape.tensor)
+            times = self.tables.compute_times(kinds, shape.micro_batch, shape.tensor)
             both = _add_up(times.by_name)
-            work = _find_work(option, times)
+            work = _compute_work(option, times)
             # gpipe holds the graphs of all micro-batches; others of one at least.
             holds = fixed + most * times.graph_bytes + times.work_bytes
             fits = holds <= times.memory_bytes
-            windows.append(_find_least(np.where(fits, work, np.inf)[inner, inner]))
-            spared.append(_find_least(np.where(fits, both, np.inf)[inner, inner]))
+            windows.append(_compute_least(np.where(fits, work, np.inf)[inner, inner]))
+            spared.append(_compute_least(np.where(fits, both, np.inf)[inner, inner]))
             # Segments of one stage have in common what an action costs by itself.
             own = {n: m.diagonal(1) - times.action[n] for n, m in times.by_name.items()}
             once.append(_add_up(own))
-            ratios += [_find_share(own), _find_share(times.action)]
+            ratios += [_compute_share(own), _compute_share(times.action)]
             if times.host:  # it may be added, and never takes from the device's times
                 actions = times.host_action
                 launches = {n: m.diagonal(1) - actions[n] for n, m in times.host.items()}
-                ratios += [_find_share(launches), _find_share(actions)]
+                ratios += [_compute_share(launches), _compute_share(actions)]
         every = np.unique(np.concatenate(windows + spared))
         limits = every[np.isfinite(every)]
         held, more = _count_held(windows, limits), _count_held(spared, limits)
@@ -470,13 +472,13 @@ class Floors:
             for kind in kinds:
                 counts[kind.gpu] += kind.count
             for a in counts:
-                outputs = self.tables.find_outputs(a, shape.micro_batch, shape.tensor)
+                outputs = self.tables.compute_outputs(a, shape.micro_batch, shape.tensor)
                 least = float(outputs[1 : self.size].min(initial=np.inf))
                 for b in counts:
                     if a == b and counts[a] == 1:
                         continue  # one node crosses to no other of its kind
                     link = profile.network.find(a, b, "inter")
-                    hop = min(hop, 2 * link.find_time(least * sent))
+                    hop = min(hop, 2 * link.compute_time(least * sent))
                     total = 0.0
                     for one in profile.model.ties:
                         if {0, self.size - 1} <= set(one.segments):
@@ -511,7 +513,7 @@ def _add_up(figures: Mapping[str, Array]) -> Array:
     return np.maximum(0.0, figures["forward_s"] + np.minimum(figures["backward_s"], apart))
 
 
-def _find_share(figures: Mapping[str, Array]) -> float:
+def _compute_share(figures: Mapping[str, Array]) -> float:
     """The largest share of the forward in a segment's work."""
     both = np.atleast_1d(_add_up(figures))
     forward = np.minimum(np.atleast_1d(figures["forward_s"]), both)
@@ -531,7 +533,7 @@ def _count_spared(option: Option) -> int:
     return 2 if option.recompute == "offload" else 1
 
 
-def _find_work(option: Option, times: TimeTables) -> Array:
+def _compute_work(option: Option, times: TimeTables) -> Array:
     """The least work of a micro-batch by segment, on a stage whose graphs are not all kept."""
     both, way = _add_up(times.by_name), _name_way(option)
     if way == "full":
@@ -555,7 +557,7 @@ def _group(values: Array, cells: int) -> list[tuple[float, float]]:
     return [(float(part[0]), float(part[-1])) for part in parts]
 
 
-def _find_least(work: Array) -> Array:
+def _compute_least(work: Array) -> Array:
     """The least work of any so many segments in a row, from 1 on."""
     if len(work) < 2:
         return np.zeros(0)

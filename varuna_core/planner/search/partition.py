@@ -43,7 +43,7 @@ def never() -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class BestPartition:
     """The best partition that was found."""
 
     bounds: Bounds
@@ -68,7 +68,7 @@ def find_partition(
     deadline: Deadline | None = None,
     improving: bool = True,
     cells: tuple[int, int] = FINE,
-) -> Found | None:
+) -> BestPartition | None:
     """None if nothing fits, or the bound is no better than `incumbent`.
 
     Without `improving` what is no better than the incumbent is proved to be so, not optimised.
@@ -85,14 +85,14 @@ def find_partition(
         limit = min(best_s, incumbent)
     if proved >= limit * (1 - 2 * CLOSE):
         proved = limit
-    return Found(bounds=best, step_s=best_s, bound_s=min(proved, best_s))
+    return BestPartition(bounds=best, step_s=best_s, bound_s=min(proved, best_s))
 
 
 def start(chain: Chain) -> tuple[Bounds, float]:
     """The partition with the least bound."""
     bounds = chain.follow_bound()
     assert bounds is not None
-    return bounds, chain.find_step(bounds)
+    return bounds, chain.compute_step(bounds)
 
 
 def improve(
@@ -100,13 +100,13 @@ def improve(
 ) -> tuple[Bounds, float]:
     """Local search until no move helps or it is late, from `begin` or the partition with the least
     bound."""
-    best, best_s = start(chain) if begin is None else (begin, chain.find_step(begin))
+    best, best_s = start(chain) if begin is None else (begin, chain.compute_step(begin))
     while not is_late():
         moved = list_moves(chain, best)
-        moved = moved[chain.find_fitting(moved)]
+        moved = moved[chain.select_fitting(moved)]
         if not len(moved):
             return best, best_s
-        times = chain.find_steps(moved)
+        times = chain.compute_steps(moved)
         place = int(times.argmin())
         if not times[place] < best_s * (1 - CLOSE):
             return best, best_s
@@ -115,7 +115,7 @@ def improve(
 
 
 @lru_cache(maxsize=256)
-def _find_shifts(stages: int) -> Array:
+def _compute_shifts(stages: int) -> Array:
     """The boundaries from one stage's to another's go a segment either way, up to MOST_MOVES."""
     spans = sorted(
         ((first, last) for first in range(1, stages) for last in range(first, stages)),
@@ -130,7 +130,7 @@ def _find_shifts(stages: int) -> Array:
 
 def list_moves(chain: Chain, bounds: Bounds) -> Array:
     """A segment or more moved from one stage to another, whether or not it fits."""
-    moved = np.array(bounds) + _find_shifts(chain.num_stages)
+    moved = np.array(bounds) + _compute_shifts(chain.num_stages)
     fits = ((moved >= 0) & (moved <= chain.size)).all(axis=1)
     return moved[fits & (np.diff(moved, axis=1) >= 0).all(axis=1)]
 
@@ -138,7 +138,7 @@ def list_moves(chain: Chain, bounds: Bounds) -> Array:
 def is_allowed(chain: Chain, bounds: Bounds) -> bool:
     if not all(0 <= a <= e <= chain.size for a, e in itertools.pairwise(bounds)):
         return False
-    return bool(chain.find_fitting(np.array([bounds]))[0])
+    return bool(chain.select_fitting(np.array([bounds]))[0])
 
 
 class _Block(NamedTuple):
@@ -216,7 +216,7 @@ class _Search:
     def _simulate(self) -> None:
         if not self.leaves:
             return
-        times = self.chain.find_steps(self.leaves)
+        times = self.chain.compute_steps(self.leaves)
         place = int(times.argmin())
         if times[place] < self.best_s:
             self.best, self.best_s = self.leaves[place], float(times[place])

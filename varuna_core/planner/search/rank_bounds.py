@@ -79,12 +79,13 @@ class PlacedBounds:
         self.places = place_stages(option.schedule, len(placed.sites), stages_per_rank)
         shape = option.shape
         self.times = [
-            tables.find_times(site.kinds, shape.micro_batch, shape.tensor) for site in placed.sites
+            tables.compute_times(site.kinds, shape.micro_batch, shape.tensor)
+            for site in placed.sites
         ]
         between = [placed.find_boundary(*pair) for pair in itertools.pairwise(self.places)]
         in_memory = np.zeros((4, tables.size + 1))
         self.hops = [
-            in_memory if boundary is None else tables.find_hops(boundary, shape)
+            in_memory if boundary is None else tables.compute_hops(boundary, shape)
             for boundary in between
         ]
 
@@ -108,11 +109,11 @@ class PlacedBounds:
         for rank, site in enumerate(self.placed.sites):
             own = [s for s, place in enumerate(self.places) if place == rank]
             first, last = own[0], own[-1]
-            again = self._find_again(rank, [runs[s] for s in own], ways[-1] - ways[last])
+            again = self._compute_again(rank, [runs[s] for s in own], ways[-1] - ways[last])
             busy = head[first] + sum(work[s] for s in own) + again
             sent = head[first] + sum(early[s] for s in own) + again + tail[first]
             agreed = np.maximum(agreed, np.maximum(busy, sent))
-            sums = self.tables.find_sums(site, self.option.shape)
+            sums = self.tables.compute_sums(site, self.option.shape)
             if not training.overlap_reduction:
                 took = np.max([sums.reduce[runs[s]] for s in own], axis=0)
                 agreed = np.maximum(agreed, busy + took)
@@ -137,7 +138,7 @@ class PlacedBounds:
         forward, back, work, early = map(np.array, zip(*rows, strict=True))
         return forward, back, work, early
 
-    def _find_again(
+    def _compute_again(
         self, rank: int, runs: Sequence[tuple[Array, Array]], behind: Array
     ) -> Array | float:
         """Compute a lower bound of the time that a rank spends on recomputes.
@@ -173,7 +174,7 @@ class PlacedBounds:
         early = {kind: m * (row.forward + row.back) for kind, row in known.items()}
         busy = [self.each * m * (row.forward_action + row.whole_action) for row in rows]
         few = [self.each * m * (row.forward_action + row.back_action) for row in rows]
-        bound = _find_way(rows, self.each) + sum(float(hops.sum()) for hops in sent)
+        bound = _compute_way(rows, self.each) + sum(float(hops.sum()) for hops in sent)
         for work, before in ((whole, head + busy), (early, head + few + tail)):
             shared = _share_out([work[kind] for kind in kinds], before)
             bound = max(bound, shared, _hold_inner(work, kinds, before))
@@ -182,7 +183,7 @@ class PlacedBounds:
         return self.tables.training.data_s + bound + ending
 
 
-def _find_way(rows: Sequence[_Segments], each: int) -> float:
+def _compute_way(rows: Sequence[_Segments], each: int) -> float:
     """Compute the least time of one micro-batch's forward and backward through all stages, if each
     rank has `each` stages."""
     work = np.array([row.forward + row.back for row in rows])
@@ -233,7 +234,7 @@ def bound_counts(
         return np.zeros(0)
     shape, m = option.shape, option.num_microbatches
     splits = SCHEDULES[option.schedule].splits_backward
-    found = [tables.find_times(c, shape.micro_batch, shape.tensor) for c in columns]
+    found = [tables.compute_times(c, shape.micro_batch, shape.tensor) for c in columns]
     rows = [_list_segments(times, splits) for times in found]
     ranks = counts.sum(axis=1)
     bound = np.zeros(len(counts))
@@ -271,7 +272,7 @@ def bound_least(
     """Compute a lower bound of the step time for all counts that are nowhere above `most`: all work
     but for what an action costs by itself, shared out among so many ranks."""
     shape, splits = option.shape, SCHEDULES[option.schedule].splits_backward
-    found = [tables.find_times(c, shape.micro_batch, shape.tensor) for c in columns]
+    found = [tables.compute_times(c, shape.micro_batch, shape.tensor) for c in columns]
     rows = [_list_segments(times, splits) for times in found]
     work = [option.num_microbatches * (row.forward + row.whole) for row in rows]
     best = 0.0

@@ -25,8 +25,8 @@ from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import Cluster, PlacedPipeline
 from varuna_core.planner.model.schedule_model import (
     ScheduleModel,
-    find_least_model,
-    find_schedule_model,
+    build_least_model,
+    build_schedule_model,
 )
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import TrainingModel
@@ -263,7 +263,7 @@ class Search:
         self.listed = floors
         self._look(floors, until)
 
-    def find_simplest(self, limit_s: float, deadline: Deadline) -> Candidate:
+    def choose_simplest(self, limit_s: float, deadline: Deadline) -> Candidate:
         """The simplest plan that takes no longer, and of as simple ones the fastest; after `run`.
 
         A count of looks ends it, so that what is chosen is the same each time; on a slow machine
@@ -322,7 +322,7 @@ class Search:
             if len(counts):
                 key = shape.tensor, shape.replicas
                 most[key] = most.get(key, counts.max(axis=0))
-                least = self.floors.find_least(option, columns, most[key])
+                least = self.floors.compute_least(option, columns, most[key])
                 rough.append((least, option, columns, counts))
         rough.sort(key=lambda one: one[0])
         listed = []
@@ -388,7 +388,7 @@ class Search:
                     self._leave_open(least, those)
                 break
             if isinstance(one, _Group):
-                own = np.array([self._find_open(floor) for floor in one.floors])
+                own = np.array([self._compute_floors(floor) for floor in one.floors])
                 rows = np.flatnonzero(np.isfinite(own).any(axis=0))
                 order = np.argsort(own[:, rows].min(axis=0), kind="stable")
                 push_counts(_Counts(one.floors[0][2][rows], own[:, rows], order, 0), options)
@@ -408,7 +408,7 @@ class Search:
             elif isinstance(one, Chain):
                 sharp = bound
                 if np.isfinite(self.best_s):  # else nothing is ruled out yet
-                    sharp = max(bound, Cells(one, self.best_s, *COARSE).find_least())
+                    sharp = max(bound, Cells(one, self.best_s, *COARSE).compute_least())
                 if sharp < self.best_s * (1 - CLOSE):
                     again = _Sharp(one, MOST_NODES)
                     heapq.heappush(heap, (sharp, next(turns), again, options))
@@ -431,7 +431,7 @@ class Search:
             groups.setdefault(shared if is_shared else number, []).append(one)
         yield from groups.values()
 
-    def _find_open(self, one: _Floor) -> Array:
+    def _compute_floors(self, one: _Floor) -> Array:
         """Floors of an option; inf where it has no better plan."""
         option, columns, counts, floor = one
         low = floor < self.best_s * (1 - CLOSE)
@@ -450,7 +450,7 @@ class Search:
                 yield from self._make_chains(option, counts)
             return
         shape, schedule = options[0].shape, options[0].schedule
-        work = find_least_model(schedule, sum(counts), options[0].num_microbatches)
+        work = build_least_model(schedule, sum(counts), options[0].num_microbatches)
         for placed in self.placements.iterate(shape.tensor, shape.replicas, counts):
             self.num_placements += 1
             yield Chain(self.tables, shape, placed, work, self.wishes.least)
@@ -468,7 +468,7 @@ class Search:
                 yield chain
 
     def _make_chain(self, option: Option, placed: PlacedPipeline, limit: float) -> Chain | None:
-        work = find_schedule_model(
+        work = build_schedule_model(
             option.schedule, len(placed.sites), option.num_microbatches, option.recompute
         )
         chain = Chain(self.tables, option.shape, placed, work, self.wishes.least)
@@ -483,7 +483,7 @@ class Search:
     def _time(self, option: Option, chain: Chain) -> None:
         if self.wishes.partition is None:
             start = chain.follow_bound()
-            if start is None or chain.find_step(start) > self.best_s * PROMISING:
+            if start is None or chain.compute_step(start) > self.best_s * PROMISING:
                 return
         self._keep(option, chain, *self._improve(chain))
 
@@ -496,7 +496,7 @@ class Search:
             return None, float("inf")
         if not is_allowed(chain, bounds):
             return None, float("inf")
-        return bounds, float(chain.find_steps([bounds])[0])
+        return bounds, float(chain.compute_steps([bounds])[0])
 
     def _prove(self, option: Option, chain: Chain, nodes: int, until: Deadline) -> float:
         """Find what is better, or that nothing is; what the chain's plans are not below."""
@@ -530,9 +530,9 @@ class Search:
         lacks = []
         for option in self.options:
             shape, needs = option.shape, []
-            fixed = self.tables.find_fixed(shape)
+            fixed = self.tables.compute_fixed(shape)
             for kind in {kind.gpu for kind in self.placements.cluster.kinds}:
-                times = self.tables.find_times((kind,), shape.micro_batch, shape.tensor)
+                times = self.tables.compute_times((kind,), shape.micro_batch, shape.tensor)
                 held = fixed + times.graph_bytes + times.work_bytes
                 needs.append(held.diagonal(1) - times.memory_bytes)
             lacks.append(float(np.min(needs, axis=0).max()))

@@ -23,7 +23,7 @@ import numpy as np
 
 from varuna_core.planner.model.chain import Bounds, Chain
 from varuna_core.planner.model.cluster import PlacedPipeline
-from varuna_core.planner.model.schedule_model import find_schedule_model
+from varuna_core.planner.model.schedule_model import build_schedule_model
 from varuna_core.planner.model.several import SeveralStages
 from varuna_core.planner.model.tables import Array, Tables
 from varuna_core.planner.model.training import TrainingModel
@@ -115,7 +115,7 @@ def is_by_costs(wishes: Wishes) -> bool:
     return wishes.schedule in NAMES or (wishes.schedule in BY_COSTS and wishes.least > 0)
 
 
-def find_guide(wishes: Wishes) -> Wishes:
+def build_guide(wishes: Wishes) -> Wishes:
     """The wishes of the search with one stage a rank."""
     if not is_by_costs(wishes):
         return wishes
@@ -306,7 +306,7 @@ class _Several:
         bounds = _choose_cuts(chain, self.wishes.partition, self.deadline.is_over)
         if bounds is None:
             return None
-        step_s = float(chain.find_steps([bounds])[0])
+        step_s = float(chain.compute_steps([bounds])[0])
         return _Tried(option=option, chain=chain, bounds=bounds, step_s=step_s)
 
     def _settle(self, one: _Tried) -> None:
@@ -448,10 +448,10 @@ class _Several:
         return np.concatenate([ends, chosen.reshape(len(chosen), -1), ends + size], axis=1)
 
     def _time(self, option: Option, chain: SeveralStages, cuts: Array) -> None:
-        cuts = cuts[chain.find_fitting(cuts)]
+        cuts = cuts[chain.select_fitting(cuts)]
         if not len(cuts):
             return
-        steps = chain.find_steps(cuts)
+        steps = chain.compute_steps(cuts)
         at = int(steps.argmin())
         if steps[at] < self.best_s * (1 - CLOSE):
             self._settle_given(option, chain, tuple(cuts[at].tolist()))
@@ -478,7 +478,7 @@ def make_chain(
     tables: Tables, option: Option, placed: PlacedPipeline, stages_per_rank: int
 ) -> SeveralStages:
     """With the actions in the order for even costs."""
-    work = find_schedule_model(
+    work = build_schedule_model(
         option.schedule,
         len(placed.sites),
         option.num_microbatches,
@@ -503,13 +503,13 @@ def _choose_cuts(
 
 def _make_fit(chain: SeveralStages, bounds: Bounds) -> Bounds | None:
     """Segments moved from the fullest ranks to others until all fits; None where no move helps."""
-    share = float(chain.find_shares(np.array([bounds]))[0])
+    share = float(chain.compute_shares(np.array([bounds]))[0])
     while share > 1:
         moved = list_moves(chain, bounds)
-        moved = moved[Chain.find_fitting(chain, moved)]
+        moved = moved[Chain.select_fitting(chain, moved)]
         if not len(moved):
             return None
-        shares = chain.find_shares(moved)
+        shares = chain.compute_shares(moved)
         place = int(shares.argmin())
         if not shares[place] < share:
             return None
@@ -528,11 +528,11 @@ def settle(
     None if that order needs too much memory. Cuts that nobody gave may be improved."""
     best: Candidate | None = None
     for _ in range(MOST_TURNS):
-        costs = chain.find_costs(bounds)
+        costs = chain.compute_costs(bounds)
         chain = chain.follow_costs(costs)
         if not is_allowed(chain, bounds):
             break
-        step_s = chain.find_step(bounds)
+        step_s = chain.compute_step(bounds)
         if best is not None and not step_s < best.step_s * (1 - CLOSE):
             break
         best = Candidate(

@@ -62,7 +62,7 @@ class RankOutput:
         return show_lines(self.read_end(END_BYTES), count)
 
 
-def find_output(attempt: AttemptFolder, plan: Optional[Plan], rank: int, kind: str) -> RankOutput:
+def locate_output(attempt: AttemptFolder, plan: Optional[Plan], rank: int, kind: str) -> RankOutput:
     """`kind` is out or err."""
     own = RankOutput(attempt.rank_log(rank, kind), rank, is_own=True)
     if plan is None or not 0 <= rank < plan.world or own.path.exists():

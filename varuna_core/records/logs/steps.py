@@ -505,7 +505,7 @@ class StepReader:
         )
         self._is_new_epoch = False
         if self._is_of_epoch(found) and found.epoch is not None and found.num_steps:
-            base = (found.epoch - self._find_first(found)) * found.num_steps
+            base = (found.epoch - self._infer_first(found)) * found.num_steps
             is_anew = self._raw is not None and base < self._base
             self._base = base
             return is_anew
@@ -525,7 +525,7 @@ class StepReader:
             is_over = False  # it does not begin from the beginning
         if is_later or (is_over and total == found.num_steps):
             num = epoch - before if epoch is not None and before is not None else 1
-            self._base += self._find_length(found.step, last, total) * max(1, num)
+            self._base += self._infer_length(found.step, last, total) * max(1, num)
             return False
         if self.strength == LEARNED and not self._is_partial:
             self._is_lost = True  # another start, or another epoch
@@ -533,7 +533,7 @@ class StepReader:
         self._base = 0
         return True
 
-    def _find_first(self, found: Iteration) -> int:
+    def _infer_first(self, found: Iteration) -> int:
         """The number of the first epoch. Lightning counts from 0; `Epoch 1/10` counts from 1, and
         so does a log whose first bar is of epoch 1."""
         if not found.is_bar or found.is_from_zero or found.epoch == 0:
@@ -543,7 +543,7 @@ class StepReader:
             self._first_epoch = int(is_first or found.num_epochs is not None)
         return self._first_epoch
 
-    def _find_length(self, step: int, last: int, total: Optional[int]) -> int:
+    def _infer_length(self, step: int, last: int, total: Optional[int]) -> int:
         """Number of steps of the epoch that is over; its last one may not have been printed."""
         if total is not None or self._is_partial:
             return total or last

@@ -124,7 +124,7 @@ class Follower:
         try:
             with open_file(self.path) as handle:
                 if not self._is_in_place(handle):
-                    self._find_again(handle)
+                    self._reopen(handle)
                 handle.seek(self._offset)
                 data = handle.read(self._read_bytes)
         except OSError:
@@ -153,7 +153,7 @@ class Follower:
         handle.seek(self._offset - len(self._last))
         return handle.read(len(self._last)) == self._last
 
-    def _find_again(self, handle: BinaryIO) -> None:
+    def _reopen(self, handle: BinaryIO) -> None:
         """Go on in a file that is another, or that was cut (`cluster.log_limit_mb`)."""
         first = handle.read(ANCHOR_BYTES) if handle.seek(0) == 0 else b""
         size = handle.seek(0, 2)

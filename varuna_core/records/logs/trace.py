@@ -122,7 +122,7 @@ class _Ended(NamedTuple):
     ends: List[float]
 
 
-def find_trace_file(environ: Mapping[str, str]) -> Path:
+def choose_trace_file(environ: Mapping[str, str]) -> Path:
     """The file in which a rank writes its trace. An older agent sets VJOB_TRACE alone, a file of
     the rank; an older varuna_core in the ranks' Python knows no other."""
     return Path(environ.get("VJOB_NODE_TRACE") or environ["VJOB_TRACE"])

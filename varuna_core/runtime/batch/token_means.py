@@ -75,7 +75,7 @@ class LossWeights:
                 f"forward have {_spell(counted)}: both must count the same"
             )
 
-    def find_factor(self, summed: Tensor) -> float:
+    def compute_factor(self, summed: Tensor) -> float:
         """The factor of the gradients; `summed` is of all replicas."""
         factor = 0.0
         if self.last is not None:

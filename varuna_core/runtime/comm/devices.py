@@ -47,7 +47,7 @@ def take_device(
     if not is_there:
         raise ValueError(f'device {asked}: there is no GPU here; say device="cpu"')
     if found.index is None:
-        found = torch.device("cuda", _find_index(local_rank, environ.get("LOCAL_RANK", "")))
+        found = torch.device("cuda", _compute_index(local_rank, environ.get("LOCAL_RANK", "")))
     torch.cuda.set_device(found)
     return found
 
@@ -60,7 +60,7 @@ def may_share(device: Device, environ: Mapping[str, str] | None = None) -> bool:
     return is_named or (num_ranks.isdecimal() and int(num_ranks) > torch.cuda.device_count() > 0)
 
 
-def _find_index(local_rank: int, environ_rank: str) -> int:
+def _compute_index(local_rank: int, environ_rank: str) -> int:
     if local_rank < 0 and environ_rank.isdecimal():
         local_rank = int(environ_rank)
     if local_rank < 0:

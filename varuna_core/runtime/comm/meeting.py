@@ -91,7 +91,7 @@ class Meeting:
             self.store.set(f"{self.key}/other/{number}", json.dumps(mine))
         self.store.set(f"{self.key}/here/{self.rank}", "")
         if self.store.add(f"{self.key}/arrived", 1) == self.size:
-            self._answer(asdict(self._find_difference(first)))
+            self._answer(asdict(self._compare_all(first)))
         answer = json.loads(self._wait(look, purpose))
         if "refusal" in answer:
             raise RankFailed(f"rank {self.rank} cannot begin: {answer['refusal']}")
@@ -141,7 +141,7 @@ class Meeting:
         named = ", ".join(map(str, late[:MOST]))
         return f"rank {named}{more} has not come so far in {waited_s:.0f} s"
 
-    def _find_difference(self, first: Mapping[str, Any]) -> Difference:
+    def _compare_all(self, first: Mapping[str, Any]) -> Difference:
         """Find the ranks that were given other things; without names if there are none."""
         count = self.store.add(f"{self.key}/others", 0)
         if not count:

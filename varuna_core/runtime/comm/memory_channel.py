@@ -142,7 +142,7 @@ class Line:
     def connect(self, address: str) -> None:
         self._socket.connect(address)
 
-    def find_user(self) -> int:
+    def read_user(self) -> int:
         """The user of the peer's process."""
         held = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         user: int = PEER.unpack(held)[1]
@@ -460,7 +460,7 @@ def _let_in(listening: socket.socket, lanes: Sequence[Lane]) -> Line | None:
     """The peer finds a closed socket where it was somebody else who connected."""
     try:
         line = Line(listening.accept()[0])
-        if line.find_user() != os.getuid():
+        if line.read_user() != os.getuid():
             raise OSError("another user asked for it")
         line.give([one for lane in lanes for one in lane.list_descriptors()])
     except OSError as error:

@@ -42,7 +42,7 @@ class Use(Enum):
     NONE = "not needed: a forward asks for the gradient of an activation"
 
 
-def find_use(accumulate: Any) -> Use:
+def read_use(accumulate: Any) -> Use:
     """`accumulate` is the node that adds to the weight's `grad`."""
     try:
         return Use.ADDED if torch._C._will_engine_execute_node(accumulate) else Use.NONE

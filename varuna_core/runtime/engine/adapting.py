@@ -99,7 +99,7 @@ class ActionTimes:
         return end - ready if self.clock is None else self.clock.find(end) - self.clock.find(ready)
 
 
-def find_hops(times: torch.Tensor) -> torch.Tensor:
+def measure_hops(times: torch.Tensor) -> torch.Tensor:
     """Seconds of a message between two stages, from what lay between its leave and its arrival by
     the clocks of either: by step, way, pair of stages and micro-batch."""
     return times.amin(dim=3).mean(dim=1).median(dim=0).values.clamp(min=0)
@@ -113,7 +113,7 @@ def agree_on_times(times: ActionTimes, links: Links) -> tuple[dict[Kind, list[fl
     kinds, messages = summed[: len(MEASURED) * stages], summed[len(MEASURED) * stages :]
     hops = torch.zeros(stages - 1, dtype=torch.float64)
     if messages.numel():
-        hops = find_hops(messages.view(-1, 2, stages - 1, times.num_microbatches))
+        hops = measure_hops(messages.view(-1, 2, stages - 1, times.num_microbatches))
     figures = torch.cat([kinds, hops])
     if links.replicas is not None:
         dist.all_reduce(figures, op=dist.ReduceOp.MAX, group=links.replicas)

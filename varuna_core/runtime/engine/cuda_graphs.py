@@ -32,7 +32,7 @@ from torch.utils import _pytree as pytree
 from varuna_core.runtime.comm.values import Crossing, sign
 from varuna_core.runtime.engine.compiled import has_hooks
 from varuna_core.runtime.engine.microbatch import MicroBatch
-from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
+from varuna_core.runtime.split.loss import LossForm, TokenMean, pick_loss
 from varuna_core.runtime.split.stage import Stage
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class Recording:
             pairs = zip(output.tensors, self._got, strict=True)
             self._starts = [tensor for tensor, has in pairs if has and tensor.requires_grad]
             return output
-        loss = find_loss(output, self._form.path)
+        loss = pick_loss(output, self._form.path)
         starts = [t for t, _ in loss.terms] if isinstance(loss, TokenMean) else [loss]
         self._starts = [start for start in starts if start.requires_grad]
         return output
@@ -293,13 +293,13 @@ class CudaGraphs:
         form: LossForm,
         make_recorder: Callable[[], Recorder],
         add: Add,
-        find_factor: Callable[[], float],
+        compute_factor: Callable[[], float],
         on_made: Callable[[nn.Parameter], None],
     ) -> None:
-        """`find_factor` finds what the gradients of the next backward are multiplied by; `on_made`
-        is called with each parameter that it then gave one."""
+        """`compute_factor` gives what the gradients of the next backward are multiplied by;
+        `on_made` is called with each parameter that it then gave one."""
         self._form, self._make_recorder, self._add = form, make_recorder, add
-        self._find_factor, self._on_made = find_factor, on_made
+        self._find_factor, self._on_made = compute_factor, on_made
         self._stages = {stage.index: stage for stage in stages}
         self._left: set[int] = set()
         """Stages that cannot be recorded."""

@@ -78,14 +78,14 @@ def measure_storages(tensors: Iterable[Any]) -> dict[int, int]:
     """The bytes of the storages, each once."""
     found: dict[int, int] = {}
     for held in tensors:
-        tensor = _find_memory(held)
+        tensor = _pick_memory(held)
         if isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta:
             storage = tensor.untyped_storage()
             found[storage._cdata] = storage.nbytes()
     return found
 
 
-def _find_memory(held: Any) -> Any:
+def _pick_memory(held: Any) -> Any:
     """The tensor that holds the memory: a DTensor's share, or what a collective is making (torch
     2.13)."""
     if hasattr(held, "to_local"):
@@ -94,7 +94,7 @@ def _find_memory(held: Any) -> Any:
     return getattr(held, "elem", held)
 
 
-def find_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> float:
+def compute_limit(device: torch.device, parameters: Iterable[nn.Parameter]) -> float:
     """Bytes of a GPU that micro-batches may hold: what is free, less gradients yet to be made."""
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

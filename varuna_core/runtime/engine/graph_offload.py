@@ -142,7 +142,7 @@ class FileCopies:
         pass
 
 
-def find_place(device: torch.device) -> Place:
+def choose_place(device: torch.device) -> Place:
     return HostMemory(device) if device.type == "cuda" else Files()
 
 

@@ -43,14 +43,14 @@ Call = tuple[Any, list[Any]]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptProduct:
     result: Any
     versions: list[int]
 
     @staticmethod
-    def of(result: Any) -> Kept:
+    def of(result: Any) -> KeptProduct:
         result = _detach(result)
-        return Kept(result, [tensor._version for tensor in _list_tensors(result)])
+        return KeptProduct(result, [tensor._version for tensor in _list_tensors(result)])
 
     @property
     def is_unchanged(self) -> bool:
@@ -64,7 +64,7 @@ class KeptProducts:
         self.calls: list[Call] = []
         """All products that the first forward made, in order."""
 
-        self.results: dict[int, Kept] = {}
+        self.results: dict[int, KeptProduct] = {}
         """The results that are kept, by their place among the calls."""
 
         self.again: list[Call] = []
@@ -109,7 +109,7 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
         result = func(*args, **kwargs)
         if is_product:
             if is_worth_keeping(func, args, kwargs, result):
-                self.products.results[len(self.products.calls)] = Kept.of(result)
+                self.products.results[len(self.products.calls)] = KeptProduct.of(result)
             self.products.calls.append((func, _list_shapes(args)))
         return result
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.split.cut import SplitError
-from varuna_core.runtime.split.loss import LossForm, TokenMean, find_loss
+from varuna_core.runtime.split.loss import LossForm, TokenMean, pick_loss
 
 SplitWeight = Callable[[float, float], float]
 """Makes of the weight of a micro-batch and the loss scale what the loss's backward starts from."""
@@ -47,7 +47,7 @@ class LossSeed:
 
     def find(self, output: Any) -> Tensor | TokenMean:
         """The loss in what the model returned."""
-        return find_loss(output, self.form.path)
+        return pick_loss(output, self.form.path)
 
     def add(self, output: Any, micro: MicroBatch) -> Tensor | TokenMean:
         """Find the loss of a micro-batch and add it to the sum."""

@@ -43,7 +43,7 @@ def deal_samples(batch_size: int, chunk_size: int, num_replicas: int) -> list[ra
     return [range(bounds[r], bounds[r + 1]) for r in range(num_replicas)]
 
 
-def find_first(
+def compute_first(
     size: int, batch_size: int, samples: range, replica: int, num_replicas: int, *, bounded: bool
 ) -> int:
     """The place of a replica's batch in the global one: the share dealt to it, or its even one.

@@ -29,7 +29,7 @@ from varuna_core.runtime.comm.values import Crossing, tensors_of
 from varuna_core.runtime.engine.buffers import ChangingBuffers
 from varuna_core.runtime.engine.cuda_graphs import CudaGraphs, Recording
 from varuna_core.runtime.engine.graph_memory import GraphMeter, measure_storages
-from varuna_core.runtime.engine.graph_offload import Place, SavedGraph, find_place
+from varuna_core.runtime.engine.graph_offload import Place, SavedGraph, choose_place
 from varuna_core.runtime.engine.kept_products import KeptProducts
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.engine.weight_grads import PutOffProduct, WeightGrads
@@ -198,7 +198,7 @@ class OffloadedPass(PlainPass):
             return super().forward()
 
     def offload(self) -> None:
-        self.graph.offload(self.passes.find_place())
+        self.graph.offload(self.passes.choose_place())
         if not self.turn.stage.is_last:  # what was sent is not held for its gradient
             self.output = [
                 get_gradient_edge(sent) if sent.requires_grad else None
@@ -345,10 +345,10 @@ class Passes:
         entering = measure_storages([*tensors_of(turn.micro.inputs), *crossed])
         return SavedGraph(device=self.device, staying=self._staying[stage.index] | entering.keys())
 
-    def find_place(self) -> Place:
+    def choose_place(self) -> Place:
         """The place that graphs of this rank are copied to."""
         if self._place is None:
-            self._place = find_place(self.device)
+            self._place = choose_place(self.device)
         return self._place
 
 

@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from varuna_core.runtime.comm.private_torch import Use, find_use, is_transformed
+from varuna_core.runtime.comm.private_torch import Use, is_transformed, read_use
 
 LARGE = 2**16
 """Elements of a weight from which on adding in the product saves more than it costs."""
@@ -177,7 +177,7 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         grads, bias = ctx.grads, ctx.bias
         grad_input = _make_input_grad(grad, input, weight) if ctx.needs_input_grad[0] else None
-        use = find_use(ctx.next_functions[1][0])
+        use = read_use(ctx.next_functions[1][0])
         if use is Use.NONE:
             return grad_input, None, None, None
         if use is Use.RETURNED:

@@ -251,7 +251,7 @@ class Gradients:
             self._carried = self.fixed.begin(self._carried)
         if self.at_once:
             assert self.owners is not None
-            self._backwards_left = self.owners.find_most(num_backwards)
+            self._backwards_left = self.owners.compute_most(num_backwards)
         for bucket in self._buckets:
             bucket.waiting = set(map(id, bucket.parameters))
 
@@ -348,11 +348,11 @@ class Gradients:
             bucket.finish(self._settle)
         self._reset()
 
-    def reduce(self, find_factor: Callable[[], float] | None = None) -> None:
+    def reduce(self, compute_factor: Callable[[], float] | None = None) -> None:
         """Sum over the replicas, over ranks that share layers, over stages that hold copies.
 
-        `find_factor` gives what the sums of this step are to be multiplied by; it is called on all
-        ranks at the same place, after those sums.
+        `compute_factor` gives the number by which the sums of this step are multiplied; it is
+        called on all ranks at the same place, after those sums.
         """
         while self._backwards_left > 0:  # other replicas have more micro-batches
             self.backward_done()
@@ -373,8 +373,8 @@ class Gradients:
                 self._compare = None
         for stages, copies in self.shared.items():
             sum_up(copies, self.links.sharing[stages], self._settle)
-        if find_factor is not None:
-            self.scale(torch.tensor(find_factor(), dtype=torch.float64, device=self.device))
+        if compute_factor is not None:
+            self.scale(torch.tensor(compute_factor(), dtype=torch.float64, device=self.device))
         self.hooks.wake()
         self.hooks.run_before()
         fresh = self.hooks.list_fresh()

@@ -78,7 +78,7 @@ class Precision:
             )
         return half | dict.fromkeys(full, torch.float32)
 
-    def find_kept(self, model: nn.Module) -> KeptModules:
+    def select_kept(self, model: nn.Module) -> KeptModules:
         """The modules that are to stay in fp32, of those within others the outer ones."""
         if self.half is None or not self.keep:
             return KeptModules()

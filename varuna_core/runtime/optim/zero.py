@@ -45,7 +45,7 @@ class Owners:
     def list_own(self) -> set[str]:
         return {n for n, replica in self.replica_of.items() if replica == self.links.replica}
 
-    def find_most(self, number: int) -> int:
+    def compute_most(self, number: int) -> int:
         """The largest of the replicas' numbers."""
         most = torch.tensor(number)
         dist.all_reduce(most, dist.ReduceOp.MAX, group=self.links.replicas)
@@ -53,7 +53,9 @@ class Owners:
 
     def expect_alike(self, num_microbatches: int) -> None:
         """An error on all replicas if one has another number of micro-batches."""
-        if self.alike and self.find_most(num_microbatches) != -self.find_most(-num_microbatches):
+        if self.alike and self.compute_most(num_microbatches) != -self.compute_most(
+            -num_microbatches
+        ):
             raise ValueError(
                 f"this batch makes {num_microbatches} micro-batches here and another number on "
                 "another replica: with zero=3 all must have as many"

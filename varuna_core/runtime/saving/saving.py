@@ -165,7 +165,7 @@ class Saving:
         tempdir: Path | None = None,
         keep: int | None = None,
     ) -> PendingSave | None:
-        writer = self._find_writer(store)
+        writer = self._get_writer(store)
         self._await_last(writer)
         writer.keep = keep
         writer.set_background(tempdir)
@@ -266,7 +266,7 @@ class Saving:
             self._writers.popitem()[1].close()
         self.news.poll()
 
-    def _find_writer(self, store: Path) -> CheckpointWriter:
+    def _get_writer(self, store: Path) -> CheckpointWriter:
         if store not in self._writers:
             self.links.expect_open()
 
@@ -401,7 +401,7 @@ class Saving:
             )
             self._put_optimizer(loaded, reader)
             self._put_schedule(loaded)
-            own = self._find_own(reader)
+            own = self._choose_own(reader)
             if own is not None:
                 put_random_state(own["random"])
             # Of a copy in memory that of rank 0 may be lost; these two are the same on all ranks.
@@ -431,7 +431,7 @@ class Saving:
             more = f", and {len(faults) - 5} more" if len(faults) > 5 else ""
             raise CheckpointError(f"{folder} is of another model: {'; '.join(faults[:5])}{more}")
 
-    def _find_own(self, reader: CheckpointReader) -> Any:
+    def _choose_own(self, reader: CheckpointReader) -> Any:
         """The saved state of the same replica, at the same place if there was one: its ranks read
         the same data, so they draw alike. A replica that there was not goes on as it is."""
         own = reader.manifest.own

@@ -40,7 +40,7 @@ LONGEST = 1000
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
-class Kept:
+class ValueCopy:
     """A value as it was at one time: it tells whether it has changed, and puts itself back."""
 
     def __init__(self, value: Any) -> None:
@@ -56,7 +56,7 @@ class Kept:
         return self.value
 
 
-class _KeptTensor(Kept):
+class _KeptTensor(ValueCopy):
     def __init__(self, value: Tensor) -> None:
         super().__init__(value.detach() if value.grad_fn is not None else value)
         self.original = value
@@ -74,7 +74,7 @@ class _KeptTensor(Kept):
         return self.value
 
 
-class _KeptStream(Kept):
+class _KeptStream(ValueCopy):
     """A generator of random numbers, by its state."""
 
     def __init__(
@@ -91,7 +91,7 @@ class _KeptStream(Kept):
         return self.value
 
 
-class _KeptContainer(Kept):
+class _KeptContainer(ValueCopy):
     """The contents of a list, tuple, dict, set or deque at one time, item by item."""
 
     def __init__(self, value: Any, depth: int) -> None:
@@ -121,19 +121,19 @@ def _list_items(value: Any) -> list[tuple[Any, Any]]:
     return list(value.items()) if isinstance(value, dict) else list(enumerate(value))
 
 
-def keep(value: Any, depth: int = 0) -> Kept:
+def keep(value: Any, depth: int = 0) -> ValueCopy:
     """Keep a value as it is now."""
     if isinstance(value, PLAIN):
-        return Kept(value)
+        return ValueCopy(value)
     if isinstance(value, Tensor):
         is_kept_elsewhere = isinstance(value, nn.Parameter) or value.is_inference()
-        return Kept(value) if is_kept_elsewhere else _KeptTensor(value)
+        return ValueCopy(value) if is_kept_elsewhere else _KeptTensor(value)
     if type(value) in (list, tuple, dict, OrderedDict, set, deque):
         if depth < DEPTH and len(value) <= LONGEST:
             return _KeptContainer(value, depth)
-        return Kept(value)
+        return ValueCopy(value)
     stream = find_stream(value)
-    return Kept(value) if stream is None else _KeptStream(value, *stream)
+    return ValueCopy(value) if stream is None else _KeptStream(value, *stream)
 
 
 def find_stream(value: Any) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]] | None:
@@ -168,7 +168,7 @@ class KeptAttributes:
         self._modules = dict(modules) or {p: model.get_submodule(p) for p, _ in places or ()}
         self._kept = {path: self._keep(path) for path in self._modules}
 
-    def _keep(self, path: str) -> dict[str, Kept]:
+    def _keep(self, path: str) -> dict[str, ValueCopy]:
         return {name: keep(value) for name, value in self._list_own(path).items()}
 
     def _list_own(self, path: str) -> dict[str, Any]:

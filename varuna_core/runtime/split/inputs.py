@@ -163,12 +163,12 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
         return False
     if a.layout != torch.strided or a.dtype != b.dtype:
         return True
-    seen = torch.zeros(max(map(_find_end, (a, b))), dtype=torch.bool, device="cpu")
+    seen = torch.zeros(max(map(_compute_end, (a, b))), dtype=torch.bool, device="cpu")
     seen.as_strided(a.shape, a.stride(), a.storage_offset()).fill_(True)
     return bool(seen.as_strided(b.shape, b.stride(), b.storage_offset()).any())
 
 
-def _find_end(tensor: Tensor) -> int:
+def _compute_end(tensor: Tensor) -> int:
     """The place in its storage after its last element."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return int(tensor.storage_offset()) + 1 + sum((n - 1) * step for n, step in steps)

@@ -171,7 +171,7 @@ class AmbiguousLoss(SplitError):
     """Several numbers may be the loss."""
 
 
-def find_loss(output: Any, path: Path | None = None) -> Tensor | TokenMean:
+def pick_loss(output: Any, path: Path | None = None) -> Tensor | TokenMean:
     """The loss in what the model returns; `path` is where the dry run found it.
 
     A mean over the samples is one number; half-precision sums of a TokenMean are made fp32.

@@ -80,7 +80,7 @@ class Sharing:
     """Each rank has a share of each of so many runs of rows (`PackedColwise`)."""
 
 
-def find_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
+def choose_plan(model: nn.Module, given: TensorPlan | None) -> TensorPlan:
     """The one that was given, or the model's own."""
     plan: Any = given if given is not None else getattr(model, "tensor_parallel_plan", None)
     if callable(plan):

@@ -33,13 +33,13 @@ from varuna_core.runtime.tensor_parallel.plan import (
     Sharing,
     TensorPlan,
     apply_style,
+    choose_plan,
     deal_rows,
-    find_plan,
     match_modules,
     place_parameters,
     resolve_ties,
 )
-from varuna_core.runtime.tensor_parallel.shares import Shares, find_share
+from varuna_core.runtime.tensor_parallel.shares import Shares, compute_share
 
 ALIKE = 0.01
 """How much of its norm a gradient may differ on ranks that should have the same."""
@@ -61,14 +61,14 @@ class Sharding:
         name = (str(group.group_name),)
         self.mesh = DeviceMesh.from_group(group, device.type, mesh_dim_names=name)
         self.groups = split.groups
-        self.styles = match_modules(split.model, find_plan(split.model, plan))
+        self.styles = match_modules(split.model, choose_plan(split.model, plan))
         placed = place_parameters(split.model, self.styles, self.mesh)
         self.placed = resolve_ties(split.groups, placed)
         """How each parameter that the plan names is shared, by its first name."""
 
         self._shapes = {n: p.shape for n, p in split.model.named_parameters() if n in self.placed}
         leads = {name: names[0] for name, names in split.groups.items()}
-        self.shares = Shares({n: self._find_share(n) for n in self.placed}, leads, self.rank)
+        self.shares = Shares({n: self._compute_share(n) for n in self.placed}, leads, self.rank)
         self.draws = ShardedDraws(split.record, self.size, self.rank)
         self._on_gradient: Callable[[nn.Parameter], None] = lambda parameter: None
         self._held: list[tuple[DTensor, nn.Parameter]] = []
@@ -231,7 +231,7 @@ class Sharding:
                 )
         return True
 
-    def _find_share(self, name: str) -> TensorShare:
+    def _compute_share(self, name: str) -> TensorShare:
         shape, sharing = self._shapes[name], self.placed[name]
         if sharing.placement.is_replicate():
             return TensorShare(shape=tuple(shape), extent=tuple(shape), pieces=())
@@ -239,7 +239,7 @@ class Sharding:
         index = deal_rows(torch.arange(shape[dim]), sharing.parts, self.size)
         index = index.view(*(-1 if d == dim else 1 for d in range(len(shape))))
         held = distribute_tensor(index, self.mesh, [sharing.placement], src_data_rank=None)
-        return find_share(shape, dim, as_plain(held).flatten().tolist())
+        return compute_share(shape, dim, as_plain(held).flatten().tolist())
 
 
 def _rest_before(hook: Callable[..., Any], switch: Switch) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from varuna_core.checkpoint.format.errors import CheckpointError
 from varuna_core.checkpoint.store.reader import WantedTensor
 
 
-def find_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> TensorShare:
+def compute_share(shape: Sequence[int], dim: int, held: Sequence[int]) -> TensorShare:
     """The share made of the places `held` along one dimension, in the order in which the rank has
     them."""
     shape = tuple(shape)

@@ -14,8 +14,8 @@ from vjob.jobs.monitor.log_lines.errors import (
     _NO_DIGITS,
     _scope,
     classify_line,
+    describe_remedy,
     find_literals,
-    find_remedy,
     find_row,
     first_root,
     load_table,
@@ -312,7 +312,7 @@ def test_only_a_rank_that_quotes_another_is_said_to_have_failed_later(
     text: str, remedy: str
 ) -> None:
     """`sys.exit(3)`, a kill and the time limit were explained by "another rank failed first"."""
-    said = find_remedy(Line(text=text, kind=classify_line(text) or ""))
+    said = describe_remedy(Line(text=text, kind=classify_line(text) or ""))
     assert said.startswith(remedy) and bool(said) == bool(remedy)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from varuna_core.records.rank_map import parse_stage_map
 from varuna_core.runtime.engine import adapting
-from varuna_core.runtime.engine.adapting import WINDOW, ActionTimes, Adapting, find_hops
+from varuna_core.runtime.engine.adapting import WINDOW, ActionTimes, Adapting, measure_hops
 from varuna_core.runtime.engine.plans import Plans
 from varuna_core.schedule.actions import Kind
 from varuna_core.schedule.costs import Costs, build_even_costs
@@ -59,7 +59,7 @@ def test_clocks_that_differ_by_anything_tell_the_time_of_a_message(data: Any) ->
     assert isinstance(summed, torch.Tensor)
     messages = summed[len(MEASURED) * depth :].view(-1, 2, depth - 1, m)
     torch.testing.assert_close(
-        find_hops(messages), torch.tensor(hops, dtype=torch.float64), atol=1e-8, rtol=0
+        measure_hops(messages), torch.tensor(hops, dtype=torch.float64), atol=1e-8, rtol=0
     )
 
 

@@ -19,7 +19,7 @@ from varuna_core.runtime.comm.values import take_apart
 from varuna_core.runtime.engine.microbatch import BatchSplitter, deal_samples
 from varuna_core.runtime.engine.weight_grads import WeightGrads
 from varuna_core.runtime.split.cut import SplitError
-from varuna_core.runtime.split.loss import find_loss
+from varuna_core.runtime.split.loss import pick_loss
 from varuna_core.runtime.split.random_streams import seed_segment
 from varuna_core.schedule.registry import place_stages
 
@@ -121,12 +121,12 @@ def test_a_description_tells_one_from_true() -> None:
     [torch.tensor(3.0), torch.tensor([3.0]), {"loss": torch.tensor(3.0)}, (torch.tensor(3.0), 1)],
 )
 def test_the_loss_is_found(output: Any) -> None:
-    assert find_loss(output) == 3.0
+    assert pick_loss(output) == 3.0
 
 
 def test_what_is_no_loss_is_refused() -> None:
     with pytest.raises(SplitError, match=r"returns \[2, 3\], not its loss"):
-        find_loss(torch.ones(2, 3))
+        pick_loss(torch.ones(2, 3))
 
 
 def test_put_off_weight_gradients_equal_the_usual_ones() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from varuna_core import CutPoint, TokenMean, Varuna
 from varuna_core.runtime.split.cut import SplitError
-from varuna_core.runtime.split.loss import find_loss
+from varuna_core.runtime.split.loss import pick_loss
 
 INPUTS = {"x": torch.arange(12.0).view(6, 2) / 6, "y": torch.arange(6) % 2}
 
@@ -206,7 +206,7 @@ def test_a_step_in_which_nothing_counts_has_no_loss_and_no_gradient() -> None:
 @pytest.mark.parametrize("output", [torch.ones(2, 3), {"loss": torch.ones(3)}, ("a", 1), None])
 def test_what_is_no_loss_is_refused(output: Any) -> None:
     with pytest.raises(SplitError, match="not its loss: return one number"):
-        find_loss(output)
+        pick_loss(output)
 
 
 def test_a_mean_by_itself_is_a_plain_loss() -> None:

@@ -32,14 +32,14 @@ from varuna_core.runtime.split.split import split_model
 from varuna_core.runtime.tensor_parallel.draws import ShardedDraws
 from varuna_core.runtime.tensor_parallel.plan import (
     PackedColwise,
+    choose_plan,
     deal_rows,
-    find_plan,
     match_modules,
     place_parameters,
     resolve_ties,
 )
 from varuna_core.runtime.tensor_parallel.sharding import Sharding
-from varuna_core.runtime.tensor_parallel.shares import Shares, find_share
+from varuna_core.runtime.tensor_parallel.shares import Shares, compute_share
 
 TIED = {"wte": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel()}
 
@@ -115,7 +115,7 @@ def test_the_shares_of_all_ranks_are_the_tensor(made: tuple[Tensor, int, int, in
     )
     held = zip(dealt.chunk(ranks, dim), index.chunk(ranks), strict=True)
     for rank, (local, places) in enumerate(held):
-        share = find_share(tensor.shape, dim, places.tolist())
+        share = compute_share(tensor.shape, dim, places.tolist())
         assert share.extent == local.shape
         shares = Shares({"w": share}, {}, rank)
         placed = shares.place({3: [make_entry("weight", "w", local)]}).get(3, [])
@@ -133,7 +133,7 @@ def test_the_shares_of_all_ranks_are_the_tensor(made: tuple[Tensor, int, int, in
 
 
 def test_what_is_whole_is_given_by_the_first_rank() -> None:
-    share = find_share((4, 2), 0, [0, 1])
+    share = compute_share((4, 2), 0, [0, 1])
     entries = {
         0: [make_entry("weight", "w", torch.ones(2, 2)), make_entry("weight", "b", torch.ones(2))],
         1: [make_entry("optimizer.step", "w", torch.ones(()))],
@@ -158,7 +158,7 @@ def test_packed_rows_are_dealt_by_part() -> None:
 
 def test_paths_match_a_word_at_a_time() -> None:
     model = small_gpt()
-    found = match_modules(model, find_plan(model, None))
+    found = match_modules(model, choose_plan(model, None))
     assert [path for path in found if path.startswith("blocks.1")] == [
         "blocks.1.attention.qkv",
         "blocks.1.attention.output",
@@ -200,7 +200,7 @@ def test_a_plan_that_does_not_fit_the_model_is_refused(plan: Any, said: str) -> 
 
 def test_a_model_without_a_plan_is_told_how_to_have_one() -> None:
     with pytest.raises(ValueError, match="Gpt has no tensor_parallel_plan; give it one, or"):
-        find_plan(models.Gpt(), None)
+        choose_plan(models.Gpt(), None)
 
 
 def test_placements_are_what_torch_makes_of_the_plan(mesh: DeviceMesh) -> None:
