@@ -112,6 +112,11 @@ FOUND = {
     "a layer whose view is changed in place stays whole with zero 3": Spec(
         blocks=blocks("linear", "in_place", "|linear"), layout=Layout(data=2, zero=3)
     ),
+    "a layer of complex numbers stays whole with zero 3": Spec(
+        blocks=blocks("linear", "complex", "|linear"),
+        layout=Layout(data=2, zero=3),
+        precision="bf16",
+    ),
     "a nested tensor stays where a graph is offloaded": Spec(
         blocks=blocks("|linear", "|ragged"),
         layout=Layout(schedule="gpipe", recompute="offload"),

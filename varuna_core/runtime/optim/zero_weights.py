@@ -150,12 +150,15 @@ def _runs_in_one_piece(split: Split, stage: Stage, calls: set[int]) -> bool:
 def _is_alone(split: Split, module: nn.Module, name: str, calls: set[int], is_half: bool) -> bool:
     """True if its parameters can be sharded: trained, used, and by nothing else than its calls.
 
-    torch gives each of a unit a gradient, zeros where it has none, by which optimizers decay it.
+    torch gives each of a unit a gradient, zeros where it has none, by which optimizers decay it;
+    it sums them as real numbers, so complex ones stay whole.
     """
     held = dict(module.named_parameters(prefix=name, remove_duplicate=False))
     for key, parameter in held.items():
         uses = split.record.uses.get(key)
         if not parameter.requires_grad or not parameter.dim() or len(split.groups[key]) > 1:
+            return False
+        if parameter.is_complex():
             return False
         if key not in split.record.learning:
             return False
