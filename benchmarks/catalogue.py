@@ -386,6 +386,14 @@ BENCHMARKS: Sequence[Benchmark] = (
         quick=("--rounds", "2"),
     ),
     Benchmark(
+        name="hostile",
+        module="hostile",
+        title="Every command over hostile folders and failing disks",
+        peer="10 s of processor, 500 MB, a sentence, no secret",
+        needs=(),
+        quick=("--quick",),
+    ),
+    Benchmark(
         name="storm",
         module="commands.storm",
         title="Live pages under a storm of connections",
