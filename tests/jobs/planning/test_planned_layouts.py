@@ -79,7 +79,7 @@ def test_each_number_of_nodes_has_its_best_layout(conf: Path) -> None:
                 bounds = (0, *cuts, 8)
                 if is_allowed(chain, bounds):
                     counts = "-".join(str(e - a) for a, e in itertools.pairwise(bounds))
-                    times[stages, replicas, counts] = chain.find_step(bounds)
+                    times[stages, replicas, counts] = chain.compute_step(bounds)
         found = chosen.layouts[f"a10/2*{count}"]
         assert times[found] == pytest.approx(min(times.values()), rel=1e-9)
         assert chosen.layout_steps is not None

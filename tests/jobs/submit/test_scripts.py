@@ -287,7 +287,7 @@ def test_a_folder_of_any_name_reaches_bash_unchanged(name: str) -> None:
     run = RunFolder(Path("/x") / name)
     conf = make_conf(SINGLE)
     text = render_node(conf, make_plan(conf), run)
-    head = text[text.index("run=") : text.index("choose_python()")]
+    head = text[text.index("run=") : text.index("find_python()")]
     done = subprocess.run(
         ["bash", "-c", head + 'printf %s "$run"'], capture_output=True, check=True, timeout=20
     )

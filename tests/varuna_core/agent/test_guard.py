@@ -52,7 +52,7 @@ class Watched:
         monkeypatch.setattr(self.guard, "_ask", self.ask)
         monkeypatch.setattr(guard, "ANSWER_S", 0.0)
         # This process reads and computes for the guard.
-        monkeypatch.setattr(guard, "_read_bytes", lambda pid: self.moved)
+        monkeypatch.setattr(guard, "_read_bytes", lambda pid: self.moved * (pid == os.getpid()))
         monkeypatch.setattr(guard, "_measure_received", lambda: 0)
         monkeypatch.setattr(guard, "_read_main_thread", lambda pid: self.use)
         self.now = 0.0

@@ -126,7 +126,7 @@ def predict(profile: Profile) -> float:
         PlacedPipeline((StageSite(("gpu",), (("gpu", 1),), 1),), ()),
         build_schedule_model("1f1b", 1, COUNT, "none"),
     )
-    return chain.find_step((0, SEGMENTS))
+    return chain.compute_step((0, SEGMENTS))
 
 
 CASES: dict[str, Costs] = {

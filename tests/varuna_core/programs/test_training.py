@@ -219,7 +219,7 @@ def test_what_recompute_auto_finds_is_told_and_changes_no_loss(
         graph[:] = meter.graphs.values()
         return agree_on_memory(meter, limit * graph[0], links)
 
-    monkeypatch.setattr("varuna_core.varuna.find_limit", lambda *_: 0.0)
+    monkeypatch.setattr("varuna_core.varuna.compute_limit", lambda *_: 0.0)
     monkeypatch.setattr("varuna_core.varuna.agree_on_memory", agree)
     assert train_alone(replace(ALONE, recompute="auto")) == expected, "to the bit"
     if limit:

@@ -254,11 +254,12 @@ class SavedGraph:
         # Others have no memory (fake ones of DTensor's own dry runs, and the zeros that
         # forward-mode differentiation makes of constants), or are more than it.
         is_plain = type(tensor) is Tensor and tensor.layout == torch.strided
-        is_plain = is_plain and tensor.device.type == self.device.type and tensor.data_ptr() != 0
+        is_plain = is_plain and tensor.device.type == self.device.type
+        is_plain = is_plain and (tensor.data_ptr() != 0 or not tensor.numel())
         if not is_plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
             return None
         storage = tensor.untyped_storage()
-        if storage._cdata in self.staying:
+        if storage._cdata in self.staying or not storage.nbytes():
             return None
         held = self._storages.get(storage._cdata)
         if held is None:
