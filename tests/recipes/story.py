@@ -27,6 +27,7 @@ import pytest
 
 from tests import PATIENCE, ROOT
 from tests.command import Vjob
+from varuna_core.hang.signs import pause_guard
 from varuna_core.records.runfolder import RunFolder
 
 FOLDER = ROOT / "examples/recipes"
@@ -257,6 +258,9 @@ def watch(recipe: Recipe, vjob: Vjob, run: RunFolder, is_right: Callable[[Seen],
         return count_steps(out) >= STOP_AT or json.loads(run.record.read_text())["state"] in OVER
 
     wait_often(is_there, lambda: vjob.explain(run))
+    pause_guard(
+        run, is_paused=True, by="a test", at=time.time()
+    )  # on a busy machine a look is long
     stopped = stop_ranks(vjob.folder)
     since = time.monotonic()
     try:
