@@ -102,7 +102,7 @@ def main(folder: Path, rank: int) -> dict[str, Any]:
         varuna.set_optimizer(optimizer)
         varuna.load_checkpoint(folder / "ckpt")
         told[layout] = train_varuna(varuna, optimizer, layout, rank)
-        varuna.checkpoint(folder / f"{layout}")
+        varuna.checkpoint(folder / layout, on_demand=True)  # complete when it returns
     if rank == 0:
         for layout in LAYOUTS:
             words = ["export", "--dcp", "--under", "model"]
