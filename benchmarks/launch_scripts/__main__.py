@@ -49,7 +49,7 @@ another reason, which is true too.
 A third draw of 24 scripts, one of each of 24 other repositories, judged by eye, was run once before
 "tested files": 21 were right or refused, one had a wrong program (FZJ-JSC/tutorial-multi-gpu) and
 two had other words (CSCfi/llm-fine-tuning-examples, which tests whether the file of its argument is
-there, and detectron2, which goes over files that are not here). Their causes were mended; all three
+there, and detectron2, which goes over files that are not here). All three
 are refused now. The others: microsoft/Megatron-DeepSpeed, unilm, icefall, wenet, openfold,
 OpenNMT-py, LAVIS, FastChat, TinyLlama, open_flamingo, speechbrain, alignment-handbook, diffusers,
 torchtune, pytorch/benchmark, CSCfi/pytorch-ddp-examples, mistral, llm-jp-sft, mlcommons' results

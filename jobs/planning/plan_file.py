@@ -100,7 +100,8 @@ def describe_promise(plan: Plan) -> str:
 
 
 def describe_partition(conf: JobConf) -> str:
-    """Explain a partition that counts embedding and head; empty where it counts layers."""
+    """Say how many layers each stage has where the partition counts embedding and head as well;
+    empty where it counts layers alone."""
     partition = conf.parallel.partition
     if conf.model is None or partition == "auto":
         return ""

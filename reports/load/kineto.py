@@ -253,7 +253,8 @@ def _write(value: Any) -> str:
 
 
 def _choose_kinds(profile: Profile) -> dict[str, tuple[Column, Column]]:
-    """Stretches of each kind without gaps, as (begin, end) in order, with a name for each."""
+    """Choose the kinds of events that stand for actions, by the name of the action; each has the
+    begins and ends of its stretches of events in order, and the longest event's name in each."""
     united = {kind: _unite([held]) for kind, held in profile.kinds.items()}
     links = [profile.kinds[kind] for kind in ("call", "link") if kind in profile.kinds]
     if links:

@@ -64,7 +64,7 @@ class TryObservation:
     gpu_mb: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Most memory in use and memory there is, by GPU."""
     places: str = ""
-    """Ask ranks that show no step for their stacks."""
+    """The calls in which ranks are that show no step."""
     is_hanging: bool = False
     """None of them uses its processor."""
 

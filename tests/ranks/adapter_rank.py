@@ -6,8 +6,6 @@ saved by peft, and a training that peft's reader begins from them goes on in the
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from tests.models.foreign import build_llama, make_text
+from tests.ranks.results import leave_results
 from varuna_core import Varuna
 
 LAYOUTS = {"replicas": "0,1;", "stages": "0;1;"}
@@ -97,9 +96,4 @@ def main(folder: Path, rank: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    where, own, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    store = dist.FileStore(str(where / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=own, world_size=world)
-    found = main(where, own)
-    (where / f"rank-{own}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    leave_results(main)

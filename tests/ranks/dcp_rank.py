@@ -6,8 +6,6 @@ from the weights, and from an import with the optimizer's state. What Varuna exp
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 from torch.distributed.fsdp import fully_shard
 
+from tests.ranks.results import leave_results
 from varuna_core import CutPoint, Varuna, open_weights
 from varuna_core.checkpoint.cli import main as run_command
 
@@ -121,9 +120,4 @@ def main(folder: Path, rank: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    where, own, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    store = dist.FileStore(str(where / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=own, world_size=world)
-    found = main(where, own)
-    (where / f"rank-{own}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    leave_results(main)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 
 from tests.ranks.adapter_rank import LAYOUTS
-from tests.ranks.start import collect, start_ranks
+from tests.ranks.results import collect_results
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers and peft warn of
 pytest.importorskip("transformers", reason="transformers is not installed")
@@ -17,11 +16,7 @@ pytest.importorskip("peft", reason="peft is not installed")
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("adapters")
-    with start_ranks("tests.ranks.adapter_rank", 2, str(folder)) as ranks:
-        done = collect(ranks)
-    assert [code for code, _ in done] == [0, 0], "\n".join(out[-3000:] for _, out in done)
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return collect_results("tests.ranks.adapter_rank", 2, tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -95,7 +95,7 @@ def _keep_depth(question: LayoutRequest) -> Optional[ParallelShape]:
 
 
 def _limit_replicas(question: LayoutRequest, room: int) -> int:
-    """Limit the replicas to as many as there is room and work for."""
+    """Compute the number of replicas that there are nodes and micro-batches for."""
     micro_batches = question.micro_batches
     if micro_batches is None:
         return room

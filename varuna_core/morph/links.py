@@ -21,10 +21,10 @@ from typing import Any, Callable, Dict, List, Optional, Set
 from varuna_core.agent.meeting.link import (
     Hub,
     Member,
+    compute_silence_s,
     publish_place,
     raise_descriptor_limit,
     read_place,
-    read_silence_s,
 )
 from varuna_core.agent.meeting.opening import choose_address
 from varuna_core.agent.meeting.watch import FolderNews
@@ -69,7 +69,7 @@ class ManagerLink:
         try:
             address = choose_address(plan, os.uname().nodename, os.environ, plan.address)
             raise_descriptor_limit(2 * plan.num_nodes)
-            silent_s = read_silence_s(plan.timing.lost_s)
+            silent_s = compute_silence_s(plan.timing.lost_s)
             self._hub = Hub(address, num_members=2 * plan.num_nodes, silent_s=silent_s)
             publish_place(self._run.morph.link, self._hub.place)
         except (OSError, Refusal) as error:
@@ -229,7 +229,7 @@ class DaemonLink:
     def __init__(
         self, run: RunFolder, plan: Plan, me: Presence, say: Callable[[str], object]
     ) -> None:
-        path, silent_s = run.morph.link, read_silence_s(plan.timing.lost_s)
+        path, silent_s = run.morph.link, compute_silence_s(plan.timing.lost_s)
         name = f"seat-{me.seat}-{me.key}"
         self._member = Member(lambda: read_place(path), name, silent_s, say)
         self._orders: Optional[Orders] = None

@@ -293,7 +293,8 @@ class NodeDaemon:
             self._next = start_agent(words, waits=True)
 
     def _follow_as_guest(self, orders: Orders) -> None:
-        """Follow as a guest: note that the manager lives, and join its session without ranks."""
+        """Follow the orders of a manager whose session this node is not part of: note that the
+        manager lives, and join its session with no ranks running once it invites this node."""
         if orders.beat != self._manager_beat:
             self._manager_beat, self._begun = orders.beat, time.monotonic()
         if not is_for_guest(orders, self._me):

@@ -489,7 +489,7 @@ class Bench:
         log.warning("segment %d: recompute %s is not measured: %s", self.segment, recompute, error)
 
     def _let_go(self) -> None:
-        """Let go of the graph of actions without a backward."""
+        """Release the graphs of forwards that no backward followed."""
         self.engine.run([], [], 0, lambda: 0)
 
     @contextmanager
@@ -618,8 +618,8 @@ def _compute_usual(
 def _compute_undisturbed(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]] = ROUND
 ) -> float:
-    """The host's time, of which a quarter of the rounds is shorter. Other programs only add to a
-    launch, and in a step a device that has work left does not wait for such a one."""
+    """The host's time for one action: the lower quartile of the rounds. Other programs only add to
+    a launch, and in a step a device that has work left does not wait for such a one."""
     each = [sorted(times) for times in _list_times(rounds, kind, of)]
     return mean(times[len(times) // 4] for times in each) if rounds else 0.0
 
@@ -627,6 +627,6 @@ def _compute_undisturbed(
 def _list_times(
     rounds: Sequence[Sequence[float]], kind: Kind, of: Sequence[tuple[Kind, int]]
 ) -> list[list[float]]:
-    """Times of each place that the kind has in a round."""
+    """The times of a kind of action in all rounds, a list for each place that it has in a round."""
     places = [place for place, (own, _) in enumerate(of) if own == kind]
     return [[took[place] for took in rounds] for place in places]

@@ -80,7 +80,8 @@ def read_partition(training: Training) -> Partition | None:
 
 
 def choose_recompute(training: Training, device: torch.device) -> tuple[Recompute, str]:
-    """The value that the runtime is asked for, and for `auto` a line on what becomes of it."""
+    """Return the `recompute` that Varuna is given, and where the conf says `auto` a line for the
+    log on how it will be chosen."""
     if training.recompute != "auto":
         return cast(Recompute, training.recompute), ""
     obstacle = why_no_auto(device, training.zero)

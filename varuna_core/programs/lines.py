@@ -89,7 +89,7 @@ class RankLines:
             _say(text)
 
     def tell_recomputed(self) -> None:
-        """Print the choice of `recompute: auto`, once it knows what graphs hold."""
+        """Print how many forwards `recompute: auto` runs again, once it has measured the graphs."""
         samples, size = len(self.model.samples), self.training.micro_batch_size
         schedule = self.model.plans.find(-(-samples // size)).schedule
         kinds = [action.kind for actions in schedule.ranks for action in actions]

@@ -79,7 +79,8 @@ Key = tuple[int, int]
 
 
 def _find_ends(actions: tuple[Action, ...]) -> dict[Key, tuple[int, int]]:
-    """Places of each micro-batch's forward and first backward, by stage."""
+    """Find the places, in a rank's list of actions, of the forward and the first backward of each
+    micro-batch on each stage."""
     begins: dict[Key, int] = {}
     ends: dict[Key, tuple[int, int]] = {}
     for index, action in enumerate(actions):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.ranks.start import collect, start_ranks
+from tests.ranks.results import collect_results
 from varuna_core import open_weights
 from varuna_core.checkpoint.cli import main
 from varuna_core.checkpoint.format.errors import CheckpointError
@@ -25,11 +24,7 @@ LAYOUTS = ("replicas", "stages")
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("dcp")
-    with start_ranks("tests.ranks.dcp_rank", 2, str(folder)) as ranks:
-        done = collect(ranks)
-    assert [code for code, _ in done] == [0, 0], "\n".join(out[-3000:] for _, out in done)
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    return collect_results("tests.ranks.dcp_rank", 2, tmp_path_factory.mktemp("dcp"))
 
 
 def test_what_fsdp2_saved_begins_alike_in_two_layouts(told: list[dict[str, Any]]) -> None:

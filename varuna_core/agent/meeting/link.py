@@ -93,8 +93,8 @@ def read_place(path: Path) -> Optional[Place]:
     return place if len(place.secret) == 32 and 0 < place.port < 65536 else None
 
 
-def read_silence_s(lost_s: float) -> float:
-    """How long a connection may be silent."""
+def compute_silence_s(lost_s: float) -> float:
+    """Compute how long a connection may be silent."""
     return max(lost_s / SILENT_PART, LEAST_SILENT_S)
 
 

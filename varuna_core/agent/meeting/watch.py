@@ -27,10 +27,10 @@ from varuna_core.agent.meeting.link import (
     BEATS_PER_SILENCE,
     Hub,
     Member,
+    compute_silence_s,
     publish_place,
     raise_descriptor_limit,
     read_place,
-    read_silence_s,
 )
 from varuna_core.agent.setup.site import STOPPED
 from varuna_core.hang.signs import write_cut
@@ -159,7 +159,7 @@ class AttemptWatch(threading.Thread):
         """The last of them."""
         self._peers = list_peers(plan, node)
         timing = plan.timing
-        self._silent_s = read_silence_s(timing.lost_s)
+        self._silent_s = compute_silence_s(timing.lost_s)
         self._sign_s = self._silent_s / BEATS_PER_SILENCE
         self._poll_s = min(max(POLL_S, plan.num_nodes / NODES_PER_POLL_S), MOST_POLL_S)
         self._file_s = max(timing.beat_s, min(FILE_S, timing.lost_s / 3))

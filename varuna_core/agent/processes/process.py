@@ -259,7 +259,8 @@ def _signal_all(pids: Sequence[int | None], number: int) -> bool:
 
 
 def _as_of_rank(code: int) -> int:
-    """The exit code as Popen gives it: clients exit 128 + N after signal N."""
+    """Convert the exit code of a container's client, which is 128 + N after signal N, to that of
+    Popen, which is -N."""
     try:
         return -signal.Signals(code - 128) if code > 128 else code
     except ValueError:

@@ -209,7 +209,8 @@ class AttemptPoints:
         return points, False
 
     def save(self) -> Dict[str, Any]:
-        """The place of the reader as JSON; right where all was read that there was."""
+        """Return the reader's position in each file, as JSON. Call it after `read` has said that
+        there is no more: points that were read and not returned yet would be lost."""
         files = {**self._samples, **self._events}
         return {
             "chosen": self._chosen,

@@ -120,8 +120,8 @@ class Feed:
             self.changed.notify_all()
 
     def wait(self, place: int) -> Optional[Batch]:
-        """Wait for the batches after the first `place`; None once it is over. Behind where they
-        were dropped."""
+        """Wait for the batch behind the first `place` ones and return it; None once the run is
+        over. Raises Behind where that batch was dropped."""
         with self.changed:
             self.changed.wait_for(lambda: self.end > place or self.is_over)
             if place < self.first:
@@ -129,7 +129,7 @@ class Feed:
             return self.batches[place - self.first] if self.end > place else None
 
     def pause(self, seconds: float) -> None:
-        """Until then, or until it is over."""
+        """Wait for so many seconds, or until the run is over."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_over, seconds)
 

@@ -651,7 +651,7 @@ class GptReader:
         return set(list_shapes("pretrain_gpt", self.sizes)) - {TIES["pretrain_gpt"][1]}
 
     def load_part(self, name: str, half: int, num_halves: int) -> Tensor:
-        """The share of one of so many tensor ranks."""
+        """Load the part of a tensor that rank `half` of `num_halves` tensor ranks holds."""
         axis, tensor = find_axis(name), self.load(name)
         return tensor if axis is None else tensor.chunk(num_halves, axis)[half].clone()
 

@@ -24,8 +24,8 @@ MAX_TENSOR_BYTES = 1 << 20
 
 
 def to_plain(value: Any, path: str, place: Callable[[str, Tensor], str] | None = None) -> Any:
-    """The value as JSON takes it; an error names the place in `path`. Tensors go to `place`, if
-    given, which returns the word to remember them by."""
+    """Convert a value to what JSON can hold. `path` names the value in errors. Each tensor is given
+    to `place`, if there is one, and the word that this returns is written in its place."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):

@@ -309,7 +309,8 @@ def remove(folder: Path, save: Save | None) -> None:
 
 
 def take_out(folder: Path, save: Save | None) -> Path | None:
-    """Rename as `remove` does, and delete nothing; the path to delete is returned, if any."""
+    """Rename a checkpoint so that nobody reads it any more, and return the folder that is left to
+    delete; None where there is none."""
     match = NAME.fullmatch(folder.name)
     assert match, folder
     aside = folder.with_name(f"{name_of(int(match[1]))}.{save.save if save else 'x'}.removed")

@@ -161,12 +161,12 @@ class ScheduleModel:
 
     @cached_property
     def plain(self) -> Schedule:
-        """The schedule of one that keeps what fits, before anything is recomputed."""
+        """The schedule without recomputes, for stages that recompute only what does not fit."""
         return self._make("none")
 
     @cached_property
     def compiled(self) -> Compiled:
-        """The schedule of one that keeps what fits, with all recomputed that may be."""
+        """The schedule in which stages recompute all that they may."""
         return Compiled(self._make("full"))
 
     @cached_property
@@ -305,8 +305,8 @@ def _offload(ahead: int, m: int, gradients_last: bool) -> Role:
 
 
 def make_alone(ahead: int, num_microbatches: int) -> Schedule:
-    """Actions of a stage that runs so many forwards ahead, then a backward and a forward in
-    turn."""
+    """Make the schedule of a single stage, which runs `ahead` forwards before its first backward,
+    and then backwards and forwards in turn."""
     actions = [Action("F", 0, number) for number in range(ahead)]
     for number in range(num_microbatches):
         actions.append(Action("B", 0, number))

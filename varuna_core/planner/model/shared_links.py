@@ -24,7 +24,8 @@ from varuna_core.schedule.compiled import Compiled
 def run_together(
     compiled: Compiled, costs: ActionCosts, sharing: Sequence[int], draw: random.Random
 ) -> float:
-    """When the last of them ends; `sharing` has for each boundary the replicas on its link."""
+    """Simulate a step of replicas that send at the same time; return the time at which the last one
+    ends. `sharing` has the number of replicas on the link of each boundary."""
     return _Together(compiled, costs, sharing, draw).run()
 
 
@@ -74,7 +75,8 @@ class _Together:
         heapq.heappush(self.events, (at, self.count, kind, which))
 
     def _begin(self, now: float, place: tuple[int, int]) -> None:
-        """Begin the next action of a replica's rank, if it is free and the message is there."""
+        """Begin the next action of a rank of a replica, unless the rank works or the message that
+        the action takes has not arrived."""
         actions = self.left[place]
         if place in self.working or not actions:
             return

@@ -174,7 +174,8 @@ def _compute_slowest(compiled: Compiled, figures: Sequence[float]) -> float:
 def _list_reduced(
     compiled: Compiled, costs: StepCosts, timed: Sequence[ScheduleTimes]
 ) -> list[float]:
-    """Sums of each stage; a rank sums its stages in turn, as their last backwards begin."""
+    """The times at which the gradients of each stage have been summed; a rank sums those of its
+    stages one after another, in the order in which their last backwards begin."""
     done = [_compute_reduced(compiled, costs, timed, s) for s in range(compiled.num_stages)]
     begins = [max(one.last_backward[s] for one in timed) for s in range(compiled.num_stages)]
     for rank in range(compiled.num_ranks):

@@ -63,7 +63,8 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
-    """Times of what the replicas of a stage send one another, by begin and end."""
+    """Times of what the replicas of a stage send one another, by the stage's first segment and the
+    one behind its last."""
 
     reduce: Array
     """The gradients, once a step."""
@@ -219,7 +220,8 @@ class Tables:
         return self._hops[key]
 
     def compute_sums(self, site: StageSite, shape: Shape) -> Sums:
-        """Bytes that a stage's replicas send one another, by begin and end."""
+        """The times of what the replicas of a stage send one another, by the stage's first segment
+        and the one behind its last."""
         key = site, shape.replicas, shape.tensor, shape.zero
         if key not in self._sums:
             count = self.compute_parameters(shape.tensor)

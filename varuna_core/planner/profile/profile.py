@@ -154,7 +154,8 @@ class Network:
     def compute_half(
         self, half: Half, nodes: Sequence[tuple[str, int]], num_bytes: Array, sharing: int = 1
     ) -> Array:
-        """Time of half a sum; where it was not measured, half of `find_all_reduce`."""
+        """Times of one half of an all-reduce, such as reduce_scatter; where it was not measured,
+        half of the time of the whole."""
         if len(set(nodes)) == 1:
             kind, count = nodes[0]
             measured = self.halves.get((half, kind, count * len(nodes), count))

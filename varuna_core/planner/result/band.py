@@ -109,7 +109,8 @@ def prefer_simpler(question: Search, searched: Searched, deadline: Deadline) -> 
 
 
 def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
-    """Factors of each action in each drawn step, and of all actions of each."""
+    """Draw steps: the factor by which each action differs from its usual time, and one factor for
+    all actions of the step."""
     ops = chain.compiled.ops
     count = max(FEWEST, min(DRAWS, MOST_FACTORS // max(1, len(ops))))
     draw = np.random.default_rng(SEED)
@@ -128,7 +129,8 @@ def _draw_factors(chain: Chain, spreads: list[Spread]) -> tuple[Array, Array]:
 
 
 def _draw_delays(chain: Chain, bounds: Bounds) -> list[float]:
-    """Delays of a step against replicas that take turns on the links that they share."""
+    """Draw by how many seconds a step takes longer where replicas send at the same time than where
+    they take turns on the links that they share."""
     (column,) = chain.build_costs(bounds).columns
     if not column.lag_s:
         return [0.0]

@@ -153,7 +153,8 @@ class Cells:
         return [end, *ways], [end, *works], [end, *sums]
 
     def _cut_runs(self, s: int) -> tuple[Array, ...]:
-        """Cut a stage's runs, by begin and length, and bar some of them by cell."""
+        """Lay out the tables of a stage by begin and length of its run of segments, and mark for
+        each cell the runs that are barred."""
         chain, size = self.chain, self.chain.size
         stage, own = chain.stages[s], chain.behind[s]
         beyond = np.zeros_like(stage.way) if chain.puts_off else own.compute_beyond()

@@ -177,7 +177,7 @@ class _Search:
         return min(self.best_s, self.incumbent) * (1 - CLOSE)
 
     def run(self) -> float:
-        """The bound that no partition is below."""
+        """Search; return a time below which no partition can be."""
         begin = _Block(np.zeros((1, 1), dtype=int), Prefix(*np.zeros((7, 1))), np.zeros(1))
         stack = [begin]
         self.nodes += 1  # the empty beginning costs nothing

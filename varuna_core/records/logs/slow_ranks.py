@@ -84,7 +84,8 @@ def costs_much(extra_s: float, step_s: Optional[float]) -> bool:
 
 
 def _compare(works_s: Mapping[int, Mapping[int, float]], ranks: Sequence[int]) -> List[SlowRank]:
-    """Compare peers over the last steps that more than half of them tell."""
+    """List the ranks that are slow among these, by the last steps of which more than half of the
+    ranks have times."""
     told: Dict[int, Dict[int, float]] = {}
     for rank in ranks:
         for step, work in works_s.get(rank, {}).items():

@@ -140,7 +140,8 @@ class MarkReader:
         self._next = next(self._marks, None)
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """The time as of LineTimes; an offset before that of the last call gets the same answer."""
+        """Return the time of the line at `offset`, and how much earlier it may have been written;
+        an offset before that of the last call gets the same answer."""
         while self._next is not None and self._next[0] <= offset:
             self._now, self._next = self._next, next(self._marks, None)
         if self._now is None:
@@ -176,10 +177,11 @@ PIECE_BYTES = 64 * 1024
 
 
 class MarkFollower:
-    """MarkReader of a file that grows: passed bytes are read once, and a piece is held."""
+    """Reader of the marks of a file that grows: each byte is read once, and only a piece of the
+    file is in memory."""
 
     def __init__(self, path: Path, *, is_err: bool, state: Any = None) -> None:
-        """`state`: of another one, whose place this one takes."""
+        """`state` is what `save` of another one returned: this one goes on from there."""
         self._path, self._column = path, 2 if is_err else 1
         self._inode, self._place, self._at, self._latest = 0, 0, 0, float("-inf")
         self._ahead: Deque[Tuple[int, float, int]] = deque()
@@ -191,7 +193,7 @@ class MarkFollower:
         self._next_place = self._place
 
     def save(self) -> List[Any]:
-        """The state that `state` takes."""
+        """Return the position in the file of marks, for the `state` of another MarkFollower."""
         is_none = self._latest == float("-inf")
         return [self._inode, self._place, self._at, None if is_none else self._latest]
 
@@ -202,7 +204,8 @@ class MarkFollower:
         self._next_place = self._place
 
     def find_exact(self, offset: int) -> Tuple[Optional[float], float]:
-        """The time as of MarkReader."""
+        """Return the time of the line at `offset`, and how much earlier it may have been
+        written."""
         while self._ahead or self._read():
             place, time, line_end = self._ahead[0]
             if place > offset:

@@ -91,7 +91,8 @@ class Clock(Protocol):
     """A device's, which does later what the host has called (varuna_core/trace/device.py)."""
 
     def mark(self, at: float) -> None:
-        """Mark the calls until now, a `perf_counter`, so that their end can be found."""
+        """Mark this moment, a `perf_counter`: `find` will tell when the device had done all calls
+        before it."""
 
     def settle(self) -> None:
         """Learn what the device has done since."""
@@ -99,7 +100,7 @@ class Clock(Protocol):
     def is_settled(self, at: float) -> bool: ...
 
     def find(self, at: float) -> float:
-        """When the device had done what had been called by then."""
+        """Return the time at which the device had done all calls made before `at`."""
 
     def forget(self, before: float) -> None: ...
 
@@ -440,7 +441,8 @@ class TraceWriter:
         return step % self.log_every == 0 or self._num_first > 0
 
     def _make_room(self) -> None:
-        """Make room: only the first events of a step with many are held."""
+        """Put away the events of a step that has too many of them for memory: the first ones with
+        details, all in the sums."""
         with self._lock:
             events = self._take()
         if self._clock is not None:  # as far as the device is

@@ -76,7 +76,7 @@ class LossWeights:
             )
 
     def compute_factor(self, summed: Tensor) -> float:
-        """The factor of the gradients; `summed` is of all replicas."""
+        """The number by which gradients are multiplied; `summed` has the sums of all replicas."""
         factor = 0.0
         if self.last is not None:
             factor = 1 / (self.weigh()[0] * (float(summed[0, 1]) or 1.0))

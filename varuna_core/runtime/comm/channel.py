@@ -112,7 +112,7 @@ class ReceivingEnd(Protocol):
 
 
 class Arrivals:
-    """The messages that a rank waits for, of one channel or of several."""
+    """The place where a rank waits for messages of one channel or of several."""
 
     def __init__(self, patience_s: float | None = None) -> None:
         self.changed = threading.Condition()

@@ -143,7 +143,7 @@ class Line:
         self._socket.connect(address)
 
     def read_user(self) -> int:
-        """The user of the peer's process."""
+        """Return the user id of the peer's process."""
         held = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
         user: int = PEER.unpack(held)[1]
         return user

@@ -18,10 +18,8 @@ split backwards.
 
 from __future__ import annotations
 
-import gc
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -31,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from varuna_core.runtime.comm.values import Crossing, sign
 from varuna_core.runtime.engine.compiled import has_hooks
+from varuna_core.runtime.engine.graph_memory import without_collection
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.split.loss import LossForm, TokenMean, pick_loss
 from varuna_core.runtime.split.stage import Stage
@@ -77,6 +76,8 @@ class CudaRecorder:
         # A recording cannot take memory that the allocator keeps for others, nor free it.
         torch.cuda.empty_cache()
         self.stream.wait_stream(current)
+        # A collection may find an older recording that nobody holds; CUDA breaks off a recording
+        # in which another one is freed.
         with torch.cuda.stream(self.stream), without_collection():
             # Receivers' threads go on meanwhile: what they do is no part of it, nor forbidden.
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
@@ -100,19 +101,6 @@ class CudaRecorder:
                     "a stage cannot be recorded as CUDA graphs, and this torch cannot go on after "
                     f"that: leave cuda_graphs out, or use torch 2.12. {name_error(error)}"
                 ) from error
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Python's collector may find an older recording that nobody holds, and CUDA breaks off a
-    recording in which another one is freed."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def why_none_recorded(tensor: int, zero: int, device: torch.device) -> str:

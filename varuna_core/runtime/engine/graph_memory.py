@@ -8,7 +8,9 @@ hold. The ranks agree on the figures, so that all build the same schedule.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +22,18 @@ from varuna_core.runtime.comm.values import Crossing, tensors_of
 from varuna_core.runtime.engine.microbatch import MicroBatch
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.recompute import USABLE, Memory
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """Keep Python's garbage collector from running."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class GraphMeter:

@@ -289,8 +289,8 @@ class Gradients:
         self._got_one(self.masters.take_gradient(parameter, self.weight.factor))
 
     def find_wide(self, parameter: nn.Parameter) -> WideSum | None:
-        """The wide gradient to which a product in half precision may add by itself. None while it
-        is recorded: the factor is another one with each micro-batch."""
+        """Return the fp32 gradient to which a matrix product in half precision may add its result
+        directly, and the factor of that result; None where it may not."""
         place = self.masters.place_of(parameter)
         if place is parameter or place.grad is None or not can_add_wide(place.grad):
             return None

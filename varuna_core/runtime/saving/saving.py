@@ -9,10 +9,9 @@ docs/checkpoints.md has the files. What is small and the same everywhere is rank
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -31,6 +30,7 @@ from varuna_core.records.checkpoints import list_complete
 from varuna_core.records.files import describe_room, write_json
 from varuna_core.runtime.comm.links import Links
 from varuna_core.runtime.engine.engine import Engine
+from varuna_core.runtime.engine.graph_memory import without_collection
 from varuna_core.runtime.optim.precision import Masters
 from varuna_core.runtime.optim.updates import Updates
 from varuna_core.runtime.saving.consensus import Consensus
@@ -69,19 +69,6 @@ WAIT_S = 600.0
 RETRY_S = 5.0
 LEFT = "left.json"
 """In the folder of checkpoints: the training has saved because of a signal, and left."""
-
-
-@contextlib.contextmanager
-def paused_collection() -> Iterator[None]:
-    """Collect no garbage meanwhile: the documents of many tensors make objects by the thousand,
-    and each collection would look through all that torch's modules hold."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Saving:
@@ -154,7 +141,7 @@ class Saving:
         self.skipped.expect_few()
         return made[-1]
 
-    @paused_collection()
+    @without_collection()  # the documents of many tensors make objects by the thousand
     def _save_part(
         self,
         progress: TrainingProgress,
@@ -385,7 +372,7 @@ class Saving:
         held = (*self.masters.by_name, *self.part.buffers())
         return [name for name in held if name in self._shapes]
 
-    @paused_collection()
+    @without_collection()
     def _load_part(self, folder: Path) -> tuple[int, str, TrainingProgress]:
         self.close()  # those that follow go on in the line of what is loaded
         self._loaded = None
