@@ -109,13 +109,24 @@ def compare_jobs(
         return
     from vjob.reports.page import comparison
 
-    jobs = [_load(folder, run) for folder, run in chosen.folders]
     if page is None:
+        jobs = [_load(folder, run) for folder, run in chosen.folders]
         say("\n".join(_render_tables(comparison.build_comparison(jobs), width)).rstrip())
     else:
-        text = comparison.render_comparison(jobs, made_at=format_now())
-        write_atomic(here / page, text)
+        write_atomic(here / page, _render_page(chosen))
         say(f"wrote {page}")
+
+
+def render_compared(names: Sequence[str], here: Path) -> str:
+    """The page that compares the named jobs."""
+    return _render_page(choose_jobs(names, here))
+
+
+def _render_page(chosen: Chosen) -> str:
+    from vjob.reports.page import comparison
+
+    jobs = [_load(folder, run) for folder, run in chosen.folders]
+    return comparison.render_comparison(jobs, made_at=format_now())
 
 
 def _render_tables(tables: Sequence[ReportTable], width: int | None) -> Iterator[str]:

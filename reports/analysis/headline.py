@@ -334,6 +334,11 @@ def has_ended_badly(job: Job) -> bool:
     return _describe_state(job).partition(":")[0] in BADLY
 
 
+def goes_on(job: Job) -> bool:
+    """True where the scheduler says that the run has not ended."""
+    return job.state.partition(":")[0] in ("RUNNING", "COMPLETING", "SUSPENDED")
+
+
 def _describe_state(job: Job) -> str:
     """The run's own record is followed; without one, as of a folder of logs, its events are."""
     if job.state:

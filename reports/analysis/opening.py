@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from varuna_core.facts.known import NotKnown, value_of
 from varuna_core.records.formatting import format_duration, format_seconds
 from vjob.reports.analysis.findings import Finding
-from vjob.reports.analysis.headline import format_bounded, has_ended_badly, has_ended_well
+from vjob.reports.analysis.headline import format_bounded, goes_on, has_ended_badly, has_ended_well
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.load.tables import Job
 
@@ -20,6 +20,8 @@ def write_opening(job: Job, analysis: Analysis, findings: Sequence[Finding]) -> 
         went = "The run ended well"
     elif has_ended_badly(job):
         went = "The run did not end well"
+    elif goes_on(job):
+        went = "The run goes on"
     took_s, step = value_of(head.duration_s), value_of(head.last_step)
     total = value_of(head.num_steps)
     if took_s is not None:

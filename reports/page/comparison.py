@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from varuna_core.facts.known import Value
+from varuna_core.facts.known import Value, value_of
 from vjob.reports.analysis.measures import Analysis
 from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
@@ -33,7 +33,8 @@ COLOURS = (BLUE, ORANGE, GREEN, RED, PINK, GREY)
 NAMES = {
     "step_s": "median step, s",
     "slowest_step_s": "slowest step, s",
-    "num_steps": "steps",
+    "last_step": "last step",
+    "num_steps": "steps whose time is known",
     "idle_share": "idle in the pipeline",
     "ideal_idle_share": "idle at best, with its stage times",
     "most_memory_mb": "most memory, MB",
@@ -79,6 +80,7 @@ class Compared:
         return {
             "step_s": _find(later.median()),
             "slowest_step_s": _find(later.max()),
+            "last_step": _find(value_of(analysis.headline.last_step)),
             "num_steps": float(analysis.times["count"].sum()),
             "idle_share": _find(idle.median() if len(idle) else _mean(measured)),
             "ideal_idle_share": _find(_mean([bubble.ideal for bubble in bubbles])),

@@ -6,7 +6,7 @@ step; between two steps nothing is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -296,27 +296,12 @@ def _add_series(rows: FigureRows, analysis: Analysis, places: _StepPlaces) -> No
     pairs = [
         (analysis.times, "took_s", "step time, s", BLUE, 150, 1.0),
         (analysis.bubbles, "bubble_share", "ranks idle in the pipeline, %", ORANGE, 90, 100.0),
-        (analysis.curves.table, "loss", "loss", GREEN, 120, 1.0),
     ]
     for table, name, title, colour, height, times in pairs:
         traces = draw_lines(table, name, title, colour, place=places.find, times=times)
-        if name == "loss":
-            traces += draw_evaluations(analysis, places.find)
         if traces and name == "took_s":
             traces += _mark_outliers(analysis, places)
         rows.add(height, title, LEAN, traces)
-
-
-def draw_evaluations(
-    analysis: Analysis, place: Callable[[str, Matrix], Matrix] = lambda attempt, steps: steps
-) -> list[Figure]:
-    """Losses of evaluations, by their own names."""
-    return [
-        line | {"name": f"{split} {metric}"}
-        for split, metric, rows in analysis.curves.list_evaluated()
-        if "loss" in metric
-        for line in draw_lines(rows, "value", plain(f"{split} {metric}"), PINK, place=place)
-    ]
 
 
 def _mark_outliers(analysis: Analysis, places: _StepPlaces) -> list[Figure]:

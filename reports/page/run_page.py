@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from varuna_core.records.files import read_text
 from varuna_core.records.formatting import format_duration
@@ -35,7 +36,7 @@ from vjob.reports.page.figure import (
     thin,
 )
 from vjob.reports.page.html import BarPart, Page, PagePart, render, show_table
-from vjob.reports.page.run_figure import draw_evaluations, draw_run
+from vjob.reports.page.run_figure import draw_run
 from vjob.reports.page.sections import ReportTable, build_sections, explain_time
 from vjob.reports.page.timeline import build_lanes, build_steps
 
@@ -128,20 +129,64 @@ def draw_shares(analysis: Analysis) -> Figure | None:
     )
 
 
+LEAST_SMOOTHED = 100
+"""Points from which on the loss has a line of its running mean."""
+LOG_BUTTONS: Figure = {
+    "type": "buttons",
+    "direction": "left",
+    "showactive": True,
+    "x": 1.0,
+    "xanchor": "right",
+    "y": 1.0,
+    "yanchor": "bottom",
+    "pad": {"b": 4},
+    "buttons": [
+        {"label": kind, "method": "relayout", "args": [{"yaxis.type": kind}]}
+        for kind in ("linear", "log")
+    ],
+}
+"""The axis of the first row, which is the loss where there is one."""
+
+
 def draw_training(analysis: Analysis) -> Figure | None:
     """Draw the curves of the training log by step, attempts over each other."""
     table = analysis.curves.table
     rows = FigureRows()
+    losses = [*_draw_losses(table), *_draw_evaluations(analysis)]
+    rows.add(200, "loss", LEAN, losses)
     names = (
-        ("loss", "loss", GREEN),
         ("grad_norm", "gradient norm", BLUE),
         ("loss_scale", "loss scale", GREY),
         ("learning_rate", "learning rate", PINK),
     )
     for name, title, colour in names:
-        lines = draw_lines(table, name, title, colour)
-        rows.add(110, title, LEAN, lines + (draw_evaluations(analysis) if name == "loss" else []))
-    return rows.draw({"title": {"text": "step"}, "zeroline": False}) if rows.rows else None
+        rows.add(110, title, LEAN, draw_lines(table, name, title, colour))
+    if not rows.rows:
+        return None
+    buttons: Figure = {"updatemenus": [LOG_BUTTONS]} if losses else {}
+    return rows.draw({"title": {"text": "step"}, "zeroline": False}, **buttons)
+
+
+def _draw_losses(table: pd.DataFrame) -> list[Figure]:
+    """The losses, and over many of them the line of their running mean."""
+    lines = draw_lines(table, "loss", "loss", GREEN)
+    width = 2 * (len(table) // LEAST_SMOOTHED) + 3
+    if len(table) < LEAST_SMOOTHED:
+        return lines
+    losses = pd.to_numeric(table["loss"], errors="coerce").groupby(table["attempt"], sort=False)
+    means = losses.transform(lambda own: own.rolling(width, center=True, min_periods=1).mean())
+    smoothed = draw_lines(table.assign(mean=means), "mean", f"loss, mean of {width} lines", RED)
+    return [*({**line, "opacity": 0.45} for line in lines), *smoothed]
+
+
+def _draw_evaluations(analysis: Analysis) -> list[Figure]:
+    """Losses of evaluations, by their own names."""
+    return [
+        line | {"name": f"{split} {metric}"}
+        for split, metric, rows in analysis.curves.list_evaluated()
+        if "loss" in metric
+        for line in draw_lines(rows, "value", plain(f"{split} {metric}"), PINK)
+    ]
 
 
 def draw_timers(job: Job) -> Figure | None:

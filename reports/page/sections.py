@@ -21,9 +21,7 @@ from vjob.reports.analysis.measures import Analysis, list_ranks
 from vjob.reports.analysis.step_times import drop_first
 from vjob.reports.load.tables import Job
 
-OF_ONE_RANK = {
-    *(("layout", "single"), ("pipeline", "1"), ("data", "1"), ("tensor", "1"), ("stage_map", "0;"))
-}
+OF_ONE_RANK = {*(("layout", "single"), ("pipeline", "1"), ("data", "1"), ("tensor", "1"))}
 """Facts of a plan that tell nothing: there is one rank, stage or replica."""
 
 
@@ -79,9 +77,14 @@ def explain_time(found: Accounting, *, is_partial: bool) -> str:
     return text + "."
 
 
+def _is_flat(name: str, value: str) -> bool:
+    """True for the stage map of a job of one stage, which lists its ranks."""
+    return name == "stage_map" and value.count(";") == 1
+
+
 def _list_facts(job: Job, num_nodes: int) -> ReportTable:
     rows = list(job.job_info.items())
-    rows += [pair for pair in job.plan.shown if pair not in OF_ONE_RANK]
+    rows += [pair for pair in job.plan.shown if pair not in OF_ONE_RANK and not _is_flat(*pair)]
     ranks = {(trace.attempt, trace.rank) for trace in job.traces.ranks if trace.has_header}
     rows += [*job.plan.groups, ("nodes", str(num_nodes))]
     rows += [("traces", str(len(ranks)))] if ranks else []

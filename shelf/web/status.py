@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -22,11 +23,12 @@ from vjob.jobs.monitor.readers.run_table import RunTable
 from vjob.jobs.monitor.rules.base import is_plain_job
 from vjob.jobs.monitor.rules.pace import find_left_s, find_pace_s
 from vjob.jobs.reporting.report import find_folder, render_report
+from vjob.shelf.compare import render_compared
 from vjob.shelf.screen.start import JobActions, JudgedSource
 from vjob.shelf.view.formats import format_coarse_duration, format_loss, format_seconds
 from vjob.shelf.view.job import GPU_COLUMNS, NODE_COLUMNS, View, list_gpus
 from vjob.shelf.view.runs import RUN_COLUMNS
-from vjob.shelf.view.table import Column
+from vjob.shelf.view.table import REST, Column, Key
 from vjob.shelf.web.feed import Feed, JobReading
 from vjob.shelf.web.server import LivePage
 
@@ -38,27 +40,67 @@ SHOWN = ("node", "rank", "file", "text", "kind")
 LIVE = "Live: it changes as the job goes on."
 OVER = "The job is over: nothing changes any more."
 RUNS = "Live: all your runs, the newest first."
-PATH = re.compile(r"(?:run/(?P<run>[A-Za-z0-9_][\w.-]*)/?)?(?P<report>report)?")
+NAME = r"[A-Za-z0-9_][\w.-]*"
+PATH = re.compile(rf"(?:run/(?P<run>{NAME})/?)?(?P<report>report)?")
 """Of the pages that links of a page lead to."""
+COMPARED = re.compile(rf"compare((?:/{NAME}){{2,8}})")
+"""The page that compares chosen runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A small picture of how a number changed."""
+
+    points: str
+    """Of an SVG polyline in a box of 100 by 100."""
+    words: str
+    """The same for a person who cannot see it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageCell:
+    """One value of a row."""
+
+    text: str
+    key: Key = None
+    """What the page sorts rows by."""
+    share: float | None = None
+    """Percent, drawn as a bar below the text."""
+    curve: Curve | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A row of a table."""
 
-    cells: tuple[str, ...]
+    cells: tuple[PageCell, ...]
     is_marked: bool = False
     target: str = ""
     """Where its first cell leads."""
+    name: str = ""
+    """The word to compare it by; empty where it cannot be compared."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heading:
+    """The head of a column."""
+
+    title: str
+    first_down: bool = False
+    """The greatest comes first when it is chosen."""
+    takes_rest: bool = False
+    """True where its texts are long, and may be broken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of the page."""
 
-    columns: tuple[str, ...]
+    columns: tuple[Heading, ...]
     rows: tuple[Row, ...]
     note: str = ""
+    is_searched: bool = False
+    """True where a word can be typed that rows must have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +118,7 @@ class StatusPage:
     remarks: tuple[str, ...] = ()
     progress: tuple[tuple[str, str], ...] = ()
     share: float | None = None
+    curves: tuple[tuple[str, Curve], ...] = ()
     tables: tuple[tuple[str, str, Table], ...] = ()
     has_log: bool = False
 
@@ -130,7 +173,10 @@ def open_runs() -> LivePage:
 
 
 def open_place(path: str, job: str | None, here: Path) -> LivePage | None:
-    """The page that a link leads to: `report` of `job`, `run/NAME` or `run/NAME/report`."""
+    """The page that a link leads to: `report` of `job`, `run/NAME`, its report, `compare/A/B`."""
+    compared = COMPARED.fullmatch(path)
+    if compared is not None:
+        return open_comparison(compared[1].split("/")[1:], here)
     found = PATH.fullmatch(path)
     name = found and (found["run"] or job)
     if found is None or name is None:
@@ -144,6 +190,11 @@ def open_report(job: str, here: Path) -> LivePage:
     """The report of a job as it is each time that a tab asks. InputError where it is none."""
     folder, run = find_folder(job, here)
     return LivePage(document=lambda: render_report(folder, run).encode())
+
+
+def open_comparison(names: Sequence[str], here: Path) -> LivePage:
+    """The chosen runs against each other, as they are each time that a tab asks."""
+    return LivePage(document=lambda: render_compared(names, here).encode())
 
 
 def _make_page(empty: StatusPage, feed: Feed) -> LivePage:
@@ -184,9 +235,18 @@ def build_job_page(
     is_bad = lambda row: row.is_culprit or row.is_bad  # noqa: E731
     nodes = build_table(NODE_COLUMNS, rows, "nodes", is_marked=is_bad)
     gpus = build_table(
-        GPU_COLUMNS, list_gpus(rows), "GPUs", is_marked=lambda row: bool(row.gpu.held_down)
+        GPU_COLUMNS,
+        list_gpus(rows),
+        "GPUs",
+        is_marked=lambda row: bool(row.gpu.held_down),
+        curve=("recent use", lambda row: draw_curve(row.gpu.history, "%", full=(0.0, 100.0))),
     )
     tables = [("nodes", "Nodes", nodes), ("gpus", "GPUs", gpus)]
+    points = snapshot.progress.points if snapshot.progress is not None else ()
+    curves = (
+        ("seconds a step", draw_curve([point.step_s for point in points], " s", flat=0.05)),
+        ("loss", draw_curve([point.loss for point in points], flat=0.005)),
+    )
     loss = snapshot.progress.loss if snapshot.progress is not None else None
     step = snapshot.progress.step if snapshot.progress is not None else None
     of = snapshot.progress.num_steps if snapshot.progress is not None else None
@@ -212,6 +272,7 @@ def build_job_page(
         remarks=verdict.remarks,
         progress=tuple(item for item in known if item is not None),
         share=min(100.0, round(100 * step / of, 1)) if step is not None and of else None,
+        curves=tuple((name, curve) for name, curve in curves if curve is not None),
         tables=tuple(item for item in tables if item[2].rows),
         has_log=True,
     )
@@ -238,33 +299,104 @@ def build_table(
     what: str,
     *,
     is_marked: Callable[[Any], bool],
-    find_target: Callable[[Any], str] = lambda row: "",
+    curve: tuple[str, Callable[[Any], Curve | None]] | None = None,
 ) -> Table:
-    """The columns that have a value, and the first rows."""
+    """The columns that have a value, the curve last, and the first rows."""
     used = [column for column in columns if column.is_used(rows)]
     count = len(rows) - MOST_ROWS
+    shown = rows[:MOST_ROWS]
+    curves = [curve[1](row) for row in shown] if curve is not None else []
+    headings = [
+        Heading(
+            title=column.title,
+            first_down=column.first_down,
+            takes_rest=column.width == REST,
+        )
+        for column in used
+    ]
+    if curve is not None and any(curves):
+        headings.append(Heading(title=curve[0]))
     return Table(
-        columns=tuple(column.title for column in used),
+        columns=tuple(headings),
         rows=tuple(
             Row(
-                cells=tuple(column.show(row).text for column in used),
+                cells=(
+                    *(_make_cell(column, row) for column in used),
+                    *(PageCell(text="", curve=one) for one in curves[at : at + 1] if any(curves)),
+                ),
                 is_marked=is_marked(row),
-                target=find_target(row),
             )
-            for row in rows[:MOST_ROWS]
+            for at, row in enumerate(shown)
         ),
         note=f"and {count} more {what}" if count > 0 else "",
     )
 
 
+def _make_cell(column: Column[Any], row: Any) -> PageCell:
+    cell = column.show(row)
+    return PageCell(text=cell.text, key=column.key(row), share=cell.percent)
+
+
+def draw_curve(
+    values: Sequence[float | None],
+    unit: str = "",
+    *,
+    full: tuple[float, float] | None = None,
+    flat: float = 0.0,
+) -> Curve | None:
+    """The known values from left to right, None where fewer than two are known.
+
+    The height is that of `full`, else from the least to the most; what differs by less than the
+    part `flat` of the most is drawn in the middle.
+    """
+    known = [(at, y) for at, y in enumerate(values) if y is not None and math.isfinite(y)]
+    if len(known) < 2:
+        return None
+    first, last = known[0][0], known[-1][0]
+    numbers = [y for _, y in known]
+    least, most = min(numbers), max(numbers)
+    bottom, top = full or _spread(least, most, flat * abs(most))
+    points = " ".join(
+        f"{100 * (at - first) / (last - first):.1f},{96 - 92 * _find_height(y, bottom, top):.1f}"
+        for at, y in known
+    )
+    show = format_seconds if unit == " s" else format_loss
+    return Curve(points=points, words=f"{show(least)} to {show(most)}{unit}")
+
+
+def _spread(least: float, most: float, span: float) -> tuple[float, float]:
+    """Both, moved apart until they span so much."""
+    more = max(0.0, span - (most - least)) / 2
+    return least - more, most + more
+
+
+def _find_height(value: float, bottom: float, top: float) -> float:
+    return min(1.0, max(0.0, (value - bottom) / (top - bottom))) if top > bottom else 0.5
+
+
 def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
     """The page of all runs."""
     newest = list(reversed(rows))
-    table = build_table(RUN_COLUMNS, newest, "runs", is_marked=_is_wrong, find_target=_find_target)
-    if not rows:
-        table = replace(table, note="No runs yet: vjob submit conf.yaml")
+    table = build_table(
+        RUN_COLUMNS,
+        newest,
+        "runs",
+        is_marked=_is_wrong,
+        curve=("loss", lambda row: draw_curve(row.losses, flat=0.005)),
+    )
+    table = replace(
+        table,
+        rows=tuple(map(_link_row, table.rows, newest)),
+        note=table.note if rows else "No runs yet: vjob submit conf.yaml",
+        is_searched=bool(rows),
+    )
     about = f"{sum(not row.is_over for row in rows)} of {len(rows)} are running"
     return StatusPage(title="runs", about=about, tables=(("runs", "Runs", table),))
+
+
+def _link_row(shown: Row, row: RunRow) -> Row:
+    target = _find_target(row)
+    return replace(shown, target=target, name=row.run if target else "")
 
 
 def _is_wrong(row: RunRow) -> bool:

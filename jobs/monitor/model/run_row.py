@@ -45,6 +45,8 @@ class RunRow:
     step_s: float | None = None
     left_s: float | None = None
     loss: float | None = None
+    losses: tuple[float | None, ...] = ()
+    """Of its newest steps, for a small curve."""
     attempt: int | None = None
 
     @property

@@ -141,6 +141,7 @@ def _make_row(
         message=problem or (verdict.reason if verdict is not None else record.message),
         attempt=snapshot.attempt if snapshot is not None else None,
         loss=progress.loss if progress is not None else None,
+        losses=tuple(point.loss for point in progress.points) if progress is not None else (),
         step=progress.step if progress is not None else None,
         num_steps=progress.num_steps if progress is not None else None,
         step_s=find_finite(find_pace_s(snapshot)) if snapshot is not None else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from vjob.shelf.web.status import (
     OVER,
     build_job_page,
     build_runs_page,
+    draw_curve,
     open_job,
     open_place,
     open_runs,
@@ -41,13 +43,31 @@ def test_a_page_has_verdict_progress_nodes_and_gpus() -> None:
     assert (page.health, page.reason) == ("SLOW", "n062 holds it up")
     assert dict(page.progress)["step"] == "1280 of 10000" and page.share == 12.8
     nodes, gpus = (table for _, _, table in page.tables)
-    assert [row.cells[0] for row in nodes.rows] == ["n062", "n060", "n061", "n063"]
+    assert [row.cells[0].text for row in nodes.rows] == ["n062", "n060", "n061", "n063"]
     assert [row.is_marked for row in nodes.rows] == [True, False, False, False]
     assert len(gpus.rows) == 16 and all(len(row.cells) == len(gpus.columns) for row in gpus.rows)
     assert all(len(row.cells) == len(nodes.columns) for row in nodes.rows)
     text = render(page).decode()
     assert "n062 holds it up" in text and "cluster.exclude: [n062]" in text
     assert "<details><summary>1 remark<" in text
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "points"),
+    [
+        ([1.0], {}, None),
+        ([None, math.nan, 2.0], {}, None),
+        ([None, 1.0, None, 3.0], {}, "0.0,96.0 100.0,4.0"),
+        ([2.0, 2.0], {}, "0.0,50.0 100.0,50.0"),
+        ([100.0, 101.0], {"flat": 0.05}, "0.0,59.1 100.0,40.9"),
+        ([50.0, 150.0], {"full": (0.0, 100.0)}, "0.0,50.0 100.0,4.0"),
+    ],
+)
+def test_a_curve_shows_known_values_and_no_noise(
+    values: list[float | None], how: dict[str, Any], points: str | None
+) -> None:
+    curve = draw_curve(values, **how)
+    assert (curve.points if curve is not None else None) == points
 
 
 def test_of_thousands_of_nodes_the_first_rows_are_shown() -> None:
@@ -145,6 +165,23 @@ def test_lines_come_as_they_are_written_and_the_filter_stays(
         assert tab.locator("#live").inner_text() == LIVE and tab.title() == "logs - vjob status"
 
 
+def choose_runs(tab: Any, name: str) -> None:
+    """Search, sort and choose, and see that a table which is replaced keeps all of it."""
+    word, rows = tab.locator("#runs-word"), tab.locator("#runs tbody tr:visible")
+    word.fill("no such run")
+    assert rows.count() == 0
+    seen = tab.evaluate("document.documentElement.dataset.version")
+    wait_until(tab, f"document.documentElement.dataset.version !== {seen!r}")
+    assert rows.count() == 0
+    word.fill(name.upper())
+    assert rows.count() == 1
+    tab.get_by_role("button", name="age").click()
+    assert tab.locator("#runs th[aria-sort]").inner_text() == "age"
+    tab.locator("#runs tbody input").check()
+    assert tab.locator("#compare").is_hidden()
+    word.fill("")
+
+
 CONF = """
 name: web
 program: {{script: {script}}}
@@ -173,6 +210,7 @@ def test_from_all_runs_to_one_and_to_its_end(
         with show(browser, open_runs(), None, tmp_path) as tab:
             tab.wait_for_selector("#runs td a")
             assert tab.locator("#runs td a").inner_text() == run.path.name
+            choose_runs(tab, run.path.name)
             # The button goes down while a page that has changed is on its way.
             tab.evaluate(PRESS_LATE)
             wait_until(tab, "held.isDown && held.released.length")
@@ -186,7 +224,7 @@ def test_from_all_runs_to_one_and_to_its_end(
             wait_until(tab, f"document.getElementById('live').textContent === {OVER!r}")
             assert tab.locator(".badge").inner_text() == "DONE"
             tab.get_by_text("report", exact=True).click()
-            tab.wait_for_selector("#section-run")
+            tab.wait_for_selector("#section-training")
     finally:
         end.touch()
         vjob.wait_over(run)

@@ -1,0 +1,55 @@
+"""The one sentence that a report opens with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from varuna_core.facts.known import NotKnown, Value, Within
+from vjob.jobs.reporting.report import read_job
+from vjob.reports.analysis.findings import Finding
+from vjob.reports.analysis.measures import Analysis
+from vjob.reports.analysis.opening import write_opening
+from vjob.reports.load.tables import Job
+
+LOG = "".join(f"step {step}/9 loss {9 - step}.5\n" for step in range(1, 6))
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Analysis]:
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "n060.out").write_text(LOG)
+    job, analysis = read_job(folder)
+    head = replace(
+        analysis.headline, duration_s=Value(90.0), step_s=NotKnown("no clock"),
+        goodput=Within(0.8, 0.9),
+    )  # fmt: skip
+    return job, replace(analysis, headline=head)
+
+
+@pytest.mark.parametrize(
+    ("state", "went"),
+    [
+        ("COMPLETED", "The run ended well"),
+        ("FAILED: rank 3 exited 1", "The run did not end well"),
+        ("RUNNING", "The run goes on"),
+        ("UNKNOWN", "The run is not known to have ended"),
+    ],
+)
+def test_it_says_how_the_run_went_as_far_as_is_known(
+    read: tuple[Job, Analysis], state: str, went: str
+) -> None:
+    job, analysis = read
+    said = write_opening(replace(job, state=state), analysis, [])
+    assert said.startswith(f"{went} after 90 s, at step 5 of 9; 80 % to 90 % of the time")
+
+
+def test_it_names_the_first_change_that_a_finding_asks_for(read: tuple[Job, Analysis]) -> None:
+    job, analysis = read
+    fell = Finding(weight=0.1, sentence="The loss fell.", evidence="", key="")
+    slow = Finding(weight=0.5, sentence="Rank 3 is slow.", evidence="", key="cluster.exclude: [n3]")
+    findings = [fell, slow]
+    said = write_opening(replace(job, state="COMPLETED"), analysis, findings)
+    assert said.endswith("; change first: cluster.exclude: [n3], for rank 3 is slow.")
