@@ -69,7 +69,7 @@ TABLES: Mapping[str, Table] = {
         kind=RunRow,
         prefix="[].",
         before=(("format", "integer", "1"),),
-        without=("state", "is_over", "age_s", "verdict", "loss", "attempt"),
+        without=("state", "is_over", "age_s", "verdict", "loss", "losses", "attempt"),
         after=(
             ("state", "string", "The verdict's word"),
             ("job_state", "string", "The scheduler's"),
