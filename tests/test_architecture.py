@@ -34,8 +34,6 @@ MAY_IMPORT = {
     "containers": {"containers", "varuna_core"},
     "templates": set(),
 }
-COMPOSITION_ROOTS = {"varuna_core/launch/__main__.py": {"shelf"}}
-"""Entry files that hand over to a part above them; nothing imports them."""
 HEAVY = {"torch", "pandas", "plotly", "numpy", "pyarrow"}
 STARTS_PROCESSES = {
     "jobs/process.py",
@@ -74,21 +72,13 @@ def files(package: str) -> list[Path]:
 def test_imports_run_one_way(package: str) -> None:
     for path in files(package):
         ours = {name_folder(name) for name in imports(path)} & set(OURS)
-        above = COMPOSITION_ROOTS.get(str(path.relative_to(ROOT)), set())
-        assert ours <= MAY_IMPORT[package] | above, path
+        assert ours <= MAY_IMPORT[package], path
 
 
 def test_containers_import_the_record_that_they_make_and_nothing_else_of_ours() -> None:
     for path in files("containers"):
         ours = {name for name in imports(path) if name_folder(name) == "varuna_core"}
         assert ours <= {"varuna_core.records.plan"}, path
-
-
-def test_nobody_imports_a_composition_root() -> None:
-    roots = {path.removesuffix(".py").replace("/", ".") for path in COMPOSITION_ROOTS}
-    for package in OURS:
-        for path in files(package):
-            assert not roots & set(imports(path)), path
 
 
 def test_no_part_imports_the_face_that_leads_to_all_of_them() -> None:
@@ -160,8 +150,6 @@ def test_the_agent_and_the_records_use_the_standard_library_alone() -> None:
     for folder in TORCH_FREE:
         for path in files(folder):
             foreign = {name.partition(".")[0] for name in imports(path)} - allowed
-            if str(path.relative_to(ROOT)) in COMPOSITION_ROOTS:
-                foreign -= {"vjob"}
             assert not foreign, f"{path}: {foreign}"
 
 

@@ -109,7 +109,6 @@ BELOW = {
         "shelf/watch",
         "shelf/web",
         "shelf/run",
-        "shelf/launcher",
         "shelf/host",
         "shelf/commands",
     ],

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from varuna_core import trace as trace
     from varuna_core.checkpoint.foreign.weight_files import open_weights as open_weights
     from varuna_core.data.place import DataPlace as DataPlace
-    from varuna_core.planner.autoconfig import AutoConfig as AutoConfig
     from varuna_core.profiling.profiler import Profiler as Profiler
     from varuna_core.runtime.cross_entropy import cross_entropy as cross_entropy
     from varuna_core.runtime.saving import leaving as leaving
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 _LAZY = {
-    "AutoConfig": "varuna_core.planner.autoconfig",
     "CutPoint": "varuna_core.runtime.split.cut",
     "DataPlace": "varuna_core.data.place",
     "Options": "varuna_core.runtime.settings",

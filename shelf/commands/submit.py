@@ -345,7 +345,7 @@ def print_submitted(
 def _follow(run: RunFolder, record: RunRecord, *, as_json: bool) -> int:
     """Print the run's lines to its end, and return its exit code; as JSON one object a line.
 
-    On a list of machines, as with Varuna's launcher, Ctrl-C ends the run.
+    On a list of machines Ctrl-C ends the run.
     """
     from varuna_core.facts.remedy import context_of
     from vjob.jobs.monitor.log_lines.print_logs import LineFilter, follow_run

@@ -201,7 +201,6 @@ def _find_python(words: list[Word], command: Command) -> Launch | None:
             "torch.distributed.launch": "torch",
             "torch.distributed.run": "torch",
             "varuna.run_varuna": "varuna",
-            "varuna_core.launch": "varuna",
             "deepspeed.launcher.runner": "deepspeed",
         }
         module = words[1].text

@@ -87,27 +87,20 @@ def start_run(
     announce: Announce,
     *,
     wanted: LineFilter | None = None,
-    fill: submitting.Fill = submitting.no_more,
-    with_batch: bool = False,
 ) -> int:
     """Submit a run and follow it; its exit code. Ctrl-C and SIGTERM end it from its first moment.
 
     Without `wanted` a single rank's lines are shown as they are.
     """
     made: list[RunFolder] = []
-
-    def keep(run: RunFolder) -> None:
-        made.append(run)
-        fill(run)
-
     executor = VjobExecutor(resolved.conf.log_folder)
     with note_sigterm() as sigterms:
         try:
-            run, record = submitting.submit(resolved, executor=executor, fill=keep)
+            run, record = submitting.submit(resolved, executor=executor, fill=made.append)
             announce(run, record)
             plan = read_plan(run.plan)
             wanted = wanted or LineFilter.make(bare=plan is not None and plan.world == 1)
-            return follow_run(run, screen, sigterms, wanted, with_batch=with_batch)
+            return follow_run(run, screen, sigterms, wanted)
         except (KeyboardInterrupt, Terminated) as end:  # from submit it comes once the job is there
             for run in made:
                 if read_record(run) is not None:
@@ -115,14 +108,7 @@ def start_run(
             return 128 + (signal.SIGTERM if isinstance(end, Terminated) else signal.SIGINT)
 
 
-def follow_run(
-    run: RunFolder,
-    screen: Screen,
-    sigterms: list[int],
-    wanted: LineFilter,
-    *,
-    with_batch: bool = False,
-) -> int:
+def follow_run(run: RunFolder, screen: Screen, sigterms: list[int], wanted: LineFilter) -> int:
     """Show the run to its end, within `note_sigterm`, whose list is `sigterms`; the exit code."""
 
     def say(text: str) -> None:
@@ -137,7 +123,7 @@ def follow_run(
     def on_call(number: int, frame: FrameType | None) -> None:
         _pass_on(run, number, screen)
 
-    lines = RunLines(run, say, wanted, show=show, with_batch=with_batch)
+    lines = RunLines(run, say, wanted, show=show)
     before = {number: signal.signal(number, on_call) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     try:
         signal.signal(signal.SIGTERM, on_end)

@@ -57,7 +57,6 @@ COMMANDS = (
     "vjob.jobs.schedulers.diagnosis",
     "vjob.jobs.submit",
     "vjob.jobs.submit.like",
-    "vjob.shelf.launcher.cli",
 )
 """What the usual commands import late, and none of what only some need: numpy, pandas, textual."""
 

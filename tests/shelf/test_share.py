@@ -132,7 +132,7 @@ def test_a_file_that_is_not_known_stays_closed(ended: Ended, colleague: Colleagu
 
 
 CLOSED = [
-    "plan.json", "node.sh", "batch.sh", "machines.json", "launch.json", "function/submitted.pkl",
+    "plan.json", "node.sh", "batch.sh", "machines.json", "function/submitted.pkl",
     "attempt-3/plan.json", "attempt-3/state/go.json", "code/train.py", "morph/orders.json",
     "attempt-0/../plan.json", "tensorboard/events.out", "attempt-0/state/link.json",
     "morph/link.json", "morph/epochs/1.orders.json",

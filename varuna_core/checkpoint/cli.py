@@ -103,11 +103,11 @@ def _build_parser() -> argparse.ArgumentParser:
         "source",
         type=parse_path,
         help="a safetensors file, one of torch.save, a folder of Hugging Face's, of Megatron-LM's "
-        "(a GPT for pretrain_gpt), of torch.distributed.checkpoint (FSDP2, torchtitan) or of "
-        "Varuna's; a URL of a folder, such as s3://bucket/model, by fsspec",
+        "(a GPT for pretrain_gpt) or of torch.distributed.checkpoint (FSDP2, torchtitan); a URL of "
+        "a folder, such as s3://bucket/model, by fsspec",
     )
     take.add_argument("store", type=Path, help="the folder of checkpoints")
-    number = "0 if not given; of Varuna's and Megatron's the newest, and it keeps its own"
+    number = "0 if not given; of Megatron's the newest, and it keeps its own"
     take.add_argument("--iteration", type=int, help=number)
     tied = "names of one tensor; once for each group"
     take.add_argument("--tied", nargs="+", action="append", default=[], metavar="NAME", help=tied)
@@ -126,9 +126,8 @@ def _build_parser() -> argparse.ArgumentParser:
     take.add_argument(
         "--optimizer",
         choices=("AdamW", "Adam", "SGD", "Lamb"),
-        help="of Varuna's and torch.distributed.checkpoint: take the optimizer's state too",
+        help="of torch.distributed.checkpoint: take the optimizer's state too",
     )
-    take.add_argument("--rest", type=Path, help="of Varuna's: a state dict with what it left out")
     take.set_defaults(run=_import)
     return parser
 
@@ -280,23 +279,10 @@ def _import(options: argparse.Namespace) -> int:
     source, store, iteration = options.source, options.store, options.iteration or 0
     is_dcp = source.is_dir() and (source / ".metadata").is_file() and _is_plain_dcp(source)
     is_remote = isinstance(source, RemotePath)
-    if source.is_dir() and not is_dcp and not is_remote:
-        from varuna_core.checkpoint.foreign.varuna import find_folder, import_varuna
-
-        folder = find_folder(source, options.iteration)
-        if folder is not None:
-            made = import_varuna(
-                folder, store, optimizer=options.optimizer, rest=options.rest, ties=options.tied
-            )
-            print(f"{folder} is {made}")
-            if options.optimizer is None:
-                print("its weights alone: say --optimizer for the optimizer's state too")
-            return 0
-        if _import_megatron(options):
-            return 0
-    for word in ("rest",) if is_dcp else ("optimizer", "rest"):
-        if getattr(options, word) is not None:
-            raise ValueError(f"{source}: --{word} is for checkpoints of Varuna")
+    if source.is_dir() and not is_dcp and not is_remote and _import_megatron(options):
+        return 0
+    if options.optimizer is not None and not is_dcp:
+        raise ValueError(f"{source}: --optimizer is for folders of torch.distributed.checkpoint")
     if source.is_dir():
         from varuna_core.checkpoint.foreign.huggingface import import_folder
 

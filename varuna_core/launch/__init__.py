@@ -2,8 +2,7 @@
 
 The batch script of a local job calls these in the place of srun: `step.Step` plays one attempt on
 machines that stay, `watch.MachineWatch` keeps agents on a list that changes, for a run that may
-morph. `machines` and `ssh` are for `vjob` too. `python -m varuna_core.launch` hands over to vjob's
-front end, which takes the flags of Varuna's launcher.
+morph. `machines` and `ssh` are for `vjob` too.
 
 Imports `varuna_core.agent`, `varuna_core.morph.orders`, `varuna_core.records`. No torch.
 """

@@ -1,4 +1,4 @@
-"""The one module of the launcher that starts processes: ssh, or this machine's agent."""
+"""The one module of this room that starts processes: ssh, or this machine's agent."""
 
 from __future__ import annotations
 

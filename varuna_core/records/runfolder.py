@@ -2,7 +2,6 @@
 
 <log_folder>/<run>/
   conf.yaml resolved.yaml plan.json record.json      asked, resolved, planned, submitted
-  launch.json                                        flags of the launcher, where that was it
   master.pid  machines.json                          of a run on a list of machines
   training.json  program.pyz                         of a built-in program: what it trains, itself
   function.pyz                                       of a function: what calls it on each rank
@@ -401,11 +400,6 @@ class RunFolder:
     def known_lines(self) -> Path:
         """Rows of the catalogue for the nodes."""
         return self.path / "known_lines.json"
-
-    @property
-    def launch(self) -> Path:
-        """The launcher's arguments, where it submitted the run."""
-        return self.path / "launch.json"
 
     @property
     def master_pid(self) -> Path:

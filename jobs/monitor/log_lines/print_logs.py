@@ -489,24 +489,18 @@ class RunLines:
         *,
         num_lines: int | None = None,
         show: Show | None = None,
-        with_batch: bool = False,
     ) -> None:
-        """`num_lines` bounds what is shown of files that are there at the start; `with_batch` adds
-        the batch script's lines."""
-        self.run, self.say, self.wanted, self.with_batch = run, say, wanted, with_batch
+        """`num_lines` bounds what is shown of files that are there at the start."""
+        self.run, self.say, self.wanted = run, say, wanted
         self.logs: dict[tuple[Path, str], Log] = {}
         self._show: Show = show or (lambda text, is_err: say(text))
         self._num_lines = num_lines
-        self._batch: dict[Path, Follower] = {}
         self._collapser = Collapser()
         self._plan: Plan | None = None
 
     def print_new(self, *, final: bool) -> None:
         """Print what was written since the last call; with `final` all of it."""
         wanted, run = self.wanted, self.run
-        for path in sorted(run.path.glob("scheduler*.out")) if self.with_batch else ():
-            for text in self._batch.setdefault(path, Follower(path)).read(final=final):
-                self.say(clean(text))
         for attempt in run.attempts():
             for log in find_logs(attempt, wanted, self._num_lines):
                 self.logs.setdefault((log.path, log.label), log)
@@ -562,21 +556,18 @@ def follow_lines(lines: RunLines, *, with_states: bool = True) -> int:
             is_known = is_known or check_nodes(run, run.attempts(), wanted, wait=not over)
         lines.print_new(final=over)
         if over:
-            return finish(view, say, is_batch_shown=lines.with_batch)
+            return finish(view, say)
         time.sleep(max(poll_s, len(lines.logs) / FILES_PER_S))
 
 
-def finish(view: RunView, say: Say, *, is_batch_shown: bool = False) -> int:
-    """The last word on an ended run. Lines of the batch script, if they were shown, end with what
-    became of each attempt."""
-    outcome = view.record.outcome
-    is_said = is_batch_shown and outcome is not None
-    message = "" if is_said else f": {clean(view.record.message)}"
+def finish(view: RunView, say: Say) -> int:
+    """The last word on an ended run."""
+    outcome, message = view.record.outcome, clean(view.record.message)
     if view.record.verdict == "COMPLETED":
-        say(f"-- done{message}")
+        say(f"-- done: {message}")
         return 0
-    say(f"-- {view.state}{message}")
-    if not is_batch_shown and (outcome is None or outcome.culprit_rank is None):
+    say(f"-- {view.state}: {message}")
+    if outcome is None or outcome.culprit_rank is None:
         for path in sorted(view.run.path.glob("scheduler*.out")):
             _print_file(path, path.name, say)
     say(f"-- all files: {view.run.path}")

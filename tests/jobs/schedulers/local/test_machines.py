@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import ROOT
 from tests.command import PROGRAMS, Vjob, read_out, wait_for
 from tests.varuna_core.launch.sshd import SSHD, Sshd, find_step
 from varuna_core.records.exits import NODE_LOST, NOT_READY
@@ -99,6 +101,18 @@ def test_ranks_on_two_machines_run_and_meet(vjob: Vjob) -> None:
     assert "are one machine" in run.scheduler_log().read_text()
 
 
+def test_the_program_of_the_page_runs_with_the_conf_of_the_page(vjob: Vjob) -> None:
+    page = (ROOT / "docs/launcher.md").read_text()
+    for kind, name in (("python", "train.py"), ("yaml", "conf.yaml"), ("", "machines")):
+        blocks = re.findall(rf"^```{kind}\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+        vjob.write(blocks[-1], name)
+    with (vjob.folder / "conf.yaml").open("a") as conf:
+        conf.write(f"env: {{PYTHONPATH: {ROOT}}}\n")
+    (command,) = re.findall(r"```sh\nvjob (.*?)\n```", page)
+    losses = re.findall(r"loss (\S+)$", vjob(*command.split()).stdout, re.MULTILINE)
+    assert len(losses) == 2 and len(set(losses)) == 1, "both ranks print the same"
+
+
 def test_a_rank_that_fails_over_there_ends_the_run_with_its_code(vjob: Vjob) -> None:
     run = vjob.submit(make("2", "exit:9"))
     outcome = vjob.wait_over(run)["outcome"]
@@ -149,12 +163,65 @@ def test_a_failed_attempt_is_restarted_on_the_machines(vjob: Vjob) -> None:
     assert len(run.attempts()) == 2
 
 
-def test_a_machine_that_cannot_serve_is_one_clear_line(vjob: Vjob) -> None:
+def _take_config(vjob: Vjob, path: Path) -> None:
+    alias = (vjob.folder / "ssh_config").read_text().partition("Host *")[0]
+    (vjob.folder / "ssh_config").write_text(alias + path.read_text())
+
+
+def _close_port(vjob: Vjob, sshd: Sshd) -> None:
     (vjob.folder / "machines").write_text("127.0.0.1\nroot@localhost:1\n")
+
+
+def _take_wrong_key(vjob: Vjob, sshd: Sshd) -> None:
+    _take_config(vjob, sshd.write_config("wrong_key", key="stranger"))
+
+
+def _forget_host(vjob: Vjob, sshd: Sshd) -> None:
+    _take_config(vjob, sshd.write_config("forgot", known_hosts=sshd.folder / "nobody"))
+
+
+def _swap_host_key(vjob: Vjob, sshd: Sshd) -> None:
+    stranger = (sshd.folder / "stranger.pub").read_text()
+    (sshd.folder / "swapped").write_text(f"[localhost]:{sshd.port} {stranger}")
+    _take_config(vjob, sshd.write_config("swap", known_hosts=sshd.folder / "swapped"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_close_port, "localhost:1: it cannot be reached: run `ssh"),
+        (_take_wrong_key, "gpu-1: it refused the login: run `ssh"),
+        (_forget_host, "gpu-1: its host key is not known here: run `ssh"),
+        (_swap_host_key, "gpu-1: its host key is not the one in known_hosts"),
+    ],
+)
+def test_a_machine_that_cannot_serve_is_one_clear_line(
+    vjob: Vjob, sshd: Sshd, change: Callable[[Vjob, Sshd], None], said: str
+) -> None:
+    change(vjob, sshd)
     run = vjob.submit(make("-1", "hang"))
     outcome = vjob.wait_over(run)["outcome"]
     assert outcome["code"] == NOT_READY
-    assert "localhost:1: it cannot be reached: run `ssh" in outcome["reason"]
+    assert said in outcome["reason"]
+    assert not run.attempt(0).go.exists(), "nothing was started"
+
+
+def test_a_folder_that_is_not_shared_is_said_with_the_remedy(vjob: Vjob, tmp_path: Path) -> None:
+    """The other machine sees an empty disk in its place."""
+    log = vjob.folder / "log"
+    log.mkdir(exist_ok=True)
+    hide = f"mount -t tmpfs none {log} && exec /bin/sh -s"
+    command = f"unshare -rm /bin/sh -c '{hide}'"
+    if subprocess.run(["sh", "-c", command], stdin=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("no mount of one's own may be made here (unshare -rm)")
+    server = Sshd(tmp_path / "sshd", f"ForceCommand {command}")
+    try:
+        (vjob.folder / "ssh_config").write_text(server.config.read_text())
+        (vjob.folder / "machines").write_text(f"127.0.0.1\n{server.machine}\n")
+        reason = vjob.wait_over(vjob.submit(make("-1", "hang")))["outcome"]["reason"]
+    finally:
+        server.stop()
+    assert "it does not see the run folder" in reason and "name one with log_folder" in reason
 
 
 @pytest.mark.charliecloud
