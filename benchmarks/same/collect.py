@@ -167,6 +167,8 @@ def collect_live(vjob: Command, folder: Path) -> dict[str, Any]:
     for name in start_runs(lambda *words: vjob(*words, folder=folder), folder):
         run = find_run(folder, name)
         for path in (run / "record.json", *sorted(run.glob("attempt-0/*/*.json"))):
+            if path.name == "hanging.json":  # of a slow moment
+                continue
             if path.parent.name in ("exit", "state") or path.parent == run:
                 text = vjob.tidy(path.read_text()).replace(run.name, name)
                 found[f"live/{name}/{path.name}"] = without_numbers(json.loads(text))
