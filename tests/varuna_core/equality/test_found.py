@@ -130,6 +130,29 @@ FOUND = {
         batch_size=8,
         batches=(5, 8, 7),
     ),
+    "a tensor that crosses a cut takes a gradient as a branch decides": Spec(
+        blocks=blocks("switch", "|linear"),
+        layout=Layout(pipeline=2, partition="1-1"),
+        frozen=1,
+    ),
+    "what may take a gradient does where a forward is recomputed": Spec(
+        blocks=blocks("switch", "|linear"),
+        layout=Layout(pipeline=2, schedule="gpipe", partition="1-1", recompute="full"),
+        frozen=1,
+    ),
+    "a product that a bias has changed unseen is made again": Spec(
+        blocks=blocks("|norm", "|pushed"),
+        layout=Layout(schedule="gpipe", recompute="selective"),
+    ),
+    "products of a dry run are not those of a forward": Spec(
+        blocks=blocks("linear", "mlp_dropout", "branch", "|linear"),
+        layout=Layout(
+            pipeline=2, tensor=2, schedule="gpipe", partition="1-1", recompute="selective"
+        ),
+        batch_size=7,
+        batches=(7, 7, 7),
+        chunk_size=3,
+    ),
     "a dict that crossed a cut may be edited": Spec(
         blocks=(Block(kind="linear", form="edited"), Block(kind="extra", form="edited")),
         layout=Layout(pipeline=2, partition="2-1"),

@@ -208,13 +208,14 @@ def describe_message(
 
 def describe_layout(layout: MessageLayout) -> bytes:
     """The text that describes it to the receiver."""
-    shown = None if layout.structure is None else [layout.structure.show(HOLE)]
+    structure = layout.structure
+    shown = None if structure is None else [structure.show(HOLE), structure.learning]
     return spell([layout.specs, shown, layout.batch])
 
 
 def read_layout(text: bytes) -> MessageLayout:
     specs, shown, batch = read(text)
-    structure = None if shown is None else Structure.of(shown[0], HOLE)
+    structure = None if shown is None else Structure.of(shown[0], HOLE, shown[1])
     return MessageLayout(specs=specs, structure=structure, batch=batch)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -32,6 +32,11 @@ def describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Real or complex numbers, which may take a gradient and be NaN."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 def spec_of(tensor: Tensor) -> TensorSpec:
     return TensorSpec(
         shape=tuple(tensor.shape),
@@ -55,6 +60,9 @@ class Structure:
     is_flat: bool = False
     """Tensors alone, each a value of its own: the usual case, spared the walk through the tree."""
 
+    learning: tuple[bool, ...] | None = None
+    """The tensors that take a gradient where they come from; None: as in the dry run."""
+
     def show(self, hole: Any) -> Any:
         """The values with `hole` in place of each tensor; of a flat one how many these are."""
         if self.is_flat:
@@ -62,14 +70,19 @@ class Structure:
         return self.join([hole] * len(self.places))
 
     @staticmethod
-    def of(shown: Any, hole: Any) -> Structure:
+    def of(shown: Any, hole: Any, learning: tuple[bool, ...] | None) -> Structure:
         """The structure that showed this."""
         if isinstance(shown, int):
-            return _build_flat(shown)
+            return _build_flat(shown, learning)
         leaves, tree = pytree.tree_flatten(shown)
         places = tuple(i for i, leaf in enumerate(leaves) if leaf is hole)
         rest = tuple(None if leaf is hole else leaf for leaf in leaves)
-        return Structure(tree=tree, leaves=rest, places=places)
+        return Structure(tree=tree, leaves=rest, places=places, learning=learning)
+
+    def with_learning(self, learning: tuple[bool, ...]) -> Structure:
+        if self.is_flat:
+            return _build_flat(len(self.places), learning)
+        return replace(self, learning=learning)
 
     def join(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
         if self.is_flat:
@@ -111,10 +124,10 @@ def structure_of(values: tuple[Any, ...]) -> Structure:
 
 
 @cache
-def _build_flat(count: int) -> Structure:
+def _build_flat(count: int, learning: tuple[bool, ...] | None = None) -> Structure:
     nothing = (None,) * count
-    tree = pytree.tree_structure(nothing)
-    return Structure(tree=tree, leaves=nothing, places=tuple(range(count)), is_flat=True)
+    tree, places = pytree.tree_structure(nothing), tuple(range(count))
+    return Structure(tree=tree, leaves=nothing, places=places, is_flat=True, learning=learning)
 
 
 def is_plain(leaf: Any) -> bool:

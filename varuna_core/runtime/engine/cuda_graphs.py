@@ -135,13 +135,15 @@ class Recording:
         got: Got,
         inputs: Sequence[Tensor],
         tree: Callable[[Sequence[Tensor]], Any],
-        received: Sequence[Tensor] | None,
+        received: Crossing | None,
         recorder: Recorder,
         add: Add,
     ) -> None:
         self._stage, self._form, self._got, self._tree, self._add = stage, form, got, tree, add
         self._inputs = [tensor.clone() for tensor in inputs]
-        self._received = None if received is None else [t.detach().clone() for t in received]
+        held = [tensor.detach().clone() for tensor in received.tensors] if received else []
+        self._crossing = received and received._replace(tensors=tuple(held))
+        self._received = held
         self._parameters = [p for p in _once(stage.parameters().values()) if p.requires_grad]
         self.trained: tuple[nn.Parameter, ...] = ()
         """Parameters that get a gradient."""
@@ -158,9 +160,7 @@ class Recording:
         self._gradients, self._replay_backward = recorder.record(self._run_backward)
 
     def _run_forward(self) -> Any:
-        received = self._received
-        crossing = None if received is None else Crossing(tuple(received), None)
-        output = self._run_module(crossing)
+        output = self._run_module(self._crossing)
         if isinstance(output, Crossing):
             if output.structure is None or not output.structure.is_flat:
                 raise RuntimeError("more than tensors crosses the cut after it")
@@ -182,9 +182,9 @@ class Recording:
         return output
 
     def _run_backward(self) -> list[Tensor | None]:
-        entered = [t for t in self._received or () if t.requires_grad]
+        entered = [t for t in self._received if t.requires_grad]
         if not self._starts:
-            return [None] * len(self._received or ())
+            return [None] * len(self._received)
         wanted = [*entered, *self._parameters]
         made = torch.autograd.grad(self._starts, wanted, self._seeds, allow_unused=True)
         pairs = zip(self._parameters, made[len(entered) :], strict=True)
@@ -192,14 +192,14 @@ class Recording:
         self.trained = tuple(parameter for parameter, _ in got)
         self._add(got, self._factor)
         by_place = dict(zip(map(id, entered), made, strict=False))
-        return [by_place.get(id(tensor)) for tensor in self._received or ()]
+        return [by_place.get(id(tensor)) for tensor in self._received]
 
     @torch.no_grad()
     def forward(self, inputs: Mapping[str, Any], received: Crossing | None) -> Any:
         """A crossing in memory of its own; of the last stage what the model returns, until the
         next forward."""
         values = [*list_tensors(inputs), *(() if received is None else received.tensors)]
-        torch._foreach_copy_([*self._inputs, *(self._received or ())], values)
+        torch._foreach_copy_([*self._inputs, *self._received], values)
         self._replay_forward()
         if not isinstance(self._output, Crossing):
             return self._output
@@ -345,7 +345,7 @@ class CudaGraphs:
         if not all(leaf is None or isinstance(leaf, KNOWN) for leaf in leaves):
             return None  # their values are no part of a key
         strides = tuple(tensor.stride() for tensor in tensors)
-        key = (stage.index, stage.key_of(micro.inputs), sign(tensors), strides)
+        key = (stage.index, stage.key_of(micro.inputs), sign(tensors), strides, structure)
         self._used[key] = self._step
         return key
 
@@ -367,10 +367,9 @@ class CudaGraphs:
                 return None
             self._free[key] = []
         inputs = list_tensors(micro.inputs)
-        tensors = None if received is None else received.tensors
         try:
             recording = Recording(
-                stage, self._form, self._known[key], inputs, _build_join(micro.inputs), tensors,
+                stage, self._form, self._known[key], inputs, _build_join(micro.inputs), received,
                 self._make_recorder(), self._add,
             )  # fmt: skip
         except BrokenRecording:

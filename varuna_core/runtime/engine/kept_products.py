@@ -28,6 +28,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from varuna_core.runtime.comm.private_torch import counting_changes
+from varuna_core.runtime.engine.graph_memory import measure_storages
+from varuna_core.runtime.split.record import list_written
 
 _NAMES = (
     *("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"),
@@ -39,7 +41,7 @@ FOR_BACKWARD = "compute_log_sumexp"
 BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
 
 Call = tuple[Any, list[Any]]
-"""A function, and the shapes of its tensors."""
+"""A function, and the types and shapes of its tensors."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
     def __init__(self, products: KeptProducts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch: untyped
         self.products = products
+        self._places: dict[int, int] = {}
+        """The places of results that are kept, by their storages."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -109,8 +113,14 @@ class _Keep(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: untyp
         result = func(*args, **kwargs)
         if is_product:
             if is_worth_keeping(func, args, kwargs, result):
-                self.products.results[len(self.products.calls)] = KeptProduct.of(result)
-            self.products.calls.append((func, _list_shapes(args)))
+                place = len(self.products.calls)
+                self.products.results[place] = KeptProduct.of(result)
+                self._places.update(dict.fromkeys(measure_storages(_list_tensors(result)), place))
+            self.products.calls.append((func, _list_forms(args)))
+        elif getattr(getattr(func, "_schema", None), "is_mutable", False):
+            # Some changes are not counted, such as that by a bias through `_unsafe_view` (2.13).
+            for storage in measure_storages(list_written(func, args, kwargs)):
+                self.products.results.pop(self._places.get(storage, -1), None)
         return result
 
 
@@ -126,7 +136,7 @@ class _Serve(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch: unty
     ) -> Any:
         if func in PRODUCTS and not _is_dry(args):
             products, place = self.products, len(self.products.again)
-            products.again.append((func, _list_shapes(args)))
+            products.again.append((func, _list_forms(args)))
             kept = products.results.pop(place, None)
             is_same = kept is not None and products.calls[place] == products.again[place]
             if kept is not None and is_same and kept.is_unchanged:
@@ -176,5 +186,5 @@ def _is_dry(args: Any) -> bool:
     return any(isinstance(tensor, FakeTensor) for tensor in _list_tensors(args))
 
 
-def _list_shapes(args: Any) -> list[Any]:
-    return [tuple(tensor.shape) for tensor in _list_tensors(args)]
+def _list_forms(args: Any) -> list[Any]:
+    return [(type(tensor), *tensor.shape) for tensor in _list_tensors(args)]

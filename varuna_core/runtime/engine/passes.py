@@ -19,6 +19,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from operator import gt
 from typing import Any
 
 import torch
@@ -228,6 +229,7 @@ class RecomputePass(PlainPass):
     def output_ready(self, output: Any) -> None:
         if self._versions != self._list_versions():
             self.turn.stage.refuse_change()
+        self._learning = list_learning(output)
 
     def _list_versions(self) -> list[int]:
         received = self.turn.received
@@ -238,6 +240,8 @@ class RecomputePass(PlainPass):
         changing = self.passes.buffers[self.turn.stage.index]
         with changing.replaced_by(self.buffers), changing.attributes_as(self.attributes):
             output = self._run()
+        if any(map(gt, list_learning(output), self._learning)):
+            self.turn.stage.refuse_learning()
         self.buffers.clear()
         return output
 
@@ -246,7 +250,7 @@ class SelectivePass(RecomputePass):
     """A pass that keeps the matrix products of its forward too, and does not compute them again."""
 
     def forward(self) -> Any:
-        foresee(self.turn)
+        self.turn.stage.foresee(self.turn.micro.inputs)
         self.kept = KeptProducts()
         with self.kept.keeping():
             return super().forward()
@@ -336,8 +340,8 @@ class Passes:
 
     def open_graph(self, turn: Turn) -> SavedGraph:
         """A graph that is to leave, without what is in memory anyway."""
-        foresee(turn)
         stage = turn.stage
+        stage.foresee(turn.micro.inputs)
         if stage.index not in self._staying:
             held = [*stage.module.parameters(), *stage.module.buffers()]
             self._staying[stage.index] = {*measure_storages(held)}
@@ -352,10 +356,10 @@ class Passes:
         return self._place
 
 
-def foresee(turn: Turn) -> None:
-    """Make the dry run of a new shape, if there must be one, where nobody watches."""
-    if turn.stage.stubs:
-        turn.stage.plan_for(turn.micro.inputs)
+def list_learning(output: Any) -> Sequence[bool]:
+    """The tensors that take a gradient, of those that cross a cut."""
+    structure = output.structure if isinstance(output, Crossing) else None
+    return (structure and structure.learning) or ()
 
 
 def _has_graph(start: Tensor | GradientEdge | None) -> bool:

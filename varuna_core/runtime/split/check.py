@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from varuna_core.runtime.comm.values import Crossing, TensorSpec, describe, tensors_of
+from varuna_core.runtime.comm.values import (
+    Crossing,
+    TensorSpec,
+    describe,
+    is_inexact,
+    tensors_of,
+)
 from varuna_core.runtime.split.attributes import kept_attributes
 from varuna_core.runtime.split.cut import LeakError, SplitError, StageEnd
 from varuna_core.runtime.split.random_streams import kept_random_state, seed_all
@@ -31,13 +37,13 @@ Poison = Callable[[Tensor], Tensor]
 
 
 def fill_nan(tensor: Tensor) -> Tensor:
-    return tensor.fill_(float("nan") if has_nan(tensor.dtype) else 1)
+    return tensor.fill_(float("nan") if is_inexact(tensor.dtype) else 1)
 
 
 def fill_noise(tensor: Tensor) -> Tensor:
     """Fill with noise: what a largest of NaNs hides differs here. Whole numbers stay a valid
     index."""
-    if not has_nan(tensor.dtype):
+    if not is_inexact(tensor.dtype):
         return tensor.zero_()
     draw = torch.Generator().manual_seed(SEED)
     noise = torch.randn(tensor.shape, generator=draw, dtype=torch.float32)
@@ -67,7 +73,7 @@ class PoisonCheck:
         except Exception as error:  # the values that enter the stage here are made up
             log.warning("stage %d: not checked for leaks: %s", stage.index, error)
             return
-        if any(has_nan(t.dtype) and bool(t.isnan().any()) for t in clean):
+        if any(is_inexact(t.dtype) and bool(t.isnan().any()) for t in clean):
             log.warning(
                 "stage %d: not wholly checked for leaks: it makes NaN of made-up values",
                 stage.index,
@@ -183,7 +189,7 @@ class _NanWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.found is None and self.stage.is_live:
             for tensor in tensors_of((args, kwargs)):
-                if has_nan(tensor.dtype) and bool(tensor.isnan().any()):
+                if is_inexact(tensor.dtype) and bool(tensor.isnan().any()):
                     name = self.open[-1] if self.open else ""
                     user = f"module {name!r}" if name else "the model's own forward"
                     word = getattr(func, "__name__", str(func))
@@ -195,10 +201,6 @@ class _NanWatch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def has_nan(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
 def differ(clean: Sequence[Tensor], poisoned: Sequence[Tensor], wavers: bool = False) -> bool:
     """True if they differ by more than rounding."""
     if len(clean) != len(poisoned):
@@ -206,7 +208,7 @@ def differ(clean: Sequence[Tensor], poisoned: Sequence[Tensor], wavers: bool = F
     for a, b in zip(clean, poisoned, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return True
-        if not has_nan(a.dtype):
+        if not is_inexact(a.dtype):
             if not torch.equal(a, b):
                 return True
             continue

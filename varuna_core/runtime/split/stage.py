@@ -26,6 +26,7 @@ from varuna_core.runtime.comm.values import (
     Crossing,
     TensorSpec,
     as_crossing,
+    is_inexact,
     map_leaves,
     sign,
     structure_of,
@@ -190,6 +191,8 @@ class StubOutputs:
 class Draws(Protocol):
     """Sees which segment of which forward draws random numbers."""
 
+    def foresee(self, stage: Stage, inputs: Mapping[str, Any]) -> Any: ...
+
     def follow(
         self, stage: Stage, inputs: Mapping[str, Any], on_segment: Callable[[int], None]
     ) -> Callable[[int], None]: ...
@@ -242,12 +245,18 @@ class Stage:
 
         self.stubs: dict[str, Stub] = {}
         self._parameters, self._buffers = parameters, tuple(buffers)
+        self._entering = [*parameters.values()]
+        """The parameters, those that are given up later among them."""
+
         num_cuts = len(record.cuts)
         self.is_first, self.is_last = segments.start == 0, segments.stop == num_cuts + 1
         self._start, self._end = segments.start - 1, segments.stop - 1
         self._passed = 0
         self._sent: Crossing | None = None
         self._received: Crossing | Sequence[Tensor] | None = None
+        self._came_learning = False
+        """A tensor that was received takes a gradient."""
+
         self._on_segment: Callable[[int], None] | None = None
         self._pool, self.switch = Pool(device), Switch()
         self._loaded: OrderedDict[Any, StubOutputs] = OrderedDict()
@@ -341,7 +350,10 @@ class Stage:
             return values[0] if len(values) == 1 else values
         if number >= self._end:
             if number == self._end:
-                self._sent = take_apart(values if self.at_cut is None else self.at_cut(values))
+                sent = take_apart(values if self.at_cut is None else self.at_cut(values))
+                assert sent.structure is not None
+                structure = sent.structure.with_learning(self._find_learning(sent.tensors))
+                self._sent = Crossing(sent.tensors, structure)
             raise StageEnd  # again, where a bare `except:` of the user's caught the first one
         if number == self._start:
             values = self._receive(values)
@@ -363,7 +375,7 @@ class Stage:
                 f"{len(tensors)} tensors came through {self.name_cut(self._start)}, where the "
                 f"model passes {len(structure.places)}"
             )
-        self._mark(tensors)
+        self._mark(tensors, structure.learning)
         entering = [t.clone() if i in self.copied else t for i, t in enumerate(tensors)]
         return structure.join(entering)
 
@@ -374,21 +386,48 @@ class Stage:
             "which the model does so, or let it change a copy (x = x.clone())"
         )
 
-    def _mark(self, tensors: Sequence[Tensor]) -> None:
+    def refuse_learning(self) -> NoReturn:
+        raise RuntimeError(
+            f"a tensor that crosses {self.name_cut(self._end)} takes a gradient in this "
+            "micro-batch, and not in the dry run, which decides that where a forward is computed "
+            "twice: give dummy_inputs with which it does, or say recompute='none'"
+        )
+
+    def _mark(self, tensors: Sequence[Tensor], learning: Sequence[bool] | None) -> None:
         """Gradients on, where the plain model has them."""
+        if learning is None:
+            learning = self._foresee_learning(self._start, tensors)
+        self._came_learning = any(learning)
         if not torch.is_grad_enabled():
             return
-        specs = self.record.cuts[self._start].specs
-        known = len(specs) == len(tensors)
-        for place, tensor in enumerate(tensors):
-            wanted = specs[place].requires_grad if known else tensor.is_floating_point()
+        for wanted, tensor in zip(learning, tensors, strict=True):
             if wanted and not tensor.requires_grad:
                 tensor.requires_grad_()
+
+    def _find_learning(self, tensors: Sequence[Tensor]) -> tuple[bool, ...]:
+        """The tensors that are to take a gradient, of those that leave: a branch may decide it.
+        A forward without gradients does not show it, and goes by the dry run; if no tensor took
+        any there, and might, all do."""
+        if torch.is_grad_enabled():
+            return tuple(tensor.requires_grad for tensor in tensors)
+        foreseen = self._foresee_learning(self._end, tensors)
+        if any(foreseen) or not (
+            self._came_learning or any(p.requires_grad for p in self._entering)
+        ):
+            return foreseen
+        return tuple(is_inexact(tensor.dtype) for tensor in tensors)
+
+    def _foresee_learning(self, cut: int, tensors: Sequence[Tensor]) -> tuple[bool, ...]:
+        specs = self.record.cuts[cut].specs
+        if len(specs) == len(tensors):
+            return tuple(spec.requires_grad for spec in specs)
+        return tuple(is_inexact(tensor.dtype) for tensor in tensors)
 
     def _hand_on(self, received: Crossing | Sequence[Tensor]) -> Crossing:
         """A stage without segments."""
         crossing = as_crossing(received)
-        self._mark(crossing.tensors)
+        structure = crossing.structure
+        self._mark(crossing.tensors, None if structure is None else structure.learning)
         return crossing
 
     def name_cut(self, number: int) -> str:
@@ -438,6 +477,13 @@ class Stage:
     def key_of(self, inputs: Mapping[str, Any]) -> Any:
         """Batches of one key share their stubs' outputs."""
         return self.module.training, sign(inputs)
+
+    def foresee(self, inputs: Mapping[str, Any]) -> None:
+        """Make the dry runs of a new shape, if there must be any, where nobody watches."""
+        if self.stubs:
+            self.plan_for(inputs)
+        if self.draws is not None:
+            self.draws.foresee(self, inputs)
 
     def plan_for(self, inputs: Mapping[str, Any]) -> StubPlan:
         """Stubs for batches of this shape."""

@@ -76,7 +76,7 @@ class ShardedDraws:
         self, stage: Stage, inputs: Mapping[str, Any], on_segment: Callable[[int], None]
     ) -> Callable[[int], None]:
         """`on_segment` of one forward, which then tells what the segment is to draw."""
-        draws = self._find(stage, inputs)
+        draws = self.foresee(stage, inputs)
 
         def begin(segment: int) -> None:
             on_segment(segment)
@@ -87,7 +87,8 @@ class ShardedDraws:
     def leave(self) -> None:
         self._expected = None
 
-    def _find(self, stage: Stage, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Draw]]:
+    def foresee(self, stage: Stage, inputs: Mapping[str, Any]) -> Mapping[int, Sequence[Draw]]:
+        """The draws of a batch of this shape, by segment."""
         key = stage.key_of(inputs)
         if key not in self._specs:
             if len(self._specs) >= NUM_KEPT_SHAPES:
