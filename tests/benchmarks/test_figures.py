@@ -42,9 +42,9 @@ def test_each_number_of_the_table_is_in_a_result_file(
 
 
 NEEDS_AN_ARGUMENT = {"planner/estimates", "planner/sizes", "suite/fresh", "suite/durations"}
-NEEDS_AN_ARGUMENT |= {"launch_scripts/tree"}
-"""Other people's measurements and scripts, which only their owner can name; roots of Debian;
-a log."""
+NEEDS_AN_ARGUMENT |= {"launch_scripts/tree", "commands/screens"}
+"""Other people's measurements, scripts and programs, which only their owner can name; roots of
+Debian; a log."""
 
 
 def test_every_benchmark_that_writes_a_result_is_run_by_make_bench() -> None:
