@@ -18,13 +18,6 @@ def _find_share(row: RunRow) -> float | None:
     return row.step if row.step is None or not row.num_steps else row.step / row.num_steps
 
 
-def _show_step(row: RunRow) -> Cell:
-    if row.step is None:
-        return Cell()
-    share = min(100.0, 100 * row.step / row.num_steps) if row.num_steps else None
-    return Cell(format_step(row), percent=share)
-
-
 RUN_COLUMNS = (
     Column[RunRow](
         title="run", width=14, place=0,
@@ -36,7 +29,7 @@ RUN_COLUMNS = (
     ),
     Column[RunRow](
         title="step", width=7, place=2,
-        show=_show_step,
+        show=lambda row: Cell(format_step(row) if row.step is not None else ""),
         key=lambda row: _find_share(row), first_down=True,
     ),
     Column[RunRow](

@@ -334,7 +334,7 @@ def build_table(
 
 def _make_cell(column: Column[Any], row: Any) -> PageCell:
     cell = column.show(row)
-    return PageCell(text=cell.text, key=column.key(row), share=cell.percent)
+    return PageCell(text=cell.text, key=column.key(row))
 
 
 def draw_curve(
@@ -386,7 +386,10 @@ def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
     )
     table = replace(
         table,
-        rows=tuple(map(_link_row, table.rows, newest)),
+        rows=tuple(
+            _finish_row(shown, row, table.columns)
+            for shown, row in zip(table.rows, newest, strict=False)
+        ),
         note=table.note if rows else "No runs yet: vjob submit conf.yaml",
         is_searched=bool(rows),
     )
@@ -394,9 +397,17 @@ def build_runs_page(rows: Sequence[RunRow]) -> StatusPage:
     return StatusPage(title="runs", about=about, tables=(("runs", "Runs", table),))
 
 
-def _link_row(shown: Row, row: RunRow) -> Row:
+def _finish_row(shown: Row, row: RunRow, headings: Sequence[Heading]) -> Row:
+    """The row with its link, and a bar of the steps that are done."""
     target = _find_target(row)
-    return replace(shown, target=target, name=row.run if target else "")
+    share = 100 * row.step / row.num_steps if row.step is not None and row.num_steps else None
+    cells = tuple(
+        replace(cell, share=min(100.0, share))
+        if heading.title == "step" and share is not None
+        else cell
+        for heading, cell in zip(headings, shown.cells, strict=True)
+    )
+    return replace(shown, cells=cells, target=target, name=row.run if target else "")
 
 
 def _is_wrong(row: RunRow) -> bool:
