@@ -65,7 +65,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("stacks", "{run}", "--wait", "1"), ("guard", "{run}", "pause"), ("grow", "{run}", "1"),
     ("shrink", "{run}", "1"), ("submit", "{run}/conf.yaml", "--dry-run"),
     ("submit", "{run}/resolved.yaml", "--dry-run"), ("init", "--from", "{run}"),
-    ("init", "--from", "{run}/batch.sh"), ("plan", "{run}/conf.yaml"), ("data", "inspect", "{run}"),
+    ("init", "--from", "{run}/batch.sh"), ("plan", "{run}/conf.yaml"),
 )  # fmt: skip
 
 

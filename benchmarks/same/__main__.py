@@ -1,8 +1,9 @@
 """Compare two commits on the same inputs; exit 1 on a difference that allowed.yaml does not have.
 
-    python -m benchmarks.same --before COMMIT [--after COMMIT] [--only PATTERN ...]
+    python -m benchmarks.same --before COMMIT [--after COMMIT] [--only PATTERN ...] [--page FILE]
 
-Without --after the working tree is compared. Each commit gets a worktree in a temporary folder,
+Without --after the working tree is compared. --page lists every path that differs, allowed or not,
+by document. Each commit gets a worktree in a temporary folder,
 and both run in this Python, so it needs their dependencies.
 """
 
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -44,6 +46,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--allowed", type=Path, default=ALLOWED, help="default: allowed.yaml here")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="PATTERN",
                         help="outputs to show, such as 'status/*'")  # fmt: skip
+    parser.add_argument("--page", type=Path, metavar="FILE", help="for the paths that differ")
     options = parser.parse_args(words)
     allowances = read_allowances(options.allowed)
     with ExitStack() as stack:
@@ -54,6 +57,9 @@ def main(words: Sequence[str] | None = None) -> int:
         ]
         before, after = collect_both(checkouts, temporary)
     found = [one for one in compare(before, after) if is_asked(one.name, options.only)]
+    if options.page:
+        commits = f"{options.before} and {options.after or 'the working tree'}"
+        options.page.write_text(render_page(commits, len(before), found))
     refused, allowed = sort_out(found, allowances)
     show(refused)
     for step, number in allowed.items():
@@ -115,6 +121,32 @@ def show(differences: Sequence[Difference]) -> None:
         names = list(dict.fromkeys(one.name for one in found))
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         print(f"{str(found[0])[:500]}\n    {len(found)} in {', '.join(names[:SHOWN])}{more}")
+
+
+def render_page(commits: str, num_outputs: int, differences: Sequence[Difference]) -> str:
+    """Render the paths of JSON documents that differ, and how many lines of texts, by document."""
+    paths: dict[str, set[str]] = {}
+    lines: dict[str, Counter[str]] = {}
+    for one in differences:
+        first, *rest = one.name.split("/")
+        is_file = first in ("submit", "live") or rest[-1:] in (["said"], ["text"])
+        document = f"{first}/*/{rest[-1]}" if is_file and rest else first
+        if one.place[:1] in ("+", "-") or one.place.startswith("only "):
+            lines.setdefault(document, Counter())[one.place[:1]] += 1
+        else:
+            paths.setdefault(document, set()).add(re.sub(r"\[\d+\]", "[*]", one.place))
+    rows = ["| document | paths that differ |", "|---|---|"]
+    for document, found in sorted(paths.items()):
+        rows.append(f"| {document} | {', '.join(f'`{path}`' for path in sorted(found))} |")
+    rows += ["", "| text | lines that went | lines that came |", "|---|---|---|"]
+    for document, number in sorted(lines.items()):
+        rows.append(f"| {document} | {number['-']} | {number['+']} |")
+    return (
+        f"# Outputs of two commits on the same inputs\n\nMade by `python -m benchmarks.same`: "
+        f"{num_outputs} outputs of {commits}. What is not listed is equal, scripts among it.\n\n"
+        + "\n".join(rows)
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""The `vjob data` commands: text made into token files, looked at, and read as a run reads it.
+"""The `vjob data` commands: text made into token files.
 
 The work is in varuna_core/data.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -15,12 +14,11 @@ from typing import Any
 import click
 
 from vjob.jobs.errors import InputError
-from vjob.shelf.commands.arguments import json_option, print_object, write_commands
+from vjob.shelf.commands.arguments import print_object, write_commands
 from vjob.shelf.commands.terminal import say
 
 TOKENIZERS = ("bpe", "wordpiece-lower", "wordpiece-cased", "whitespace")
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
-DEFAULT_SPLIT = "969,30,1"
 
 
 class DataGroup(click.Group):
@@ -48,11 +46,10 @@ class DataGroup(click.Group):
 
 @click.group(cls=DataGroup)
 def data() -> None:
-    """Make training data from text, and look at it.
+    """Make training data from text.
 
     \b
     vjob data prepare wiki.jsonl.gz -o data/wiki --train 32000 --append-eod
-    vjob data inspect data/wiki_text_document      sizes, split, index maps
 
     In a conf: `data: {prefix: data/wiki_text_document, split: "969,30,1"}`.
     """
@@ -68,9 +65,6 @@ tokenizer_option = click.option(
 )
 vocab_option = _path_option("--vocab", "vocab.json (bpe, whitespace) or vocab.txt (wordpiece).")
 merges_option = _path_option("--merges", "merges.txt, for bpe.")
-split_option = click.option(
-    "--split", default=DEFAULT_SPLIT, show_default=True, help="Shares of train, valid and test."
-)
 
 
 @data.command()
@@ -191,20 +185,3 @@ def _render(summary: dict[str, Any]) -> str:
             lines.append(f"  {summary[key]:,} {key.replace('_', ' ')} passed over")
     lines.append(f"  in a conf   data: {{prefix: {summary['prefix']}}}")
     return "\n".join(lines)
-
-
-@data.command()
-@click.argument("prefix")
-@split_option
-@json_option
-def inspect(prefix: str, split: str, as_json: bool) -> None:
-    """Show what PREFIX.bin and .idx hold, and whether the index maps beside them are theirs.
-
-    \b
-    vjob data inspect data/wiki_text_document
-    vjob data inspect data/wiki_text_document --split 900,50,50 --json
-    """
-    from varuna_core.data import inspect as inspecting
-
-    found = inspecting.inspect(prefix, split)
-    click.echo(json.dumps(found, indent=1)) if as_json else say(inspecting.render(found))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.same.__main__ import ALLOWED
+from benchmarks.same.__main__ import ALLOWED, render_page
 from benchmarks.same.difference import (
     Allowance,
     Difference,
@@ -54,6 +54,15 @@ def test_only_what_is_allowed_passes() -> None:
     refused, allowed = sort_out(found, [step])
     assert [one.place for one in refused] == ["-one", "+two", "verdict.reason"]
     assert allowed == {"words": 1}
+
+
+def test_the_page_lists_paths_by_document_and_counts_lines() -> None:
+    found = compare(
+        {"status/a": {"jobs": [{"id": 1}, {"id": 2}]}, "submit/a/batch.sh": "one\n"},
+        {"status/a": {"jobs": [{"id": 3}, {"id": 4}]}, "submit/a/batch.sh": "two\n"},
+    )
+    page = render_page("x and y", 2, found)
+    assert "| status | `jobs[*].id` |" in page and "| submit/*/batch.sh | 1 | 1 |" in page
 
 
 def test_a_bracket_in_a_pattern_is_a_bracket() -> None:

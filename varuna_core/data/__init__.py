@@ -1,6 +1,6 @@
 """Data sets in Megatron's `.bin/.idx` format: made from text, and read as samples.
 
-`prepare` makes one, `gpt` and `bert` read samples, `blend` mixes data sets, `inspect` describes
-one. Imports numpy and `varuna_core.records`, never torch, so that a login node can run it.
+`prepare` makes one, `gpt` and `bert` read samples, `blend` mixes data sets.
+Imports numpy and `varuna_core.records`, never torch, so that a login node can run it.
 `place.DataPlace` is for scripts with data of their own, and imports nothing.
 """

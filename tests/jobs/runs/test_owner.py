@@ -112,7 +112,7 @@ NAMES_RUN = {
 NAMES_NONE = {
     "list", "init", "schema", "doctor", "completion", "run", "try", "plan", "profile",
     "data prepare",
-    "data inspect", "container import", "container list",
+    "container import", "container list",
     "container clean", "there",
 }  # fmt: skip
 """The others: what they read is what their user names, and no run."""

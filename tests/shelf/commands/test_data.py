@@ -16,6 +16,7 @@ import pytest
 from tests.command import ROOT, Vjob, wait_for
 from varuna_core.data.corpus import make_documents
 from varuna_core.data.gpt import open_gpt
+from varuna_core.data.indexed import open_tokens
 from varuna_core.data.vocabulary import VocabularyFiles, open_encoder
 
 PREPARE = ("data", "prepare", "corpus.jsonl", "-o", "out/a", "--train", "500", "--append-eod")
@@ -32,10 +33,9 @@ def vjob(tmp_path: Path) -> Vjob:
 def test_from_text_to_samples(vjob: Vjob) -> None:
     done = vjob(*PREPARE, "--processes", "2")
     assert "data: {prefix: out/a_text_document}" in done.stdout and "\r" not in done.stderr
-    shown = json.loads(vjob("data", "inspect", "out/a_text_document", "--json").stdout)
-    assert shown["documents"] == 200 and shown["dtype"] == "uint16" and shown["largest_token"] < 500
-    assert sum(part["sequences"] for part in shown["split"].values()) == 200
-    assert "200" in vjob("data", "inspect", "out/a_text_document").stdout
+    made = open_tokens(str(vjob.folder / "out/a_text_document"))
+    assert made.num_documents == made.num_sequences == 200
+    assert made.dtype.name == "uint16" and made.tokens.max() < 500
     names = [str(vjob.folder / f"out/a-{name}") for name in ("vocab.json", "merges.txt")]
     found = open_gpt(
         str(vjob.folder / "out/a_text_document"),
@@ -47,22 +47,11 @@ def test_from_text_to_samples(vjob: Vjob) -> None:
     assert not list(vjob.folder.glob("out/*.npy")), "looking leaves nothing"
 
 
-def test_inspect_tells_maps_that_are_another_data_sets(vjob: Vjob) -> None:
-    vjob(*PREPARE)
-    prefix = str(vjob.folder / "out/a_text_document")
-    open_gpt(prefix, split="969,30,1", num_samples={"train": 30}, sequence=16, seed=1)
-    shown = json.loads(vjob("data", "inspect", prefix, "--json").stdout)
-    assert [entry["fault"] for entry in shown["index_maps"]] == [""]
-    shown = json.loads(vjob("data", "inspect", prefix, "--split", "1,1,1", "--json").stdout)
-    assert "not the index maps of" in shown["index_maps"][0]["fault"]
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("prepare", "corpus.jsonl", "-o", "a"), "either --vocab FILE or --train N"),
         (("prepare", "none.jsonl", "-o", "a", "--train", "500"), "none.jsonl: No such file"),
-        (("inspect", "none"), "none.idx is not there; `vjob data prepare`"),
     ],
 )
 def test_what_cannot_be_is_input_error_2(vjob: Vjob, words: tuple[str, ...], says: str) -> None:
@@ -70,7 +59,7 @@ def test_what_cannot_be_is_input_error_2(vjob: Vjob, words: tuple[str, ...], say
     assert done.stderr.startswith("vjob: ") and says in done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "prepare", "inspect"])
+@pytest.mark.parametrize("command", ["", "prepare"])
 def test_help_shows_an_example_and_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\n"

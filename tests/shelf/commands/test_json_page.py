@@ -29,7 +29,6 @@ from tests.shelf.commands.test_json import read_values
 from tests.shelf.elastic.test_autoscale import GROWS, Idle, make_training_run
 from tests.test_docs import list_commands
 from varuna_core.data.corpus import make_documents
-from varuna_core.data.gpt import open_gpt
 from varuna_core.facts.cause import End, EndCause
 from varuna_core.facts.known import Evidence
 from varuna_core.records import record
@@ -298,9 +297,6 @@ def test_data(stage: Stage) -> None:
     (stage.folder / "corpus.jsonl").write_text("".join(lines))
     words = ("corpus.jsonl", "-o", "out/a", "--train", "300", "--append-eod", "--processes", "1")
     stage.ask("data prepare", "data", "prepare", *words)
-    prefix = "out/a_text_document"
-    open_gpt(prefix, split="969,30,1", num_samples={"train": 30}, sequence=16, seed=1)
-    stage.ask("data inspect", "data", "inspect", prefix)
     compare(stage)
 
 

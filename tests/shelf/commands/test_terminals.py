@@ -88,7 +88,6 @@ CASES: dict[str, tuple[int, str]] = {
     "container clean nothing --scratch scratch": (2, ""),
     "container import a#b#c": (2, ""),
     "data prepare nothing.jsonl -o x --train 300": (2, ""),
-    "data inspect nothing": (2, ""),
     "completion bash": (0, AS_IT_IS),
     f"share {DONE} --group root --dry-run": (-1, ""),
     "prune": (0, ""),
