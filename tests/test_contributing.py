@@ -79,7 +79,7 @@ def run(copy: Path, *words: str, code: int = 0) -> str:
 
 
 def test_each_row_names_at_most_three_files_that_are_there() -> None:
-    assert len(ROWS) == 10
+    assert len(ROWS) == 11
     for name, files in ROWS.items():
         assert 1 <= len(files) <= 3, name
         assert all((ROOT / file).exists() for file in files), name
@@ -97,6 +97,41 @@ def test_a_conf_key_is_one_field(add: Add, vjob: Vjob) -> None:
     assert "train.warm_steps = 5: has no effect with program.script: remove it" in said
     said = vjob("submit", "conf.yaml", "--dry-run", "--set", "train.warm_steps=0", code=2)
     assert "train.warm_steps = 0: must be at least 1" in said
+
+
+@pytest.mark.row("an option of sbatch")
+def test_an_option_of_sbatch_is_a_field_and_its_line(add: Add, vjob: Vjob) -> None:
+    add(SCHEMA, "    account: ", '    nice: PositiveInt | None = None\n    """Waits longer."""\n')
+    add("jobs/schedulers/slurm/header.py", '        "account": ', '        "nice": cluster.nice,\n')
+    words = ("--set", "cluster.scheduler=slurm", "--set", "cluster.nice=5")
+    assert "#SBATCH --nice=5" in vjob("submit", "conf.yaml", "--dry-run", *words)
+
+
+@pytest.mark.row("a vendor of accelerators")
+def test_a_vendor_is_a_class_and_a_row(add: Add, copy: Path) -> None:
+    toy = (
+        "from varuna_core.agent.gpu.accelerator import NoAccelerator\n\n\n"
+        "class Toy(NoAccelerator):\n    name = 'toy'\n    visible_variable = 'TOY_DEVICES'\n"
+    )
+    (copy / "varuna_core/agent/gpu/toy.py").write_text(toy)
+    row = 'BuiltIn("toy", "Toys.", "varuna_core.agent.gpu.toy:Toy"),\n'
+    add("varuna_core/agent/gpu/accelerator.py", '        BuiltIn(\n            "nvidia"', row)
+    code = (
+        "from varuna_core.agent.gpu.accelerator import choose_accelerator, list_variables\n"
+        "print(choose_accelerator().name, list_variables())"
+    )
+    assert run(copy, "-c", code).startswith("toy ['TOY_DEVICES', 'CUDA_VISIBLE_DEVICES']")
+
+
+@pytest.mark.row("a scheduler")
+def test_a_scheduler_is_a_class_a_row_and_a_name(add: Add, vjob: Vjob, copy: Path) -> None:
+    for path in (ROOT / "tests/jobs/schedulers/toy").glob("*.py"):
+        shutil.copy(path, copy)
+    row = 'BuiltIn("toy", "Toys.", "vjob_toy:ToyScheduler"),\n'
+    add("jobs/schedulers/choose.py", '        BuiltIn("slurm"', row)
+    add(SCHEMA, '"slurm", "allocation", "local"', '"toy", ')
+    said = vjob("submit", "conf.yaml", "--dry-run", "--set", "cluster.scheduler=toy")
+    assert "#TOY name=toy" in said
 
 
 @pytest.mark.row("a schedule")
