@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,12 @@ def build_nodes(draft: Draft, launch: Launch) -> None:
     if hosts and not any("nodes" in block.options for block in blocks):
         _build_host_groups(draft, hosts, ranks)
         return
+    if launch.kind == "deepspeed" and ranks is None and devices is None and not _has_gpus(blocks):
+        draft.note(
+            f"{launch.command.where}: deepspeed without --num_gpus and --include takes all GPUs of "
+            f"a node, and their number is not known here; write {NODES}[].gpus",
+            is_first=True,
+        )
     if not blocks and total is None and ranks is None and devices is None:
         return
     names, counts, chosen = _choose_blocks(draft, blocks, same, total)
@@ -236,7 +242,8 @@ def _join_srun(draft: Draft) -> list[JobBlock]:
             if name.startswith("container-") and name in PYXIS:
                 continue
             if word.is_open:
-                draft.note(f"{said} is left out: its value is known in the job alone")
+                why = "known in the job alone" if word.shell else "not given"
+                draft.note(f"{said} is left out: it is {why}")
             elif name in GROUP_OPTIONS:
                 values = {block.options[name][0] for block in own if name in block.options}
                 if not values:
@@ -341,6 +348,11 @@ def _count_gpus(options: Mapping[str, tuple[str, int]], gpus: int | None) -> int
         if name in options:
             return to_number(options[name][0].rpartition(":")[2])
     return gpus
+
+
+def _has_gpus(blocks: Sequence[JobBlock]) -> bool:
+    names = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
+    return any(block.gres or any(name in block.options for name in names) for block in blocks)
 
 
 def _get_count(block: JobBlock | None) -> int | None:

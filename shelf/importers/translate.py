@@ -25,6 +25,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.programs.launchers import find_launcher
 from vjob.shelf.importers.bash.recording import (
     A_COUNT,
+    ALL_THERE,
     MAX_FILE,
     PLACEHOLDER,
     SEARCH_PATHS,
@@ -56,7 +57,7 @@ _UNBOUND = re.compile(r": (\$?\w+): (?:unbound variable|parameter (?:null or )?n
 _SETUP = ("module", "ml", "conda", "mamba", "micromamba", "spack")
 _SILENT = ("rm", "touch", "chmod", "ls", "which", "printenv", "df", "free", "ps", "lscpu", "env",
            "squeue", "sinfo", "scontrol", "stat", "du", "nvcc", "id", "lsof", "tput", "cd", "find",
-           "uname", "column", "xargs", "jq", "diff", "sync", "less", "more", "ulimit", "stty",
+           "uname", "column", "jq", "diff", "sync", "less", "more", "ulimit", "stty",
            "gpustat", "nvtop", "dstat", "iostat", "mpstat", "sar", "vmstat",
            "hostname", "ip", "ifconfig", "lspci", "ibstat", "ibv_devinfo", "dcgmi")  # fmt: skip
 """Commands that only show, or tidy up: their loss is not told."""
@@ -112,6 +113,9 @@ def translate_source(source: Source, environ: Mapping[str, str]) -> tuple[str, l
             )
         for text, where in recording.once.items():
             draft.note(f"{where}: {text} is answered once: the conf has what it was when read")
+        for problem in recording.problems:
+            if problem.endswith("No such file or directory"):
+                draft.note(f"{recording.file}: bash says {problem}")
     _build(draft, launch)
     leave_out_misfits(draft)
     notes = [*draft.notes, *find_absent(draft, Path(found.folder))]
@@ -246,6 +250,8 @@ def refuse_open(launch: Launch, found: ShellConf) -> None:
         )
     if any(name.startswith("$(") for name in names):
         remedies[Refusal.OUTPUTS] = "write in the script what these commands print"
+        if unread := [said for one in found.recordings for said in one.unread]:
+            remedies[Refusal.FILES] = f"bash says {'; '.join(dict.fromkeys(unread[:3]))}"
     if any("*" in name for name in names):
         remedies[Refusal.FILES] = "read the script where the files are that the pattern is for"
     said = f"bash says {'; '.join(_list_problems(found)[:3])}"
@@ -322,7 +328,7 @@ def _build(draft: Draft, launch: Launch) -> None:
     _build_setup(draft)
     _build_name(draft, launch)
     _build_env(draft, launch)
-    _list_tested(draft)
+    _list_tested(draft, launch)
 
 
 def _build_profile(draft: Draft) -> None:
@@ -358,6 +364,11 @@ def _build_port(draft: Draft, launch: Launch) -> None:
     elif word is None and given is not None and given.value is not None:
         said, port = f"MASTER_PORT={given.value}", to_number(given.value)
     if port is None:
+        return
+    once = {where for one in draft.found.recordings for where in one.once.values()}
+    drawn = {one.value for one in draft.found.variables.values() if place(one) in once}
+    if str(port) in drawn:
+        draft.note(f"{said} is not used: it is drawn anew in each run, as port: auto does")
         return
     low, high = EPHEMERAL
     if 1024 <= port <= 65535 and not low <= port <= high:
@@ -458,8 +469,10 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         draft.values["pass_env"] = pass_env
 
 
-def _list_tested(draft: Draft) -> None:
+def _list_tested(draft: Draft, launch: Launch) -> None:
     """Files that decide what happens, and are not here."""
+    is_there = launch.command.only == ALL_THERE
+    taken = ", and is taken to be there" if is_there else "; the script goes on as without it"
     for recording in draft.found.recordings:
         for text, where in recording.tested.items():
-            draft.note(f"{where}: {text} is not here; the script goes on as without it")
+            draft.note(f"{where}: {text} is not here{taken}")

@@ -9,8 +9,9 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -272,18 +273,27 @@ def _unescape(text: str) -> str:
     return re.sub(r'\\(["$`\\])', r"\1", text)
 
 
-def repair(text: str, error: str) -> str:
-    """The text with the redirections that failed going to the scratch folder: here no file of the
-    script's may be written. As it was where none failed."""
+def find_failed(text: str, error: str) -> frozenset[int]:
+    """Places of the lines whose redirection failed: here no file of the script's may be written.
+
+    Bash may name another line of the same command.
+    """
     lines = text.split("\n")
-    for failed in {int(found[1]) for line in error.splitlines() if (found := _FAILED.search(line))}:
+    found: set[int] = set()
+    for failed in {int(said[1]) for line in error.splitlines() if (said := _FAILED.search(line))}:
         near = [*range(failed - 1, min(failed + 60, len(lines))), *range(failed - 2, -1, -1)[:60]]
-        for at in near:
-            if at < len(lines) and not lines[at].lstrip().startswith("#"):
-                changed = _REDIRECTION.sub(
-                    lambda m: f'{m["sign"]}"$(__vj_file {m["path"]})"', lines[at]
-                )
-                if changed != lines[at]:
-                    lines[at] = changed
-                    break
-    return "\n".join(lines)
+        changed = (at for at in near if at < len(lines) and _redirect(lines[at]) != lines[at])
+        found.update(islice(changed, 1))
+    return frozenset(found)
+
+
+def repair(text: str, places: Collection[int]) -> str:
+    """The text with the redirections of these lines going to the scratch folder."""
+    lines = text.split("\n")
+    return "\n".join(_redirect(line) if at in places else line for at, line in enumerate(lines))
+
+
+def _redirect(line: str) -> str:
+    if line.lstrip().startswith("#"):
+        return line
+    return _REDIRECTION.sub(lambda m: f'{m["sign"]}"$(__vj_file {m["path"]})"', line)

@@ -34,6 +34,52 @@ __vj_tell() {  # a note: its kind, its text, and the line
 __vj_file() {  # where a file lies that the script writes
     if builtin test -n "$1"; then builtin printf %s "$__VJ/out/${1##*/}"; else builtin printf /dev/null; fi
 }
+__vj_filter() {  # a filter of text: of what nobody knows before the job it makes what nobody knows
+    local __vj_status=0 __vj_in= __vj_out __vj_word __vj_token='@(OUT|ARG|UNSET|ENV)[^@[:space:]]*@'
+    if [[ $#$1 == 1cat ]]; then builtin command cat; return; fi
+    for __vj_word in "${@:2}"; do
+        if builtin test -f "$__vj_word"; then builtin command "$@"; return; fi
+    done
+    if [[ -p /dev/stdin ]]; then IFS= builtin read -r -N 65536 __vj_in; fi
+    if [[ $__vj_in =~ $__vj_token ]]; then
+        __vj_token=${BASH_REMATCH[0]}
+        __vj_out=$(builtin printf %s "$__vj_in" | builtin command "$@") || __vj_status=$?
+        if [[ $__vj_token == @OUT:nvidia-smi@ && $__vj_out == [0-9]* ]]; then __vj_token=; fi  # a count
+        if [[ $__vj_out != *"$__vj_token"* ]]; then __vj_out=$__vj_token; fi
+        builtin printf '%s\n' "$__vj_out"
+        return "$__vj_status"
+    fi
+    if [[ -n $__vj_in ]]; then { builtin printf %s "$__vj_in"; builtin command cat; } | builtin command "$@"
+    else builtin command "$@"; fi || __vj_status=$?
+    case $1:$__vj_status in
+    *:0 | *grep:1 | *awk:1 | *:???) ;;
+    *) builtin printf '@OUT:%s@\n' "$1" ;;  # it cannot read its file
+    esac
+    return "$__vj_status"
+}
+for __vj_word in awk cat cut egrep fold gawk grep head mawk nl paste rev sed sort tac tail uniq wc; do
+    builtin eval "$__vj_word() { __vj_filter $__vj_word \"\$@\"; }"
+done
+xargs() {  # its input may be what nobody knows before the job
+    local __vj_mark=@OUT:xargs@ __vj_for= __vj_word
+    while [[ $1 == -* ]]; do
+        case $1 in
+        -I) __vj_for=$2; shift 2 ;;
+        -I*) __vj_for=${1#-I}; shift ;;
+        -i | --replace) __vj_for={}; shift ;;
+        --replace=*) __vj_for=${1#*=}; shift ;;
+        -[adELnPs] | --arg-file | --delimiter | --max-args | --max-chars | --max-procs) shift 2 ;;
+        *) shift ;;
+        esac
+    done
+    if (($# == 0)); then  # it puts its input on one line
+        builtin read -r -d '' -t 1 -a __vj_word
+        builtin printf '%s\n' "${__vj_word[*]}"
+        return 0
+    fi
+    if [[ -n $__vj_for ]]; then set -- "${@//"$__vj_for"/$__vj_mark}"; else set -- "$@" "$__vj_mark"; fi
+    if [[ $1 == */* ]]; then __vj_call "$@"; else "$@"; fi
+}
 command_not_found_handle() { __vj_call "$@"; }
 exec() {
     if [[ $1 == -[cl] ]]; then shift; elif [[ $1 == -a ]]; then shift 2; fi
@@ -153,6 +199,7 @@ srun() {  # a question about a node is answered, all else is a launch
     esac
 }
 __vj_debug() {  # before each command: where variables are set; a path gets a function of its name
+    if [[ ${BASH_SOURCE[1]-} == "$__VJ/prelude" ]]; then return 0; fi
     local __vj_line=$BASH_COMMAND __vj_word __vj_more __vj_length  # no =~ here: BASH_REMATCH is the script's
     if [[ -e $__VJ/stop ]]; then builtin exit 0; fi
     if [[ $PATH != "$__VJ/bin" ]]; then export __VJ_PATH=$PATH PATH=$__VJ/bin; fi

@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
+from itertools import takewhile
 from pathlib import Path
 
 from varuna_core.records.secrets import is_secret
@@ -38,6 +39,7 @@ from vjob.shelf.importers.bash.passes import (
     Pass,
     Record,
     Variable,
+    find_failed,
     open_jail,
     repair,
     run_pass,
@@ -53,6 +55,7 @@ REST = "@ARG@"
 """The mark of all further arguments."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
 """A word to be replaced by the user."""
+_UNREAD = re.compile(r"[a-z]+: .*(?:No such file or directory|Permission denied|Is a directory)")
 _NAME = re.compile(r"\$\{?([A-Za-z_]\w*)", re.ASCII)
 _ASSIGNED = re.compile(
     r"(?:^|[\s;({&|\"])(?:(?:for|select|read|mapfile|readarray)\s+(?:-\S+\s+(?:\d+\s+|'[^']*'\s+)?)*)?"
@@ -101,6 +104,7 @@ _COUNTS = {"nodes": (2, 3), "ntasks": (6, 12), "gpus": (8, 5), "cpus": (64, 48)}
 """Two values for each count that no option gives, so that words that depend on it differ."""
 _NODES = ("2", "3")
 A_COUNT = "a count of the job"
+ALL_THERE = "the files that it asks for are there"
 ENDED = ("timeout", "full", -9, 137, 247)
 """The ways in which a pass ends that does not end by itself."""
 
@@ -198,6 +202,9 @@ class Recording:
     problems: list[str] = field(default_factory=list)
     """Messages of bash, and the reason why it was ended."""
 
+    unread: list[str] = field(default_factory=list)
+    """Messages of filters, such as `head`, about files that they cannot read."""
+
     is_endless: bool = False
     """True where bash was ended."""
 
@@ -282,6 +289,9 @@ class _How:
     globs: bool = False
     """A pattern that matches no file is no word."""
 
+    repaired: frozenset[int] = frozenset()
+    """Lines whose redirections go to the scratch folder."""
+
 
 _Records = tuple[Record, Record, Record]
 
@@ -310,8 +320,8 @@ class _Reader:
         job = found.options or list(around)
         how = _How(name=name, options=job, is_step=depth > 0,
                    is_job=bool(job) or "srun" in mine.text or depth > 0)  # fmt: skip
-        main, repaired = self._run(mine, how)
-        mine = replace(mine, text=repaired)
+        main, lines = self._run(mine, how)
+        how = replace(how, repaired=lines)
         if main.status in ENDED:
             self._note(found, mine.text.splitlines(), main)
             return found
@@ -341,7 +351,8 @@ class _Reader:
         self.written = [{**known, **one.written} for known, one in
                         zip(self.written, (main, other, marked), strict=True)]  # fmt: skip
         globs = shown
-        if any("*" in word for record in shown.records for word in record.words):
+        if any(re.search(r"^\S*\*\S*$", word) for one in shown.records if is_launch(one.words)
+               for word in one.words):  # fmt: skip
             globs, _ = self._run(base, replace(how, globs=True))
         launches = self._compare(found, shown, other, marked, globs, how)
         for launch, records in launches:
@@ -353,8 +364,9 @@ class _Reader:
                 found.launches.append(replace(launch, inner=inner))
         return found
 
-    def _run(self, given: _ScriptInput, how: _How, *, rank: int = 0) -> tuple[Pass, str]:
-        """A batch script runs on the first node; a step's on its own."""
+    def _run(self, given: _ScriptInput, how: _How, *, rank: int = 0) -> tuple[Pass, frozenset[int]]:
+        """A pass, and the lines that it took to repair. A batch script runs on the first node; a
+        step's on its own."""
         env = build_environment(how.options, rank, is_job=how.is_job)
         own = pwd.getpwuid(os.getuid())
         env["HOME"] = self.environ.get("HOME", own.pw_dir)
@@ -369,15 +381,16 @@ class _Reader:
             "__VJ_SEED": "11",
             "__VJ_TIME": str(self.time),
         }
-        text = given.text
+        lines = how.repaired
         for _ in range(4):
+            text = repair(given.text, lines)
             done = run_pass(self.jail, text, name=how.name, folder=str(self.folder),
                             args=given.args, env=env, without=self.without)  # fmt: skip
-            repaired = repair(text, done.error)
-            if repaired == text:
+            failed = find_failed(text, done.error)
+            if not failed:
                 break
-            text = repaired
-        return done, text
+            lines |= failed
+        return done, lines
 
     def _seek(self, given: _ScriptInput, how: _How, done: Pass | None = None) -> tuple[Pass, _How]:
         """A pass that starts something: if need be, with every file there that it asks for."""
@@ -446,11 +459,11 @@ class _Reader:
             )
         for said in main.error.splitlines():
             short = re.sub(r"^.*?(?=line \d+:)", "", said)
-            if (
-                re.match(r"line \d+: (?!.*Permission denied)", short)
-                and short not in found.problems
-            ):
+            is_bashs = re.match(r"line \d+: (?!.*Permission denied)", short)
+            if is_bashs and short not in found.problems:
                 found.problems.append(short)
+            elif _UNREAD.match(said) and said not in found.unread:
+                found.unread.append(said)
 
     def _compare(
         self, found: Recording, shown: Pass, other: Pass, marked: Pass, globs: Pass, how: _How
@@ -458,7 +471,7 @@ class _Reader:
         """The launches, with their records as rank 0, as another rank and with marks."""
         mine, its, marks, matched = (_index(one.records) for one in (shown, other, marked, globs))
         launches: list[tuple[Launch, _Records]] = []
-        files = "the files that it asks for are there" if how.files else ""
+        files = ALL_THERE if how.files else ""
         rows = [(key, files, mine) for key in mine]
         if _has_launch(shown, marked):
             rows += [
@@ -594,7 +607,8 @@ def _settle(
         texts = _merge(texts, _drop_rest(marked.words))
     needs = [_spell(found) for word in texts for found in _TOKEN.finditer(word)
              if found["kind"] in ("ARG", "UNSET")]  # fmt: skip
-    others = list(other.words) if other is not None and not needs else texts
+    is_marked = bool(needs) or texts != list(record.words)
+    others = list(other.words) if other is not None and not is_marked else texts
     if len(others) != len(texts):
         others = texts
     words: list[Word] = []
@@ -602,7 +616,7 @@ def _settle(
         word = make_word(mine, its)
         option = words[-1].text if words else ""
         is_named = bool(word.shell) or not word.unknown
-        words.append(word if is_named else _name_port(word, its, option))
+        words.append(word if is_named else _name_port(word, mine, its, option))
     return tuple(words), list(dict.fromkeys(needs))
 
 
@@ -653,12 +667,13 @@ def has_default(word: str, marked: str) -> bool:
     return bool(re.fullmatch("(.+?)".join(pieces), word, re.DOTALL))
 
 
-def _name_port(word: Word, its: str, option: str) -> Word:
+def _name_port(word: Word, mine: str, its: str, option: str) -> Word:
     """A port of the master that the script works out of what only the job knows: vjob's own."""
-    found = re.fullmatch(r"(.*?)(\d{4,5}|\$\((?:shuf|python3?)\))", word.text, re.DOTALL)
+    found = re.fullmatch(r"(.*?)(\d{4,5}|\$\((?:shuf|python3?)\))", _TOKEN.sub(_spell, mine),
+                         re.DOTALL)  # fmt: skip
     if found is None or not re.fullmatch(r"(?s).*?(\d{4,5}|@OUT:\w+@)", its):
         return word
-    head, of = found[1], f"{option} {word.text}"
+    head, of = found[1], f"{option} {found[0]}"
     is_masters = any(
         ("master" in name or "main" in name) and name.endswith(("-port", "_port"))
         for name in re.findall(r"[\w-]+", of)
@@ -705,7 +720,7 @@ def make_word(mine: str, its: str) -> Word:
                 pieces = [(parts[0], ""), ("", f"${{{name}}}"), (parts[1], "")]
                 break
         else:
-            return Word(_TOKEN.sub(_spell, mine), frozenset([A_COUNT]))
+            return Word(f"{_TOKEN.sub(_spell, _share(mine, its))}({A_COUNT})", frozenset([A_COUNT]))
     names = frozenset(name for _, name in pieces if name)
     text = "".join(piece or name for piece, name in pieces)
     is_named = all(map(_IN_THE_JOB.fullmatch, names))
@@ -713,6 +728,12 @@ def make_word(mine: str, its: str) -> Word:
         shlex.quote(piece) if piece else f'"{name}"' if name else "" for piece, name in pieces
     )
     return Word(text, names, shell if is_named else "")
+
+
+def _share(mine: str, its: str) -> str:
+    """The beginning that two words share, before a number."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(mine, its, strict=False))
+    return "".join(one for one, _ in pairs).rstrip("0123456789")
 
 
 def _value(name: str, rank: int) -> str:

@@ -18,7 +18,7 @@ SETUP = _names(
     "ibv_devinfo id ifconfig iostat ip jq jutil kubectl ldd less ln ls lscpu lsof lspci make mamba "
     "md5sum micromamba mkdir ml module more mpstat mv nc ninja nvcc nvtop pip pip3 printenv ps "
     "ray rm rmdir rsync sacct sar scancel scontrol scp sha256sum sinfo source spack squeue ssh- "
-    "keygen stat stty sync sysctl tar touch tput ulimit uname unzip vim vmstat wandb wget xargs "
+    "keygen stat stty sync sysctl tar touch tput ulimit uname unzip vim vmstat wandb wget "
     "yq yum zip"
 )
 """Commands that prepare or show something; alone they are no launch."""

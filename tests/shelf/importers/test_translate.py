@@ -133,6 +133,15 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
         ("for i in 1 2; do torchrun t.py $i; done", "SEVERAL", "2 unlike programs"),
         ("set -u\nA=$1\npython t.py --lr $LR", "ARGUMENTS VARIABLES", "script's arguments"),
         ("for i in d/*.yaml; do torchrun t.py $i; done", "FILES", "where the files are"),
+        ("torchrun t.py --at $(head -n 1 hosts):29500", "FILES OUTPUTS", "bash says head: .*hosts"),
+        ("A=$(grep a hosts | cut -d: -f2)\npython t.py --a $A", "FILES OUTPUTS", r"\$\(grep\)"),
+        ("xargs -a hosts -I {} ssh {} torchrun t.py", "OUTPUTS", r"\$\(xargs\)"),
+        ("ls d | xargs -n 1 ./run.bin", "OUTPUTS", r"x.sh:1: .*\$\(xargs\)"),
+        ("[ -f hosts ] || exit\nssh $(head -1 hosts) log\nxargs -a hosts -I@ ssh @ torchrun t.py",
+         "SEVERAL", "x.sh:3"),
+        ("python t.py --a x$(squeue | awk '{print $3}')", "OUTPUTS", r"x\$\(squeue\)"),
+        ("python t.py --n $(ls ckpt | wc -l)", "OUTPUTS", r"\$\(ls\)"),
+        ("python t.py --n $(echo $1 | cut -d: -f2)", "ARGUMENTS", r"\$1"),
     ],
 )  # fmt: skip
 def test_a_script_is_refused_with_the_reason(
@@ -152,6 +161,19 @@ def test_a_script_is_refused_with_the_reason(
          "x.sh:3: the script starts it again and again"),
         ("srun ./check\nsrun torchrun t.py", "t.py", "x.sh:1: left out"),
         ("srun --export=ALL ./run $SLURM_TMPDIR/data", "bash", "fills in ${SLURM_TMPDIR}"),
+        ("while read H; do echo $H; done < hosts\n./run 1", "./run 1",
+         "bash says line 1: hosts: No such file"),
+        ("[ -f hosts ] || exit 1\n./run 1", "./run 1", "is not here, and is taken to be there"),
+        ("[ -f hosts ] && A=1\n./run 1", "./run 1", "is not here; the script goes on as without"),
+        ("srun -J $1 ./run 1", "./run 1", "srun --job-name=$1 is left out: it is not given"),
+        ("#SBATCH -p q\nsrun torchrun --nproc_per_node $SLURM_GPUS_ON_NODE t.py", "t.py",
+         "--nproc_per_node (a count of the job) is not known"),
+        ("export MASTER_PORT=$((12000 + RANDOM % 2000))\n./run 1", "./run 1",
+         "MASTER_PORT=13039 is not used: it is drawn anew"),
+        ("deepspeed train.py", "train.py", "takes all GPUs of a node, and their number is not"),
+        ("A=$(seq 9000 | tail -1) B=$(head -1 x.sh; sort none)\n./run $A", "./run 9000", ""),
+        ("A=$(nvidia-smi -L | wc -l)\n./run 1", "./run 1", ""),
+        ("ls d | xargs rm\nA=$(echo ' 1 ' | xargs)\n./run $A", "./run 1", ""),
     ],
 )  # fmt: skip
 def test_one_program_is_found_among_what_surrounds_it(
@@ -159,8 +181,9 @@ def test_one_program_is_found_among_what_surrounds_it(
 ) -> None:
     conf, notes = translate(tmp_path, text)
     [found] = (
-        conf["program"].get(kind) for kind in ("script", "command") if kind in conf["program"]
-    )
+        conf["program"][kind] for kind in ("script", "command", "deepspeed")
+        if kind in conf["program"]
+    )  # fmt: skip
     assert (found[0] if isinstance(found, list) and program == "bash" else found) in (
         program, program.split())  # fmt: skip
     assert note in notes
