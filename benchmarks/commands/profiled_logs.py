@@ -293,7 +293,7 @@ CASES: dict[str, tuple[Logged, str]] = {
     "all nodes in one file": (replace(BASE, gathers_ranks=True, slow={5: 1.4}), "straggler"),
     "two jobs in one folder": (BASE, "other job"),
     "3 MB of calls a step": (
-        replace(BASE, micros=192, fillers=3, log_every=2, steps=6, slow={2: 1.5}),
+        replace(BASE, micros=384, fillers=3, log_every=2, steps=6, slow={2: 1.5}),
         "straggler",
     ),
     "sums alone, as of today's Megatron-LM": (

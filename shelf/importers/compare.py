@@ -15,6 +15,7 @@ from typing import Any
 from varuna_core.records.plan import Plan
 from vjob.jobs.errors import InputError
 from vjob.shelf.importers.bash.recording import Launch, Word, read_script
+from vjob.shelf.importers.launchers import split_groups
 from vjob.shelf.importers.tree import find_entries
 
 Words = tuple[str, ...]
@@ -110,24 +111,14 @@ def _compare(
 
 def compare_words(script: Sequence[Word], conf: Sequence[str]) -> list[Difference]:
     """The differences by option, in the order of the lines."""
-    ours = [tuple(word.text for word in group) for group in _split([*map(Word, conf)])]
-    known = [_fill(group, ours) for group in _split(script)]
+    ours = [tuple(word.text for word in group) for group in split_groups([*map(Word, conf)])]
+    known = [_fill(group, ours) for group in split_groups(script)]
     found: list[tuple[Words, Words]] = []
     matcher = SequenceMatcher(None, known, ours, autojunk=False)
     for kind, a, b, c, d in matcher.get_opcodes():
         if kind != "equal":
             found += _pair(known[a:b], ours[c:d])
     return list(_name_changes(found))
-
-
-def _split(words: Sequence[Word]) -> list[list[Word]]:
-    """The words of each `--option`; those before the first are a group."""
-    groups: list[list[Word]] = []
-    for word in words:
-        if not groups or re.match(r"--?[A-Za-z]", word.text):
-            groups.append([])
-        groups[-1].append(word)
-    return groups
 
 
 def _fill(group: Sequence[Word], ours: Sequence[Words]) -> Words:

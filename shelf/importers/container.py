@@ -17,12 +17,6 @@ from vjob.shelf.importers.values import PYXIS, SRUN_REASONS
 def build_container(draft: Draft) -> None:
     wrapping = draft.lines.wrapping
     _take_created(draft)
-    for image, command in wrapping.images:
-        said = f"{command.where}: enroot create {image.text}"
-        if image.is_open:
-            draft.note(f"{said} is left out: the image is not known; write container.image")
-        else:
-            draft.put("container.image", draft.shorten(image.text), said)
     mounts: list[str] = []
     for options, command in wrapping.enroot:
         draft.put("container.runtime", "enroot", f"{command.where}: enroot start")
@@ -40,7 +34,7 @@ def build_container(draft: Draft) -> None:
         _add_mounts(draft, word, f"{command.where}: --mount {word.text}", mounts)
     for options, command in wrapping.srun:
         _take_pyxis(draft, options, command, mounts)
-    for _, pairs, image, command in wrapping.docker:
+    for pairs, image, command in wrapping.docker:
         _take_docker(draft, pairs, image, command, mounts)
     for word, command in wrapping.env:
         _add_env(draft, word, command)

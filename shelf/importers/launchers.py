@@ -15,6 +15,7 @@ from typing import Literal
 
 from vjob.jobs.programs.launchers import MODULES
 from vjob.shelf.importers.bash.recording import SHORT, Word
+from vjob.shelf.importers.bash.wrappers import find_wrapper
 from vjob.shelf.importers.script import Command
 
 Kind = Literal["deepspeed", "varuna", "torch", "python", "command"]
@@ -26,27 +27,17 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Options that take no value, by program: all others take the next word.
+# Options of launchers that take no value: all others take the next word.
 FLAGS: Mapping[str, frozenset[str]] = {
-    "srun": _names(
-        "exclusive overlap label unbuffered pty verbose quiet overcommit contiguous no-kill "
-        "container-remap-root no-container-remap-root container-writable container-readonly "
-        "container-mount-home no-container-mount-home no-container-entrypoint disable-status "
-        "multi-prog wait-all-nodes spread-job use-min-nodes exact kill-on-bad-exit "
-        "l u v Q O K k s E"
-    ),
-    "enroot": _names("root rw r w"),
-    "docker": _names("i t d it ti dit rm interactive tty detach privileged init read-only"),
-    "nsys": _names("h help python-sampling-off"),
-    "ncu": _names("f force-overwrite h help nvtx graph-profiling-off"),
     "varuna": _names("no_morphing resume cpu kill"),
     "torch": _names("use_env standalone m module no_python run_path use-env"),
     "deepspeed": _names(
         "module no_python no_local_rank force_multi save_pid elastic_training no_ssh "
         "bind_cores_to_rank no_ssh_check quiet q"
     ),
-    "python": _names("u B O OO s S E I q v b"),
 }
+PLAIN = _names("nohup exec time sudo eval builtin setsid env")
+"""Wrappers without any effect of their own, but for options."""
 _ENROOT: Mapping[str, str] = {"r": "root", "w": "rw", "m": "mount", "e": "env"}
 _DEEPSPEED: Mapping[str, str] = {
     "H": "hostfile", "i": "include", "e": "exclude", "q": "quiet", "num_accelerators": "num_gpus",
@@ -73,10 +64,8 @@ class Wrapping:
 
     srun: list[tuple[Options, Command]] = field(default_factory=list)
     enroot: list[tuple[Options, Command]] = field(default_factory=list)
-    docker: list[tuple[str, list[tuple[str, Word]], Word, Command]] = field(default_factory=list)
-    """Its name, options in order, the image."""
-    images: list[tuple[Word, Command]] = field(default_factory=list)
-    """Of `enroot create`."""
+    docker: list[tuple[list[tuple[str, Word]], Word, Command]] = field(default_factory=list)
+    """Options in order, and the image."""
     mounts: list[tuple[Word, Command]] = field(default_factory=list)
     profilers: list[tuple[str, list[tuple[str, Word]], Command]] = field(default_factory=list)
     env: list[tuple[Word, Command]] = field(default_factory=list)
@@ -102,47 +91,34 @@ def sort_commands(commands: Sequence[Command]) -> Lines:
 
 
 def _unwrap(words: list[Word], command: Command, found: Wrapping) -> list[Word] | None:
-    """The words within a wrapper; None where there is none."""
-    name = posixpath.basename(words[0].text)
-    second = words[1].text if len(words) > 1 else ""
-    if name in ("nohup", "exec", "time", "sudo", "eval", "builtin", "setsid"):
-        return None if second.startswith("-") and name != "time" else words[1:]
-    if name == "env" and not second.startswith("-"):
-        words = words[1:]
-        while words and re.match(r"[A-Za-z_]\w*=", words[0].text):
-            found.env.append((words.pop(0), command))
-        return words
-    if name == "srun":
-        pairs, rest = split_options(words[1:], FLAGS["srun"])
+    """The words within a wrapper that keys of a conf stand for; None where there is none."""
+    wrapper = find_wrapper([word.text for word in words])
+    if wrapper is None or (wrapper.options and wrapper.name in PLAIN and wrapper.name != "time"):
+        return None
+    name, own = wrapper.name, [words[place] for place in wrapper.own]
+    pairs = [(option, _cut(words[at], start) if at >= 0 else Word(""))
+             for option, at, start in wrapper.options]  # fmt: skip
+    if name == "env":
+        found.env += [(word, command) for word in own]
+    elif name == "srun":
         found.srun.append(({SHORT.get(key, key): value for key, value in pairs}, command))
-        return rest
-    if name == "enroot" and second in ("start", "exec"):
-        pairs, rest = split_options(words[2:], FLAGS["enroot"])
-        options: Options = {}
-        for key, value in pairs:
-            key = _ENROOT.get(key, key)
-            if key == "mount":
-                found.mounts.append((value, command))
-            elif key == "env":
-                found.env.append((value, command))
-            options[key] = value
+    elif name == "enroot":
+        options = {_ENROOT.get(key, key): value for key, value in pairs}
+        kinds = [(_ENROOT.get(key, key), value) for key, value in pairs]
+        found.mounts += [(value, command) for key, value in kinds if key == "mount"]
+        found.env += [(value, command) for key, value in kinds if key == "env"]
         found.enroot.append((options, command))
-        return rest[1:]
-    if name == "enroot" and second == "create":
-        pairs, rest = split_options(words[2:], frozenset({"f", "force"}))
-        found.images += [(image, command) for image in rest[-1:]]
-        return []
-    if name in ("docker", "nvidia-docker", "podman") and second == "run":
-        pairs, rest = split_options(words[2:], FLAGS["docker"])
-        if not rest:
-            return None
-        found.docker.append((name, pairs, rest[0], command))
-        return rest[1:]
-    if (name == "nsys" and second == "profile") or name == "ncu":
-        pairs, rest = split_options(words[2 if name == "nsys" else 1 :], FLAGS[name])
+    elif name == "docker" and wrapper.verb == "run" and own:
+        found.docker.append((pairs, own[0], command))
+    elif name in ("nsys", "ncu"):
         found.profilers.append((name, pairs, command))
-        return rest
-    return None
+    elif name not in PLAIN:
+        return None
+    return words[wrapper.end :]
+
+
+def _cut(word: Word, start: int) -> Word:
+    return Word(word.text[start:], word.unknown) if start else word
 
 
 def split_options(
@@ -243,13 +219,11 @@ def split_groups(args: Sequence[Word]) -> list[list[Word]]:
 
 def group_arguments(args: Sequence[Word]) -> list[tuple[str, tuple[Word, ...]]]:
     """Each `--option` with the words after it; words before the first have the name ""."""
-    groups: list[tuple[str, list[Word]]] = []
-    for word in args:
-        if re.match(r"--?[A-Za-z]", word.text):
-            name, equals, value = word.text.partition("=")
-            groups.append((name, [Word(value, word.unknown)] if equals else []))
-        elif groups:
-            groups[-1][1].append(word)
+    groups = []
+    for first, *rest in split_groups(args):
+        name, equals, value = first.text.partition("=")
+        if not re.match(r"--?[A-Za-z]", name):
+            groups.append(("", (first, *rest)))
         else:
-            groups.append(("", [word]))
-    return [(name, tuple(values)) for name, values in groups]
+            groups.append((name, ((Word(value, first.unknown),) if equals else ()) + tuple(rest)))
+    return groups

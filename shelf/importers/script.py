@@ -98,8 +98,6 @@ def collect(recordings: Sequence[Recording], folder: str) -> ShellConf:
                                exported=one.is_exported, file=one.file),
                 )  # fmt: skip
             for launch in recording.setup:
-                if launch.texts[:2] == ["enroot", "create"]:
-                    found.commands.append(_make_command(launch, launch.words))
                 found.setup.append(_make_command(launch, launch.words))
         for launch, words, is_step in _walk(top):
             found.commands.append(_make_command(launch, words, is_step=is_step))

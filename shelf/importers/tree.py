@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from vjob.jobs.errors import InputError
-
-SUFFIXES = (".sh", ".sbatch", ".slurm", ".bash")
-MAX_FILE = 1_000_000
+from vjob.shelf.importers.bash.recording import MAX_FILE, SUFFIXES
 
 
 def find_entries(path: Path) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 
 def _names(text: str) -> frozenset[str]:
@@ -72,47 +73,69 @@ PLACED = _names("apptainer singularity enroot docker timeout")
 ALIASES: Mapping[str, str] = {"podman": "docker", "nvidia-docker": "docker"}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wrapper:
+    """A wrapper with its own words; all are given by their places in the command line."""
+
+    name: str
+    verb: str
+    options: tuple[tuple[str, int, int], ...]
+    """Name without dashes, place of the value, and where it begins in that word; -1 for a flag."""
+
+    own: tuple[int, ...]
+    """Words that are no options: an image, a time, the assignments of `env`."""
+
+    end: int
+    """The place after it."""
+
+
 def locate_program(words: Sequence[str]) -> int:
     """The place of the program after all wrappers; the number of words where there is none."""
     at = 0
-    while at < len(words):
-        after = skip_wrapper(words, at)
-        if after is None:
-            break
-        at = after
+    while (wrapper := find_wrapper(words, at)) is not None:
+        at = wrapper.end
     return at
 
 
-def skip_wrapper(words: Sequence[str], at: int) -> int | None:
-    """The place after the wrapper that stands at `at`; None where none stands there."""
-    name = posixpath.basename(words[at])
+def find_wrapper(words: Sequence[str], at: int = 0) -> Wrapper | None:
+    """The wrapper that stands at `at`."""
+    name = posixpath.basename(words[at]) if at < len(words) else ""
     name = ALIASES.get(name, name)
-    if name not in _VALUES and name not in _FLAGS:
+    verb = words[at + 1] if name in VERBS and at + 1 < len(words) else ""
+    if (name not in _VALUES and name not in _FLAGS) or (name in VERBS and verb not in VERBS[name]):
         return None
-    at += 1
-    if name in VERBS:
-        if at >= len(words) or words[at] not in VERBS[name]:
-            return None
-        at += 1
-    is_placed = name in PLACED
+    at += 2 if verb else 1
+    options: list[tuple[str, int, int]] = []
+    own: list[int] = []
     while at < len(words):
         word = words[at]
         if word == "--":
-            return at + 1
-        if name == "env" and re.match(r"[A-Za-z_]\w*=", word):
             at += 1
-        elif word.startswith("-") and len(word) > 1:
-            bare = word.lstrip("-")
-            if name in _FLAGS:
-                takes = bare not in _FLAGS[name] and (word.startswith("--") or len(bare) == 1)
-            else:
-                takes = bare in _VALUES[name]
-            at += 2 if takes and "=" not in word else 1
-        elif is_placed:
-            at, is_placed = at + 1, False
+            break
+        if word.startswith("-") and len(word) > 1:
+            options.append(_read_option(name, words, at))
+            at = max(at, options[-1][1])
+        elif (name in PLACED and not own) or (name == "env" and re.match(r"[A-Za-z_]\w*=", word)):
+            own.append(at)
         else:
             break
-    return min(at, len(words))
+        at += 1
+    return Wrapper(name=name, verb=verb, options=tuple(options), own=tuple(own), end=at)
+
+
+def _read_option(name: str, words: Sequence[str], at: int) -> tuple[str, int, int]:
+    bare = words[at].lstrip("-")
+    option, equals, _ = bare.partition("=")
+    is_long = words[at].startswith("--")
+    if equals:
+        return option, at, len(words[at]) - len(bare) + len(option) + 1
+    if name in _FLAGS:
+        if not is_long and len(bare) > 1 and bare not in _FLAGS[name]:
+            return bare[0], at, 2  # -n4
+        takes = bare not in _FLAGS[name]
+    else:
+        takes = bare in _VALUES[name]
+    return (option, at + 1, 0) if takes and at + 1 < len(words) else (option, -1, 0)
 
 
 def find_batch_file(words: Sequence[str]) -> tuple[int, str | None]:
