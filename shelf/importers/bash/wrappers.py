@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from vjob.jobs.programs.launchers import LAUNCHERS, is_python
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -161,6 +163,11 @@ def is_launch(words: Sequence[str]) -> bool:
     rest = list(words[at + 1 :])
     if name.startswith(("@", "-")) or not name:
         return False
+    if any(
+        "@OUT:xargs@" in word for word in rest
+    ):  # once for each of its inputs, as files are fetched
+        bare = map(posixpath.basename, words)
+        return any(is_python(word) or word in LAUNCHERS for word in bare)
     if name in ("conda", "mamba", "micromamba", "ray"):
         return rest[:1] == ["run"] or (name == "ray" and rest[:2] == ["job", "submit"])
     if name in ("python", "python2", "python3") or re.fullmatch(r"python3\.\d+", name):

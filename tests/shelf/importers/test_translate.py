@@ -136,7 +136,8 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
         ("torchrun t.py --at $(head -n 1 hosts):29500", "FILES OUTPUTS", "bash says head: .*hosts"),
         ("A=$(grep a hosts | cut -d: -f2)\npython t.py --a $A", "FILES OUTPUTS", r"\$\(grep\)"),
         ("xargs -a hosts -I {} ssh {} torchrun t.py", "OUTPUTS", r"\$\(xargs\)"),
-        ("ls d | xargs -n 1 ./run.bin", "OUTPUTS", r"x.sh:1: .*\$\(xargs\)"),
+        ("ls d | xargs -n 1 python t.py", "OUTPUTS", r"x.sh:1: .*\$\(xargs\)"),
+        ("find d | xargs -n 9 fetch", "NOTHING", "starts no program"),
         ("[ -f hosts ] || exit\nssh $(head -1 hosts) log\nxargs -a hosts -I@ ssh @ torchrun t.py",
          "SEVERAL", "x.sh:3"),
         ("python t.py --a x$(squeue | awk '{print $3}')", "OUTPUTS", r"x\$\(squeue\)"),
@@ -173,6 +174,8 @@ def test_a_script_is_refused_with_the_reason(
         ("deepspeed train.py", "train.py", "takes all GPUs of a node, and their number is not"),
         ("A=$(seq 9000 | tail -1) B=$(head -1 x.sh; sort none)\n./run $A", "./run 9000", ""),
         ("A=$(nvidia-smi -L | wc -l)\n./run 1", "./run 1", ""),
+        ("find d | xargs fetch\n./run 1", "./run 1", "x.sh:1: not done: fetch"),
+        ("srun -n4 --mpi=pmix ./run 1", "./run 1", "--mpi=pmix is left out"),
         ("ls d | xargs rm\nA=$(echo ' 1 ' | xargs)\n./run $A", "./run 1", ""),
     ],
 )  # fmt: skip
