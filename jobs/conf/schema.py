@@ -384,7 +384,7 @@ class NodeGroup:
     gpus: str | int | None = None
     """GPUs of a node: `a100:4` (type and count), 4, or none."""
     cpus: PositiveInt | None = None
-    """CPUs asked for on each node."""
+    """CPUs asked for on each node; default: what Slurm gives a job that asks for none."""
     memory_gb: Annotated[NonNegativeInt, GIB] | None = None
     """Memory asked for on each node; 0 for all of it."""
     interface: str = "auto"

@@ -10,8 +10,16 @@ from pathlib import Path
 import pytest
 
 from tests import PATIENCE, ROOT
-from tests.command import Vjob
-from tests.recipes.story import RECIPES, check, read_truth, require, run_recipe, train_plainly
+from tests.command import Vjob, wait_for
+from tests.recipes.story import (
+    RECIPES,
+    check,
+    count_steps,
+    read_truth,
+    require,
+    run_recipe,
+    train_plainly,
+)
 from vjob.jobs.conf.starters import KINDS
 
 
@@ -40,6 +48,22 @@ def test_a_sweep_of_hydra_is_runs_of_vjob(tmp_path: Path) -> None:
     assert first.losses == train_plainly(recipe).losses != second.losses
     listed = vjob("list").stdout
     assert len(re.findall(r"COMPLETED .* my-hydra-", listed)) == 2, listed
+
+
+@pytest.mark.slow
+def test_ddp_saves_when_it_is_cancelled_and_goes_on(tmp_path: Path) -> None:
+    recipe, vjob = RECIPES["ddp"], Vjob(tmp_path)
+    shutil.copytree(recipe.folder, tmp_path, dirs_exist_ok=True)
+    conf = (tmp_path / "conf.yaml").read_text()
+    words = ("--set", f"program.python={require(recipe)}", "--set", "env.OMP_NUM_THREADS=1")
+    run = vjob.submit(conf, *words, "--set", 'program.args=[--steps,"40",--pause,"0.5"]')
+    wait_for(lambda: count_steps(tmp_path / "out") >= 5, 60, lambda: vjob.explain(run))
+    vjob("cancel", str(run.path))
+    vjob.wait_over(run, may_fail=True)
+    kept = read_truth(tmp_path / "out").losses
+    assert 5 <= len(kept[0]) == len(kept[1]) < 40
+    vjob.wait_over(vjob.submit(conf, *words))
+    assert read_truth(tmp_path / "out").losses == train_plainly(recipe).losses
 
 
 def test_each_kind_has_its_row_in_the_documents() -> None:

@@ -166,7 +166,8 @@ def judge_kill_wait(facts: dict[str, str], grace_s: float = Cluster().grace_s) -
             status="warn",
             text=f"Slurm kills {kill_wait_s} s after TERM (KillWait), and cluster.grace_s is "
             f"{grace_s:.0f}: the last moments of the ranks and their exits would be lost",
-            remedy=f"set cluster.grace_s to {most_s} or less, or have KillWait raised",
+            remedy=f"set cluster.grace_s: {most_s}{' or less' if most_s > 1 else ''}, "
+            "or have KillWait raised",
         )
     text = f"KillWait is {kill_wait_s} s: cluster.grace_s up to {most_s} is kept"
     return Diagnosis(name="kill wait", status="ok", text=text)

@@ -263,7 +263,7 @@ def test_a_submit_tells_of_a_grace_that_slurm_cuts_short(
     slurm.say("scontrol", f'[ "$*" = "show config" ] && echo "KillWait = {kill_wait}"; true')
     said = vjob("submit", vjob.write(ONE)).stderr
     assert ("vjob: Slurm kills 10 s after TERM (KillWait)" in said) is is_told
-    assert ("set cluster.grace_s to 5 or less" in said) is is_told
+    assert ("set cluster.grace_s: 5 or less" in said) is is_told
 
 
 def test_filters_of_the_users_own_do_not_hide_jobs(vjob: Vjob, slurm: FakeSlurm) -> None:

@@ -78,7 +78,7 @@ def test_a_grace_that_slurm_cuts_short_is_told_with_what_fits(
 ) -> None:
     finding = judge_kill_wait({**facts, "KillWait": kill_wait}, grace_s)
     assert finding.status == status
-    assert status == "ok" or "cluster.grace_s to 25 or less" in finding.remedy
+    assert status == "ok" or "cluster.grace_s: 25 or less" in finding.remedy
 
 
 def test_a_loopback_host_name_is_named_with_the_line_to_change() -> None:
