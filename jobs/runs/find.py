@@ -386,8 +386,7 @@ _cut_off: dict[str, float] = {}
 
 
 def _refuse(record: RunRecord, message: str) -> RunRecord:
-    end = End(EndCause.SUBMIT_LOST, Actor.UNKNOWN, evidence=(Evidence("vjob", text=message),))
-    return replace(record, state=records.REFUSED, end=end, message=message)
+    return records.refuse(record, message, EndCause.SUBMIT_LOST, Actor.UNKNOWN)
 
 
 def _is_submitting(record: RunRecord) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from varuna_core.facts.cause import Actor
 from varuna_core.records import record as records
 from varuna_core.records.files import PRIVATE_FOLDER, write_atomic
 from varuna_core.records.record import (
@@ -160,7 +161,7 @@ def refuse_elements(
     runs: Sequence[RunFolder], written: Sequence[RunRecord], error: VjobError
 ) -> None:
     for run, record in zip(runs, written, strict=True):
-        write_record(run, replace(record, state=records.REFUSED, message=str(error)))
+        write_record(run, records.refuse(record, str(error)))
         append_event(run.vjob_events, "refused", message=str(error))
 
 
@@ -186,5 +187,5 @@ def submit_one_by_one(
         message = str(error) or type(error).__name__
         for run, record in list(zip(runs, written, strict=True))[len(done) :]:
             if read_record(run) == record:  # never given to the scheduler
-                write_record(run, replace(record, state=records.REFUSED, message=message))
+                write_record(run, records.refuse(record, message, actor=Actor.VJOB))
         raise

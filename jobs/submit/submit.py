@@ -328,7 +328,7 @@ def submit_jobs(
                 note = f"\n  The scripts are in {run.path}{kept}"
                 message = f"{error}{note}"
                 if not kept:
-                    write_record(run, replace(record, state=records.REFUSED, message=str(error)))
+                    write_record(run, records.refuse(record, str(error)))
                 append_event(run.vjob_events, "refused", message=message)
                 if isinstance(error, RefusedError):
                     raise error.with_note(note) from None

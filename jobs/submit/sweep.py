@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from varuna_core.facts.cause import Actor
 from varuna_core.records import record as records
 from varuna_core.records.files import write_atomic
 from varuna_core.records.formatting import align_columns
@@ -493,7 +494,7 @@ def _take_back(
                 kept += [job.id for job in record.jobs]
             continue
         message = f"taken back, as {what} of the sweep was refused"
-        write_record(folder, replace(record, state=records.REFUSED, message=message))
+        write_record(folder, records.refuse(record, message, actor=Actor.VJOB))
         append_event(folder.vjob_events, "refused", message=message)
     lines = [f"{what} was not submitted: {error}"]
     if isinstance(error, UncertainError):

@@ -14,12 +14,13 @@ one (checkpoint) joins the list.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
 from varuna_core.facts import legacy
-from varuna_core.facts.cause import End, EndCause, parse_cause, parse_end
+from varuna_core.facts.cause import Actor, End, EndCause, parse_cause, parse_end
+from varuna_core.facts.known import Evidence
 from varuna_core.records.exits import Outcome, end_of_stop
 from varuna_core.records.files import append_line, expect_types, read_json, read_lines, write_json
 from varuna_core.records.requests import read_stop
@@ -199,6 +200,18 @@ def _parse(value: dict[str, Any]) -> RunRecord:
     if made.state == SUBMITTED and not made.jobs:
         raise ValueError("a run that was submitted has a job")
     return expect_types(made)
+
+
+def refuse(
+    record: RunRecord,
+    message: str,
+    cause: EndCause = EndCause.REFUSED,
+    actor: Actor = Actor.SCHEDULER,
+) -> RunRecord:
+    """The record of a run that never had its jobs."""
+    evidence = (Evidence("vjob", text=message),)
+    end = End(cause, actor, at=time.time(), started=False, evidence=evidence)
+    return replace(record, state=REFUSED, end=end, message=message)
 
 
 def read_run_end(run: RunFolder, record: RunRecord) -> Optional[End]:

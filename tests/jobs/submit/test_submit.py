@@ -152,7 +152,10 @@ def test_a_second_half_that_is_refused_takes_back_the_first(vjob: Vjob, slurm: F
               f' specified: x" >&2; exit 1; }}; touch "{slurm.folder}/once"; echo 77')  # fmt: skip
     said = vjob("submit", vjob.write(TWO), code=1).stderr
     assert "invalid partition" in said and "scancel 77" in slurm.asked()
-    assert read(only_run(vjob))["state"] == "refused"
+    record = read(only_run(vjob))
+    assert record["state"] == "refused"
+    end = record["end"]
+    assert (end["cause"], end["actor"], end["started"]) == ("refused", "scheduler", False)
 
 
 def test_what_cannot_be_taken_back_is_named(vjob: Vjob, slurm: FakeSlurm) -> None:
