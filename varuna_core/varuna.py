@@ -417,6 +417,8 @@ class Varuna(RankModule):
             size = self._splitter.count(inputs)
             self.links.arrivals.batch = describe_shapes(inputs)
             self._compare_first(inputs)
+            if self.sharding is not None:
+                self.sharding.expect_same(self.links.arrivals.batch)
             place = self.replica, self.stage_map.num_replicas
             first = compute_first(size, self.batch_size, self.samples, *place, bounded=bounded)
             cast = self.precision.cast(inputs)

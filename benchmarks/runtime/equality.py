@@ -30,6 +30,7 @@ from tests.varuna_core.equality.draws import draw_specs, list_features
 from tests.varuna_core.equality.judge import (
     ALIKE,
     FACTOR,
+    MOST_PROBES,
     NUM_PROBES,
 )
 from tests.varuna_core.equality.plain import COMMON_FLOOR, OWN_FLOOR
@@ -228,13 +229,15 @@ plain model's own in the same precision, by Euclidean norms. To that own error a
 {OWN_FLOOR:g} units in the last place of the tensor's norm, for gradients {COMMON_FLOOR:g} of one of
 the norm of them all. Where one training of the plain model is exceeded, the largest error of
 {NUM_PROBES} counts, {NUM_PROBES - 1} of them from weights that differ in the last place and with
-gradients that differ by their floor. In half precision that is wide: where ours and the plain model
-on the same micro-batches round the same things in the same order (no shared layers, ties, put-off
-products, means over tokens), gradients of the first step are also within {ALIKE:g} of a unit in the
-last place of the plain model's. Whole numbers, overflows and the copies of a weight on several
-ranks are equal; losses and norms are the same on all ranks to the bit; groups have the stated time
-limit; the gathered state dict is what ranks have, and the loss in eval mode that of the plain
-model.
+gradients that differ by their floor; where that is exceeded, of {MOST_PROBES}: a tensor is then
+called different wrongly with a chance of at most one in {MOST_PROBES + 1}. In half precision that
+is wide: where ours and the plain model on the same micro-batches round the same things in the same
+order (no shared layers, ties, zbv, means over tokens), gradients of the first step, of n
+micro-batches, are also within n + {ALIKE} units in the last place of fp32 of the sum of their
+norms: what their weights, the sum and the clipping round. Whole numbers, overflows and the copies
+of a weight on several ranks are equal; losses and norms are the same on all ranks to the bit;
+groups have the stated time limit; the gathered state dict is what ranks have, and the loss in eval
+mode that of the plain model.
 
 {write_table(("precision", "draws", "half of them up to", "greatest ratio", "bound", "of"), ratios)}
 

@@ -160,6 +160,7 @@ class Leg:
             "gradients": [],
             "limits": limits,
             "tensor": layout.tensor > 1,
+            "boundaries": [held.start - 1 for held in varuna.split.stages if held.start and held],
         }
         for step in range(first, NUM_STEPS):
             if not self.leg and spec.other is not None and step == SAVED_AFTER:

@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from varuna_core import CutPoint, Varuna
 
@@ -33,6 +35,9 @@ class Net(nn.Module):
         self.cuts = nn.ModuleList([CutPoint() for _ in names])
         self.loss = loss
         self.fails = False
+
+    def tensor_parallel_plan(self) -> dict[str, Any]:
+        return {"layers.a": ColwiseParallel(output_layouts=Replicate())}
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         if self.fails:
@@ -55,6 +60,16 @@ class Setup:
     after: Callable[[Varuna], Any] = lambda varuna: None
     """Called before the first step."""
 
+    num_steps: int = NUM_STEPS
+    odd: int = 1
+    """The rank that differs."""
+
+    is_silent: bool = False
+    """That rank has nothing to name: the other one waits for it."""
+
+    shared: dict[str, Any] = field(default_factory=dict)
+    """Options of both ranks."""
+
 
 def build_without_bias() -> Net:
     model = Net()
@@ -75,20 +90,41 @@ def wait_for_ever(varuna: Varuna) -> None:
     threading.Event().wait(20)
 
 
-def shorten(first: int) -> Callable[[int, dict[str, Tensor]], dict[str, Tensor]]:
+def shorten(first: int, size: int = 6) -> Callable[[int, dict[str, Tensor]], dict[str, Tensor]]:
     def change(step: int, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: t[:6] for name, t in batch.items()} if step >= first else batch
+        return {name: t[:size] for name, t in batch.items()} if step >= first else batch
 
     return change
 
 
+TENSOR = {"tensor": 2, "partition": "4"}
+
 KINDS = {
-    "model": (Setup(build=lambda: Net("abcd")), "Net of 8 parameters"),
+    "model": (
+        Setup(build=lambda: Net("abcd"), shared={"partition": None}),
+        "Net of 8 parameters",
+    ),
     "option": (Setup(options={"schedule": "gpipe"}), "schedule '"),
     "partition": (Setup(options={"partition": "1-3"}), "partition 1-3"),
     "dtype": (Setup(build=lambda: Net().double()), "in float64"),
     "first batch": (Setup(change_batch=shorten(0)), "float32[6, 4]"),
     "later batch": (Setup(change_batch=shorten(1)), "float32[6, 4]"),
+    "no later batch": (Setup(change_batch=shorten(1, 0)), "float32[0, 4]"),
+    "no later batch on the first": (Setup(change_batch=shorten(1, 0), odd=0), "float32[0, 4]"),
+    "None as a later batch": (
+        Setup(change_batch=lambda step, batch: None if step else batch),  # type: ignore[arg-type, return-value]
+        "NoneType",
+    ),
+    "batches that end": (Setup(num_steps=2, is_silent=True), "rank 1"),
+    "batches that end on the first": (Setup(num_steps=2, odd=0, is_silent=True), "rank 0"),
+    "later batch, shared layers": (
+        Setup(change_batch=shorten(1), shared=TENSOR),
+        "float32[6, 4]",
+    ),
+    "no later batch, shared layers": (
+        Setup(change_batch=shorten(1, 0), shared=TENSOR),
+        "float32[0, 4]",
+    ),
     "later type": (
         Setup(change_batch=lambda step, b: {**b, "x": b["x"].double()} if step else b),
         "x float64[8, 4]",
@@ -103,7 +139,10 @@ KINDS = {
         Setup(after=lambda v: v.part.stages[0].module.__setattr__("fails", True)),
         "KeyError: 'no such word'",
     ),
-    "never steps": (Setup(after=wait_for_ever), "waits to take its first step: rank 1"),
+    "never steps": (
+        Setup(after=wait_for_ever, is_silent=True),
+        "waits to take its first step: rank 1",
+    ),
 }
 """The second rank's deviation, and the words in which both ranks name it."""
 
@@ -114,7 +153,10 @@ def main() -> None:
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     print("begins", flush=True)
-    setup = KINDS[kind][0] if rank else Setup()
+    setup = KINDS[kind][0]
+    shared = setup.shared
+    if rank != setup.odd:
+        setup = Setup()
     torch.manual_seed(0)
     model = setup.build()
     batch = {"x": torch.randn(8, WIDTH), "y": torch.randn(8, WIDTH)}
@@ -122,13 +164,12 @@ def main() -> None:
         batch = {name: t.double() for name, t in batch.items()}
     setup.before(model)
     try:
-        options = {"schedule": "1f1b", "partition": "2-2", **setup.options}
-        if kind == "model":
-            options["partition"] = None
-        varuna = Varuna(model, "0;1;", batch, 8, 2, device="cpu", **options)
+        options = {"schedule": "1f1b", "partition": "2-2", **setup.options, **shared}
+        stage_map = "0;" if "tensor" in shared else "0;1;"
+        varuna = Varuna(model, stage_map, batch, 8, 2, device="cpu", **options)
         varuna.set_optimizer(torch.optim.SGD(varuna.parameters(), 0.1))
         setup.after(varuna)
-        for step in range(NUM_STEPS):
+        for step in range(setup.num_steps):
             varuna.step(setup.change_batch(step, batch))
             varuna.optimizer.step()
             varuna.zero_grad()

@@ -230,7 +230,7 @@ DEFECTS |= {
     "row_gradients": Defect(
         what="the gradient of a layer's input has another memory order than torch's",
         patch=make_rows,
-        shows=lambda spec: spec.has("norm", "norm2d") and spec.precision != "fp32",
+        shows=lambda spec: spec.has("norm2d") and spec.precision != "fp32",
     ),
     "forked_child": Defect(
         what="a forked child that ends closes its parent's channels",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
 
 from tests.varuna_core.equality.model import (
     HALF_KEPT,
@@ -49,6 +50,9 @@ class Trained:
     overflows: list[bool] = field(default_factory=list)
     gradients: dict[str, Tensor] = field(default_factory=dict)
     """Of the first step, clipped."""
+
+    summands: dict[str, float] = field(default_factory=dict)
+    """The sum of the norms of what each of these is a sum of."""
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -126,17 +130,41 @@ def keep_full(module: nn.Module, half: torch.dtype) -> None:
     module.register_forward_hook(lambda module, args, output: output.to(half))
 
 
+def lay_out_gradients(cut: nn.Module, args: Any, output: Any) -> Any:
+    """Give gradients the strides of what crosses, as those that a leaf collects have."""
+
+    def lay_out(tensor: Tensor) -> Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        through, like = tensor.view_as(tensor), torch.empty_like(tensor)
+        through.register_hook(lambda gradient: torch.empty_like(like).copy_(gradient))
+        return through
+
+    return pytree.tree_map_only(Tensor, lay_out, output)
+
+
 class Plain:
     """One training."""
 
-    def __init__(self, spec: Spec, leg: int, precision: str, noise: int = 0) -> None:
-        """With `noise` the first weights differ in the last place, and gradients by their floor."""
+    def __init__(
+        self,
+        spec: Spec,
+        leg: int,
+        precision: str,
+        noise: int = 0,
+        boundaries: Sequence[int] = (),
+    ) -> None:
+        """With `noise` the first weights differ in the last place, and gradients by their floor.
+        Gradients get the memory order of activations at the cuts that are `boundaries`."""
         self.spec, self.precision = spec, precision
         self.layouts = spec.list_layouts(leg)
         self.half = HALVES.get(precision)
         self.full = torch.float64 if precision == "fp64" else torch.float32
         self.whole = precision == "fp64" and not spec.depends_on_chunks
         self.model: Drawn = build_model(spec)
+        for cut in boundaries:
+            self.model.cuts[cut].register_forward_hook(lay_out_gradients)
+        self.summands: dict[str, float] = {}
         cast_model(self.model, self.full)
         self.draw: torch.Generator | None = None
         if noise:
@@ -208,6 +236,7 @@ class Plain:
                 self.scale /= 2
             if not step:
                 result.gradients = {n: g.detach().clone() for n, g in gradients.items()}
+                result.summands = self.summands
         result.weights = {n: p.detach().clone() for n, p in self.masters.items()}
         result.buffers = {n: b.detach().clone() for n, b in self.model.named_buffers()}
         result.evaluated = self.evaluate(NUM_STEPS - 1)
@@ -245,6 +274,7 @@ class Plain:
         self.refresh()
         batch, size, pieces, totals = self.prepare(step)
         summed: dict[str, Tensor] = {}
+        self.summands = {}
         loss = torch.zeros((), dtype=torch.float64)
         for piece in pieces:
             parts = self.run(batch, size, piece, step, totals)
@@ -280,6 +310,7 @@ class Plain:
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 given = parameter.grad.to(self.masters[name].dtype) * factor
+                self.summands[name] = self.summands.get(name, 0.0) + float(given.norm())
                 summed[name] = summed[name] + given if name in summed else given
                 parameter.grad = None
 
@@ -289,7 +320,7 @@ class Plain:
         """The means of a micro-batch, each with its weight in the loss."""
         held = range(piece.begin, piece.stop)
         with self.buffers_of(piece.replica):
-            seeder = build_seeder(SEED, step, piece.begin, seeds_foreign=True)
+            seeder = build_seeder(SEED, step, piece.place, seeds_foreign=True)
             with announce_segments(seeder):
                 output = self.model(**cut_batch(batch, size, held))
         if isinstance(output, dict):

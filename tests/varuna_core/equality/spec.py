@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from varuna_core.runtime.engine.microbatch import deal_samples
+from varuna_core.runtime.engine.microbatch import compute_first, deal_samples
 
 NUM_STEPS = 3
 KEPT = ("layer_norm", "sequential", "conv")
@@ -169,6 +169,9 @@ class Piece:
     replica: int
     begin: int
     stop: int
+    place: int = 0
+    """Where its random streams say that it begins: a share of the size of an even one is taken for
+    that, where it is not the dealt one."""
 
 
 def deal(spec: Spec, layout: Layout, step: int) -> list[range]:
@@ -184,11 +187,15 @@ def deal(spec: Spec, layout: Layout, step: int) -> list[range]:
 
 
 def list_pieces(spec: Spec, layout: Layout, step: int) -> list[Piece]:
-    return [
-        Piece(replica=replica, begin=begin, stop=min(begin + spec.chunk_size, held.stop))
-        for replica, held in enumerate(deal(spec, layout, step))
-        for begin in range(held.start, held.stop, spec.chunk_size)
-    ]
+    whole = deal_samples(spec.batch_size, spec.chunk_size, layout.data)
+    pieces = []
+    for replica, held in enumerate(deal(spec, layout, step)):
+        place = replica, layout.data
+        first = compute_first(len(held), spec.batch_size, whole[replica], *place, bounded=True)
+        for begin in range(held.start, held.stop, spec.chunk_size):
+            stop, place_of = min(begin + spec.chunk_size, held.stop), first + begin - held.start
+            pieces.append(Piece(replica=replica, begin=begin, stop=stop, place=place_of))
+    return pieces
 
 
 def dump(spec: Spec) -> dict[str, Any]:

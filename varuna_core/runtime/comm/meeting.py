@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 
@@ -182,6 +182,12 @@ def describe_difference(usual: Mapping[str, Any], other: Mapping[str, Any]) -> s
 
 def _shorten(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+
+
+def refuse_batches(batches: Mapping[int, str]) -> NoReturn:
+    """`batches` are the shapes of those that ranks of a replica were given, in words."""
+    told = ", ".join(f"rank {rank} has {batch}" for rank, batch in batches.items())
+    raise ValueError(f"the ranks of a replica take the same batch in each step: {told}")
 
 
 def open_meeting(rank: int, ranks: Sequence[int], part: str = "all") -> Meeting:

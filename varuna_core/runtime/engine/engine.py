@@ -125,7 +125,7 @@ class Engine:
         times = self.times if actions else None
         if times is not None:
             times.begin(len(microbatches))
-        self._begin(step, keep, times)
+        self._begin(step, microbatches, keep, times)
         self.loss.begin_step(count, weigh, loss_scale)
         self.passes.begin_step(actions, may_record=keep is None)
         self.turns.begin_step(actions)
@@ -151,7 +151,7 @@ class Engine:
 
         With `keep` what the model returns need hold no loss.
         """
-        self._begin(step)
+        self._begin(step, microbatches)
         self.loss.begin_step()
         with torch.no_grad(), use_first_buffers(self.passes.buffers.values(), self.links):
             for action in actions:
@@ -165,10 +165,18 @@ class Engine:
         self.links.flush()
         return self.loss.total
 
-    def _begin(self, step: int, keep: Keep | None = None, times: ActionTimes | None = None) -> None:
+    def _begin(
+        self,
+        step: int,
+        microbatches: Sequence[MicroBatch],
+        keep: Keep | None = None,
+        times: ActionTimes | None = None,
+    ) -> None:
         self._step, self._keep = step, keep
         self._under_way.clear()
         self.mailbox.begin_step(times)
+        if not microbatches:
+            self.mailbox.exchange_nothing()
 
     def _run_action(self, action: Action, micro: MicroBatch) -> None:
         key = action.stage, action.microbatch

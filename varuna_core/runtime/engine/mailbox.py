@@ -13,15 +13,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import Tensor
 
 from varuna_core.runtime.comm.channel import ReceivingEnd, SendingEnd
 from varuna_core.runtime.comm.links import Links
+from varuna_core.runtime.comm.meeting import refuse_batches
 from varuna_core.runtime.comm.values import Crossing
 from varuna_core.runtime.engine.adapting import ActionTimes, Message
 from varuna_core.runtime.split.stage import Stage
 from varuna_core.schedule.actions import FORWARDS, Action
 from varuna_core.schedule.order import run_ahead
+
+NOTHING: Message = (True, -1, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,15 @@ class Mailbox:
         self._in_memory.clear()
         self._times = times
 
+    def exchange_nothing(self) -> None:
+        """Tell the ranks beside this one of a batch without samples, and hear whether theirs has
+        any: they would wait for messages that never come."""
+        links = self.links
+        for sender in (*links.activations_out.values(), *links.gradients_out.values()):
+            sender.send(())
+        for receiver in (*links.activations_in.values(), *links.gradients_in.values()):
+            self._take(receiver, NOTHING)
+
     def order(self, actions: Sequence[Action], ahead: int) -> Iterable[Action]:
         """The actions in their order, with up to `ahead` forwards before their turn while what an
         action waits for has not come."""
@@ -100,10 +113,7 @@ class Mailbox:
         received = channel.take()
         mine = self.links.arrivals.batch
         if channel.batch != mine:
-            raise ValueError(
-                "the ranks of a replica take the same batch in each step: "
-                f"rank {channel.peer} has {channel.batch}, this rank {mine}"
-            )
+            refuse_batches({channel.peer: channel.batch, dist.get_rank(): mine})
         self.ready_s = self._now()
         if self._times is not None:
             self._times.has_come(message, channel.came_s)

@@ -9,6 +9,7 @@ docs/tensor_parallel.md has the whole of it. Imported only where T is more than 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -23,6 +24,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_ten
 from torch.distributed.tensor.parallel import ParallelStyle, loss_parallel
 
 from varuna_core.checkpoint.format.box import TensorShare
+from varuna_core.runtime.comm.meeting import refuse_batches
 from varuna_core.runtime.comm.values import map_leaves
 from varuna_core.runtime.split.cut import SplitError
 from varuna_core.runtime.split.split import Split
@@ -205,6 +207,17 @@ class Sharding:
         """True if this rank counts its part of a parameter in the norm."""
         sharing = self.placed.get(self.groups[name][0], WHOLE)
         return self.rank == 0 or not sharing.placement.is_replicate()
+
+    def expect_same(self, batch: str) -> None:
+        """Refuse a batch whose shapes, in words, are not those of all T ranks: sums within layers
+        would wait for ever."""
+        digest = int.from_bytes(hashlib.sha256(batch.encode()).digest()[:7], "big")
+        ends = torch.tensor([digest, -digest])
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self.group)
+        if int(ends.sum()):
+            told: list[str] = [""] * self.size
+            dist.all_gather_object(told, batch, group=self.group)
+            refuse_batches(dict(zip(dist.get_process_group_ranks(self.group), told, strict=True)))
 
     def compare(self, gradients: Mapping[str, Tensor]) -> bool:
         """Refuse a parameter that the plan does not name and whose gradient is not the same on all
