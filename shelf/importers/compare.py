@@ -14,7 +14,7 @@ from typing import Any
 
 from varuna_core.records.plan import Plan
 from vjob.jobs.errors import InputError
-from vjob.shelf.importers.bash.recording import Launch, Word, read_script
+from vjob.shelf.importers.bash.recording import Command, Word, read_script
 from vjob.shelf.importers.launchers import split_groups
 from vjob.shelf.importers.tree import find_entries
 
@@ -63,7 +63,7 @@ def compare_program(
     """
     ours = [word.replace("%{percent}{", "%{") for word in _open_shell(plan.command)]
     found: list[Comparison] = []
-    others: list[Launch] = []
+    others: list[Command] = []
     for entry in find_entries(path):
         for launch in read_script(entry, environ=environ, args=args).walk():
             places = _find_program(ours, launch)
@@ -86,7 +86,7 @@ def _open_shell(command: Sequence[str]) -> Sequence[str]:
     return command
 
 
-def _find_program(ours: Sequence[str], launch: Launch) -> tuple[int, int] | None:
+def _find_program(ours: Sequence[str], launch: Command) -> tuple[int, int] | None:
     """The places of the program's name in both lines."""
     names = [posixpath.basename(word.text) for word in launch.program]
     for place, word in enumerate(ours):
@@ -99,7 +99,7 @@ def _find_program(ours: Sequence[str], launch: Launch) -> tuple[int, int] | None
 
 
 def _compare(
-    launch: Launch, program: str, script: Sequence[Word], conf: Sequence[str]
+    launch: Command, program: str, script: Sequence[Word], conf: Sequence[str]
 ) -> Comparison:
     return Comparison(
         place=f"{launch.where} {program}",

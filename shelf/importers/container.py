@@ -6,11 +6,10 @@ import posixpath
 import shlex
 
 from varuna_core.records.secrets import redact_string
-from vjob.shelf.importers.bash.recording import Word
+from vjob.shelf.importers.bash.recording import Command, Word
 from vjob.shelf.importers.copies import build_copies, list_inside
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Options
-from vjob.shelf.importers.script import Command
 from vjob.shelf.importers.values import PYXIS, SRUN_REASONS
 
 
@@ -163,4 +162,4 @@ def _add_env(draft: Draft, word: Word, command: Command) -> None:
             "value is not known; name it in pass_env"
         )
         return
-    draft.add(name, value, command.line, command.file)
+    draft.add(name, value, command.where)

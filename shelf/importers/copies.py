@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vjob.shelf.importers.bash.recording import Launch, Recording
+from vjob.shelf.importers.bash.recording import Command, Recording
 
 ENTERED = ("enroot", "docker", "nvidia-docker", "podman", "apptainer", "singularity")
 
@@ -59,7 +59,7 @@ def build_copies(
     return found
 
 
-def list_inside(recording: Recording) -> Iterator[Launch]:
+def list_inside(recording: Recording) -> Iterator[Command]:
     """Commands that prepare, inside a container that this script starts; the outer ones first."""
     for launch in recording.launches:
         before = launch.texts[: len(launch.words) - len(launch.program)]

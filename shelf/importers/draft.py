@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from varuna_core.records.secrets import redact_string
 from vjob.jobs.conf.document import render_value
-from vjob.jobs.conf.slurm_words import to_number
+from vjob.shelf.importers.bash.passes import Variable
+from vjob.shelf.importers.bash.recording import Word
 from vjob.shelf.importers.launchers import Lines
-from vjob.shelf.importers.script import Assignment, ShellConf
-from vjob.shelf.importers.values import to_flag
+from vjob.shelf.importers.script import ShellConf
 
 HEAD = """\
 # Translated from {name}. `vjob submit --dry-run` shows what it makes.
@@ -36,14 +36,13 @@ class Draft:
         self.lines = lines
         self.files = files
         self.environ = environ
-        self.left = dict(found.variables)
-        """Variables that no key has taken yet."""
+        self.added: dict[str, tuple[Word, str]] = {}
+        """Variables of options and files, each with its place."""
         self.notes: list[str] = []
         """What was left out, or should be looked at, and why."""
         self.num_first = 0
         self.taken: list[str] = []
         """What became which key."""
-        self.comments: dict[str, str] = {}
         self.values: dict[str, Any] = {}
         """By dotted key."""
         self.groups: list[dict[str, Any]] = []
@@ -73,37 +72,9 @@ class Draft:
         self.values[key] = value
         self.record(what, key)
 
-    def take(self, name: str, key: str, convert: Callable[[str], Any]) -> Any:
-        """The variable's value, converted; None with a note where that is not possible."""
-        assignment = self.left.get(name)
-        if assignment is None or key in self.values:
-            return None
-        del self.left[name]
-        value = None if assignment.value is None else convert(assignment.value.strip())
-        if value is None:
-            self.note(f"{place(assignment)}: {spell(assignment)} cannot be {key}; left out")
-        else:
-            self.comments[key] = f"was {spell(assignment)}"
-            self.record(spell(assignment), key)
-        return value
-
-    def take_into(self, name: str, key: str, convert: Callable[[str], Any]) -> None:
-        value = self.take(name, key, convert)
-        if value is not None:
-            self.values[key] = value
-
-    def take_number(self, name: str, key: str) -> int | None:
-        value: int | None = self.take(name, key, to_number)
-        return value
-
-    def take_flag(self, name: str, key: str) -> bool | None:
-        value: bool | None = self.take(name, key, to_flag)
-        return value
-
-    def add(self, name: str, value: str, line: int, file: str) -> None:
-        """A variable that every rank gets, of another file than the script."""
-        self.left[name] = Assignment(name=name, value=value, raw=value, line=line, exported=True,
-                                     file=file, is_added=True)  # fmt: skip
+    def add(self, name: str, value: str, where: str) -> None:
+        """A variable that every rank gets, of an option or another file than the script."""
+        self.added[name] = (Word(value), where)
 
     def shorten(self, path: str) -> str:
         """A path of a conf's key: relative to the scripts' folder, the home folder as ~."""
@@ -118,18 +89,14 @@ class Draft:
         """A word as it is, in a conf."""
         return text.replace("${", "$${")  # the conf's own references are written so
 
-    def to_path(self, text: str) -> str | None:
-        """`shorten` as a converter; None where the text is no path."""
-        return self.shorten(text) if text and text.isprintable() else None
+
+def place(one: Variable) -> str:
+    return f"{one.file}:{one.line}"
 
 
-def place(assignment: Assignment) -> str:
-    return f"{assignment.file}:{assignment.line}"
-
-
-def spell(assignment: Assignment) -> str:
-    """`NAME=value` as it was written, without secrets."""
-    return _make_printable(redact_string(f"{assignment.name}={assignment.raw}"))
+def spell(name: str, text: str) -> str:
+    """`NAME=value` without secrets."""
+    return _make_printable(redact_string(f"{name}={text}"))
 
 
 def _make_printable(text: str) -> str:
@@ -143,12 +110,12 @@ def render_page(draft: Draft, title: str, notes: Sequence[str]) -> str:
         if items:
             lines.append(f"#\n# {head}:\n")
             lines += [f"#   {item}\n" for item in items]
-    return "".join(lines) + _render(_build_tree(draft), draft.comments)
+    return "".join(lines) + render_draft(draft)
 
 
 def render_draft(draft: Draft) -> str:
     """The conf alone, without comments."""
-    return _render(_build_tree(draft), {})
+    return _render(_build_tree(draft))
 
 
 def _build_tree(draft: Draft) -> dict[str, Any]:
@@ -171,7 +138,7 @@ def _build_tree(draft: Draft) -> dict[str, Any]:
     return tree
 
 
-def _render(conf: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+def _render(conf: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for key, value in conf.items():
         if isinstance(value, dict) and key not in ("program", "env"):
@@ -179,15 +146,14 @@ def _render(conf: Mapping[str, Any], comments: Mapping[str, str]) -> str:
             if inner:
                 lines.append(f"{key}:")
             for name, item in inner.items():
-                lines += _render_key("  ", name, item, comments.get(f"{key}.{name}"))
+                lines += _render_key("  ", name, item)
         elif value not in (None, {}, []):
-            lines += _render_key("", key, value, comments.get(key))
+            lines += _render_key("", key, value)
     return "\n".join(lines) + "\n"
 
 
-def _render_key(indent: str, name: str, value: Any, comment: str | None) -> list[str]:
+def _render_key(indent: str, name: str, value: Any) -> list[str]:
     if name == "nodes":
         groups = [{key: item for key, item in group.items() if item is not None} for group in value]
         return [f"{indent}nodes:", *(f"{indent}  - {render_value(group)}" for group in groups)]
-    line = f"{indent}{name}: {render_value(value)}"
-    return [f"{line:<34}  # {comment}" if comment else line]
+    return [f"{indent}{name}: {render_value(value)}"]

@@ -59,7 +59,6 @@ def _drop(draft: Draft, problem: Problem) -> bool:
             if rest and value is not None:
                 draft.values[key] = rest
             key = f"{key}.{inner}"
-    draft.comments.pop(key, None)
     shown = REDACTED if is_secret(key) else value
     draft.note(f"{key} = {shown} is left out: {problem.message}", is_first=True)
     return True

@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vjob.jobs.programs.launchers import MODULES
-from vjob.shelf.importers.bash.recording import SHORT, Word
+from vjob.shelf.importers.bash.recording import SHORT, Command, Word
 from vjob.shelf.importers.bash.wrappers import find_wrapper
-from vjob.shelf.importers.script import Command
 
 Kind = Literal["deepspeed", "varuna", "torch", "python", "command"]
 Options = dict[str, Word]

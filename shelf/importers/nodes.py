@@ -16,13 +16,14 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.programs.launchers import find_launcher
 from vjob.shelf.importers.draft import Draft
 from vjob.shelf.importers.launchers import Launch
-from vjob.shelf.importers.script import JobBlock, index_env
+from vjob.shelf.importers.script import JobBlock
 from vjob.shelf.importers.values import (
     GROUP_OPTIONS,
     PYXIS,
     SRUN_REASONS,
     TOP_OPTIONS,
     to_devices,
+    to_flag,
 )
 
 NODES = "cluster.nodes"
@@ -58,9 +59,9 @@ class Hosts:
 def build_nodes(draft: Draft, launch: Launch) -> None:
     """Node groups: of a list of hosts, of a het job, or of the jobs that the scripts submit."""
     hosts = _find_hosts(draft, launch)
-    same = draft.take_flag("HOMOGENEOUS_CLUSTER", NODES)
+    said = draft.found.variables.get("HOMOGENEOUS_CLUSTER")
+    same = to_flag(said.value.strip()) if said is not None else None
     total, ranks = _find_counts(draft, launch)
-    draft.comments.pop(NODES, None)
     devices = _take_devices(launch)
     blocks = _join_srun(draft)
     if hosts and not any("nodes" in block.options for block in blocks):
@@ -179,10 +180,10 @@ def _exclude(hosts: dict[str, Hosts], text: str) -> None:
 
 
 def _take_devices(launch: Launch) -> list[int] | None:
-    given = index_env(launch.command)
+    given = launch.command.env
     for name in list_variables():
-        if name in given and given[name].value is not None:
-            found = to_devices(given[name].value or "")
+        if name in given and not given[name].is_open:
+            found = to_devices(given[name].text)
             return list(found) if found is not None else None
     return None
 

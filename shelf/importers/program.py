@@ -243,7 +243,7 @@ def _build_varuna(draft: Draft, launch: Launch) -> None:
         ):
             key, equals, text = line.strip().removeprefix("export ").partition("=")
             if equals and key.isidentifier():
-                draft.add(key, text, number, posixpath.basename(env_file.text))
+                draft.add(key, text, f"{posixpath.basename(env_file.text)}:{number}")
         draft.record(f"{where}: --env_file {env_file.text}", "env")
     elif env_file is not None:
         draft.note(f"{where}: --env_file {env_file.text} is left out: write its lines in env")

@@ -43,7 +43,7 @@ from vjob.shelf.importers.launchers import Launch, Lines, sort_commands
 from vjob.shelf.importers.nodes import AMOUNTS, COUNTED, NO_KEY, build_nodes
 from vjob.shelf.importers.program import build_program
 from vjob.shelf.importers.refusal import Refusal, ScriptRefusedError
-from vjob.shelf.importers.script import ShellConf, collect, index_env
+from vjob.shelf.importers.script import ShellConf, collect
 from vjob.shelf.importers.tree import find_entries
 
 GROUP = "vjob.importers"
@@ -356,13 +356,13 @@ def _build_profile(draft: Draft) -> None:
 def _build_port(draft: Draft, launch: Launch) -> None:
     """A port that the command line or MASTER_PORT names, if one may be held."""
     word = launch.options.get("master_port")
-    given = index_env(launch.command).get("MASTER_PORT")
+    given = launch.command.env.get("MASTER_PORT")
     said = f"--master_port {word.text}" if word is not None else "MASTER_PORT"
     port = None
     if word is not None and not word.is_open:
         port = to_number(word.text)
-    elif word is None and given is not None and given.value is not None:
-        said, port = f"MASTER_PORT={given.value}", to_number(given.value)
+    elif word is None and given is not None and not given.is_open:
+        said, port = f"MASTER_PORT={given.text}", to_number(given.text)
     if port is None:
         return
     once = {where for one in draft.found.recordings for where in one.once.values()}
@@ -437,14 +437,13 @@ def _build_env(draft: Draft, launch: Launch) -> None:
     """Variables that the script exports go to every rank, secrets by name only."""
     env: dict[str, str] = {}
     pass_env: list[str] = []
-    given = dict(index_env(launch.command))
-    given.update((name, one) for name, one in draft.left.items() if one.exported and one.is_added)
-    for name, assignment in given.items():
-        value, where = assignment.value, place(assignment)
+    own = {name: (word, launch.command.where) for name, word in launch.command.env.items()}
+    for name, (word, where) in {**own, **draft.added}.items():
+        value, said = None if word.is_open else word.text, spell(name, word.text)
         if name in list_own_env() or name.startswith(("VJOB_", "BASH_FUNC_")) or name in NO_KEY:
             continue
-        if name in ("PATH", *SEARCH_PATHS) and (value is not None or assignment.shell):
-            text = f'"{value}"' if value is not None else assignment.shell
+        if name in ("PATH", *SEARCH_PATHS) and (value is not None or word.shell):
+            text = f'"{value}"' if value is not None else word.shell
             line = f"export {name}={text}"
             draft.values.setdefault("setup", []).append(line)
             draft.record(f"{where}: {line}", "setup")
@@ -452,17 +451,17 @@ def _build_env(draft: Draft, launch: Launch) -> None:
         if is_secret(name):
             pass_env.append(name)
             draft.note(f"{where}: {name} looks secret: set it in your shell; pass_env hands it on")
-        elif value is None and assignment.shell:
-            line = f"export {name}={assignment.shell}"
+        elif value is None and word.shell:
+            line = f"export {name}={word.shell}"
             draft.values.setdefault("setup", []).append(line)
             draft.record(f"{where}: {line}", "setup")
         elif value is None:
-            draft.note(f"{where}: {spell(assignment)} is left out: it is not known")
+            draft.note(f"{where}: {said} is left out: it is not known")
         elif problem := find_text_problem(value):
-            draft.note(f"{where}: {spell(assignment)} is left out: {problem}")
+            draft.note(f"{where}: {said} is left out: {problem}")
         else:
             env[name] = draft.expand(value)
-            draft.record(f"{where}: {spell(assignment)}", f"env.{name}")
+            draft.record(f"{where}: {said}", f"env.{name}")
     if env:
         draft.values["env"] = env
     if pass_env:

@@ -143,7 +143,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class Command:
     """A command that the script would start."""
 
     words: tuple[Word, ...]
@@ -159,9 +159,19 @@ class Launch:
     only: str = ""
     """Under which circumstances it is started, if not always."""
 
+    is_step: bool = False
+    """Started by srun."""
+
     @property
     def texts(self) -> list[str]:
         return [word.text for word in self.words]
+
+    @property
+    def raw(self) -> str:
+        """The words as a person writes them: quoted if empty or with blanks."""
+        return " ".join(
+            shlex.quote(one) if not one or re.search(r"\s", one) else one for one in self.texts
+        )
 
     @property
     def program(self) -> tuple[Word, ...]:
@@ -178,8 +188,8 @@ class Recording:
 
     file: str
     options: list[Option] = field(default_factory=list)
-    launches: list[Launch] = field(default_factory=list)
-    setup: list[Launch] = field(default_factory=list)
+    launches: list[Command] = field(default_factory=list)
+    setup: list[Command] = field(default_factory=list)
     """Commands that prepare; `cd` too, where the folder is not here."""
 
     sourced: list[str] = field(default_factory=list)
@@ -212,7 +222,7 @@ class Recording:
     layers: tuple[str, ...] = ()
     """Notes about the jail."""
 
-    def walk(self) -> Iterator[Launch]:
+    def walk(self) -> Iterator[Command]:
         """Launches, inner ones in the place of the shells that run them."""
         for launch in self.launches:
             inner = list(launch.inner.walk()) if launch.inner is not None else []
@@ -467,10 +477,10 @@ class _Reader:
 
     def _compare(
         self, found: Recording, shown: Pass, other: Pass, marked: Pass, globs: Pass, how: _How
-    ) -> list[tuple[Launch, _Records]]:
+    ) -> list[tuple[Command, _Records]]:
         """The launches, with their records as rank 0, as another rank and with marks."""
         mine, its, marks, matched = (_index(one.records) for one in (shown, other, marked, globs))
-        launches: list[tuple[Launch, _Records]] = []
+        launches: list[tuple[Command, _Records]] = []
         files = ALL_THERE if how.files else ""
         rows = [(key, files, mine) for key in mine]
         if _has_launch(shown, marked):
@@ -484,7 +494,7 @@ class _Reader:
             words, missing = _settle(record, its.get(key), same)
             if globs is not shown and table is mine:
                 words = _open_patterns(words, matched.get(key))
-            launch = Launch(
+            launch = Command(
                 words=words,
                 file=posixpath.basename(record.frames[0][0]) if record.frames else found.file,
                 line=record.frames[0][1] if record.frames else 0,
@@ -501,7 +511,7 @@ class _Reader:
 
     def _go_down(
         self,
-        launch: Launch,
+        launch: Command,
         records: _Records,
         outer: Recording,
         depth: int,
