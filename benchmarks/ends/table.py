@@ -74,9 +74,9 @@ def states() -> Iterator[Row]:
         "COMPLETED", Scene(Job("COMPLETED"), WELL, status=0), C.COMPLETED, Actor.RANK, health="DONE"
     )
     yield row(
-        "COMPLETED after vjob cancel",
-        Scene(Job("COMPLETED"), WELL, status=0, is_cancelled=True),
-        C.COMPLETED_ON_CANCEL, Actor.VJOB, health="DONE",
+        "saved and left after vjob cancel",
+        Scene(Job("FAILED", "143:0"), WELL, status=0, is_cancelled=True),
+        C.CANCELLED, Actor.VJOB, health="CANCELLED", never=(RESUBMIT,),
     )  # fmt: skip
     cancelled = {"health": "CANCELLED"}
     yield row(

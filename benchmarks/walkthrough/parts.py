@@ -87,9 +87,9 @@ def run_uniform(session: Session) -> None:
     session.watch_screen("last", r"HEALTHY")
     session.run("logs last -n 3", "lm loss")
     session.run("stacks last", "2 of 2 ranks")
-    session.run("cancel last", "checkpointed and left")
-    said = session.run("status last --once", "it ended well after step .* after vjob cancel")
-    more = int(re.findall(r"after step (\d+)", said)[0]) + 20
+    session.run("cancel last", "saved and left")
+    said = session.run("status last --once", "cancelled with vjob cancel: .* at step", code=16)
+    more = int(re.findall(r"at step (\d+)", said)[0]) + 20
     session.run(f"submit conf.yaml --set train.steps={more}", "as job")
     session.wait_for("last", "COMPLETED +DONE", 180)
     session.run("logs last --grep resumed", "resumed from iteration")
@@ -121,7 +121,7 @@ def run_mixed(session: Session, lab: Lab) -> None:
     session.run("shrink last --count 1", "asked to leave")
     session.wait_for("last", r"morphed 3 times, last from", 120)
     session.wait_for("last", r"RUNNING +HEALTHY", 120)
-    session.run("cancel last", "checkpointed and left")
+    session.run("cancel last", "saved and left")
     session.run("report last --text", "^MORPHS")
 
 

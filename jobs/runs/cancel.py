@@ -10,14 +10,24 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from varuna_core.agent.meeting.link import call_hub
+from varuna_core.agent.restarts import find_store
+from varuna_core.facts.cause import EndCause
 from varuna_core.records import record as records
+from varuna_core.records.checkpoints import count_written
 from varuna_core.records.files import read_json
-from varuna_core.records.plan import read_attempt_plan
+from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import CANCEL_ASKED, CANCEL_FAILED, append_event
 from varuna_core.records.requests import write_signal
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import InputError, VjobError
-from vjob.jobs.runs.find import RunView, cancel_joined, is_over, view_run, view_runs
+from vjob.jobs.runs.find import (
+    RunView,
+    cancel_joined,
+    is_over,
+    read_mtime,
+    view_run,
+    view_runs,
+)
 from vjob.jobs.runs.owner import expect_ours
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.job import OVER, JobState
@@ -58,8 +68,8 @@ def cancel_run(run: RunFolder, *, now: bool, wait_s: int, say: Callable[[str], o
         _note_failure(run)
         raise VjobError(f"{run.name} is not cancelled: {problems[0]}; try again")
     if _wait_over(run, wait_s, cancelled if _is_pending(view) else 0.0):
-        is_saved = is_asked and view_run(run).record.verdict == JobState.COMPLETED.value
-        return f"{run.name} checkpointed and left" if is_saved else f"{run.name} is cancelled"
+        last = view_run(run)
+        return _explain_leave(last) if is_asked and _has_left(last) else f"{run.name} is cancelled"
     return f"{run.name} was asked to end and has not yet; `vjob status {run.name}` shows it"
 
 
@@ -102,11 +112,11 @@ def cancel_runs(
     if problems:
         raise VjobError("\n  ".join(["not all of them are cancelled:", *problems]))
     left = view_runs([view.run for view in asked if view.run.name not in late])
-    num_saved = sum(view.state == JobState.COMPLETED.value for view in left)
-    saved = f", {num_saved} of them after a checkpoint" if num_saved else ""
+    num_left = sum(map(_has_left, left))
+    asked_to = f", {num_left} of them after they were asked to save" if num_left else ""
     done = "1 run is" if len(views) == 1 else f"{len(views)} runs are"
     over = f"; {num_over} {'was' if num_over == 1 else 'were'} over already" if num_over else ""
-    return f"{done} cancelled{saved}{over}"
+    return f"{done} cancelled{asked_to}{over}"
 
 
 def describe_cancelled(runs: Sequence[RunFolder], text: str) -> dict[str, Any]:
@@ -165,11 +175,28 @@ def _wait_all(views: Sequence[RunView], wait_s: int, cancelled: float = 0.0) -> 
 
 def _explain_leave(view: RunView) -> str:
     record = view.record
-    if record.verdict == JobState.COMPLETED.value:
-        return f"{record.run} checkpointed and left"
-    raise VjobError(
-        f"{record.run} has ended, but not as after a checkpoint: {view.state}: {record.message}"
-    )
+    if not _has_left(view):
+        said = f"{view.state}: {record.message}"
+        raise VjobError(f"{record.run} has ended, but not as after a checkpoint: {said}")
+    if _has_saved(view.run):
+        return f"{record.run} saved and left"
+    return f"{record.run} left after it was asked to save"
+
+
+def _has_left(view: RunView) -> bool:
+    """True where all ranks exited 0 after they were asked to."""
+    end = view.record.end
+    return end is not None and end.cause is EndCause.CANCELLED and end.code == 0
+
+
+def _has_saved(run: RunFolder) -> bool:
+    """True where files were seen to be written since the ranks were asked to save; a script may
+    save where nobody but itself knows."""
+    plan, since = read_plan(run.plan), read_mtime(run.attempts()[-1].signal)
+    store = None if plan is None else find_store(run, plan)
+    if read_mtime(run.submitted_pickle) >= since:
+        return True
+    return store is not None and count_written(store, since) > 0
 
 
 def _cancel_all(view: RunView, cancel: Callable[[str], None]) -> list[VjobError]:

@@ -517,6 +517,8 @@ def _record_forgotten(run: RunFolder, record: RunRecord) -> RunRecord:
 def _end(
     run: RunFolder, record: RunRecord, verdict: str, end: End, judged: Judgement | None
 ) -> RunRecord:
+    if end.cause is EndCause.CANCELLED:  # the scheduler calls it FAILED if its ranks saved first
+        verdict = JobState.CANCELLED.value
     ended = replace(
         record,
         state=records.ENDED,

@@ -126,7 +126,7 @@ def decide_end(run: RunFolder, judged: Judgement | None, job: End | None) -> End
     """The end of a run, from those of its last attempt and of its job."""
     end = choose_end(None if judged is None else judged.end, job)
     if end.cause is EndCause.COMPLETED and is_cancel_asked(run):
-        return replace(end, cause=EndCause.COMPLETED_ON_CANCEL, actor=Actor.VJOB)
+        return replace(end, cause=EndCause.CANCELLED, actor=Actor.VJOB, code=0, started=True)
     if judged is None or judged.outcome.code == 0 or end.cause is not judged.end.cause:
         return end
     remedy = "" if end.cause in TELLS_REMEDY else match_container_message(run, judged)

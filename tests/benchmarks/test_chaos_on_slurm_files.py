@@ -171,8 +171,8 @@ def test_a_manager_that_wakes_up_after_the_take_over_harms_nothing(
     wait_until(lambda: newest() >= before + 20, 180, explain)
     assert read_session(run) == second, f"{moment}\n{explain()}"
     said = vjob("cancel", run.name).stdout
-    assert "checkpointed and left" in said, f"{said}\n{explain()}"
-    assert vjob.wait_over(run, 120)["verdict"] == "COMPLETED", explain()
+    assert "saved and left" in said, f"{said}\n{explain()}"
+    assert vjob.wait_over(run, 120)["verdict"] == "CANCELLED", explain()
     spans, problems = read_spans(run, 8)
     assert problems == [] and len(spans) == 2, spans
     assert check_history(run) == []

@@ -29,13 +29,14 @@ def read_state(vjob: Vjob, run: RunFolder) -> str:
 
 @pytest.mark.parametrize("layout", usually("single", "split"))
 def test_a_run_starts_once_all_of_the_one_before_has_ended_well(vjob: Vjob, layout: str) -> None:
-    first = vjob.submit(conf("fail_as_told.py", HANG, layout))
+    done = vjob.folder / "done"
+    first = vjob.submit(conf("fail_as_told.py", [*HANG, "leave", str(done)], layout))
     wait_ready(vjob, first, 12 if layout == "single" else 16)
     run = vjob.submit(conf(nodes=ONE), "--after", first.name)
     wait_for(lambda: "waits for" in vjob.status(run.name)["verdict"]["reason"], 60)
     said = vjob("status", run.name).stdout
     assert f"it waits for {first.name} to end well" in said
-    vjob("cancel", first.name)
+    done.touch()
     assert vjob.wait_over(first)["verdict"] == "COMPLETED"
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
 
@@ -81,7 +82,9 @@ def test_all_parts_of_a_run_wait_and_go_together(vjob: Vjob, clean_lab: Lab, lay
 
 
 def test_a_run_goes_on_waiting_while_the_one_before_is_requeued(vjob: Vjob, clean_lab: Lab) -> None:
-    first = vjob.submit(conf("fail_as_told.py", HANG, requeue=True, nodes=ONE))
+    done = vjob.folder / "done"
+    told = [*HANG, "leave", str(done)]
+    first = vjob.submit(conf("fail_as_told.py", told, requeue=True, nodes=ONE))
     wait_ready(vjob, first, 1)
     run = vjob.submit(conf(nodes=ONE), "--after", first.name)
     record = read_record(first)
@@ -89,8 +92,19 @@ def test_a_run_goes_on_waiting_while_the_one_before_is_requeued(vjob: Vjob, clea
     clean_lab.run(["scontrol", "requeue", record.jobs[0].id])
     wait_ready(vjob, first, 1, attempt=1)
     assert "ready" not in read_out(run) and read_state(vjob, run) == "PENDING"
-    vjob("cancel", first.name)
+    done.touch()
     assert vjob.wait_over(run)["verdict"] == "COMPLETED", vjob.explain(run)
+
+
+def test_a_run_never_starts_after_one_that_saved_as_it_was_cancelled(vjob: Vjob) -> None:
+    """Its ranks exited 0, and its batch script does not: Slurm's afterok sees that."""
+    first = vjob.submit(conf("fail_as_told.py", HANG, nodes=ONE))
+    wait_ready(vjob, first, 1)
+    run = vjob.submit(conf(nodes=ONE), "--after", first.name)
+    assert "left after it was asked to save" in vjob("cancel", first.name).stdout
+    assert vjob.wait_over(first)["verdict"] == "CANCELLED"
+    assert "did not end well (CANCELLED)" in vjob.wait_over(run)["message"]
+    assert not run.attempts()
 
 
 @pytest.mark.long
@@ -116,7 +130,7 @@ def test_a_sweep_never_runs_more_at_once_than_it_may(vjob: Vjob, clean_lab: Lab)
         alive.update(said)
         assert not any(run.attempts() for run in runs[ended + 2 :])
         if ended < 2:
-            assert "checkpointed and left" in vjob("cancel", runs[ended].name).stdout
+            assert "left after it was asked" in vjob("cancel", runs[ended].name).stdout
     assert len(alive) == 4
     assert "2 runs are cancelled, 2 of them after" in vjob("cancel", "--sweep", "graces").stdout
 

@@ -101,7 +101,7 @@ def test_ranks_and_signals_are_right_in_every_layout(
 
     run = vjob.submit(conf("fail_as_told.py", "-1", "hang", "catch", "child"))
     wait_ready(vjob, run, sum(shape))
-    assert "checkpointed and left" in vjob("cancel", "last").stdout
+    assert "left after it was asked to save" in vjob("cancel", "last").stdout
     assert read_out(run).count("got SIGUSR1") == sum(shape)
     assert read_out(run).count("child lives") == sum(shape)
 

@@ -126,5 +126,5 @@ def test_a_cancelled_function_does_not_come_again(runs: Functions, clean_lab: La
         functions.Counter(str(runs.folder), 50), conf=CONF % ("auto", "true", TWO % "all")
     )
     wait_for_count(runs, run, 0)
-    assert "checkpointed and left" in runs.vjob("cancel", run.name).stdout
-    assert runs.wait(run)["verdict"] == "COMPLETED" and not run.attempt(1).path.exists()
+    assert "saved and left" in runs.vjob("cancel", run.name).stdout
+    assert runs.wait(run)["verdict"] == "CANCELLED" and not run.attempt(1).path.exists()

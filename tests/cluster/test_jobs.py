@@ -197,7 +197,7 @@ def test_cancel_asks_for_a_checkpoint_and_every_rank_hears(vjob: Vjob, layout: s
     run = vjob.submit(conf("fail_as_told.py", ["-1", "hang", "catch", "child"], layout))
     count = 12 if layout == "single" else 16
     wait_ready(vjob, run, count)
-    assert "checkpointed and left" in vjob("cancel", "last").stdout
+    assert "left after it was asked to save" in vjob("cancel", "last").stdout
     assert read_out(run).count("got SIGUSR1") == count, "once each"
     assert read_out(run).count("child lives") == count
 

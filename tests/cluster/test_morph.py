@@ -104,8 +104,8 @@ def test_a_job_of_another_queue_joins_and_is_cancelled(clean_lab: Lab, vjob: Vjo
     wait_for(lambda: len(list_morphs(run)) == 2, 120, lambda: vjob.explain(run))
     more = list_morphs(run)[1]["iteration"] + 10
     wait_for(lambda: list_complete(vjob.folder / "ckpt")[-1].iteration >= more, 120)
-    assert "checkpointed and left" in vjob("cancel", run.name).stdout
-    assert vjob.wait_over(run, 60)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert "saved and left" in vjob("cancel", run.name).stdout
+    assert vjob.wait_over(run, 60)["verdict"] == "CANCELLED", vjob.explain(run)
     assert [morph["to"] for morph in list_morphs(run)] == ["1 x 2", "1 x 1"]
     found = read_losses(run)
     losses, _ = train_plainly(read_training(run.training), last=max(found))

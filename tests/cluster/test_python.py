@@ -94,7 +94,9 @@ def test_cancel_ends_a_job_and_lets_one_that_can_save_first(vjob: Vjob) -> None:
     found, _ = run(vjob, "cancelled.py")
     assert found["plain"]["state"] == "CANCELLED", found
     assert "cancelled with vjob cancel" in found["plain"]["text"]
-    assert "after vjob cancel" in found["saves"]["message"] and found["count"] > 0, found
+    assert (
+        "cancelled with vjob cancel: rank 0" in found["saves"]["message"] and found["count"] > 0
+    ), found
     assert found["waiting"]["state"] == "CANCELLED", found
 
 

@@ -44,8 +44,8 @@ def test_an_idle_node_joins_once_nobody_else_has_it(clean_lab: Lab, vjob: Vjob) 
     assert asked["why"].startswith("1 more node: about ") and "(a guess)" in asked["why"]
     more = list_morphs(run)[0]["iteration"] + 10
     wait_for(lambda: max(read_losses(run)) >= more, 120, lambda: vjob.explain(run))
-    assert "checkpointed and left" in vjob("cancel", run.name).stdout
-    assert vjob.wait_over(run, 90)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert "saved and left" in vjob("cancel", run.name).stdout
+    assert vjob.wait_over(run, 90)["verdict"] == "CANCELLED", vjob.explain(run)
     assert [morph["to"] for morph in list_morphs(run)] == ["1 x 2"]
     found = read_losses(run)
     losses, _ = train_plainly(read_training(run.training), last=max(found))

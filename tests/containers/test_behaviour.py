@@ -139,7 +139,7 @@ def test_exit_37_stays_37_and_a_killed_rank_is_named(box: Box) -> None:
 def test_usr1_reaches_the_program_once_and_cancel_finds_its_handler(box: Box) -> None:
     run = box.vjob.submit(box.conf(box.copy("fail_as_told.py"), "-1", "hang", "catch", "child"))
     wait_for(lambda: read_out(run).count("ready") == 4, 60, lambda: box.vjob.explain(run))
-    assert "checkpointed and left" in box.vjob("cancel", "last").stdout
+    assert "left after it was asked to save" in box.vjob("cancel", "last").stdout
     assert read_out(run).count("got SIGUSR1") == 4
     assert read_out(run).count("child lives") == 4
     assert not find_processes(run)

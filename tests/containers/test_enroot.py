@@ -90,7 +90,7 @@ def test_a_killed_agent_takes_its_container_along_and_a_killed_container_no_rank
     assert len(holders) == 2
     for pid in holders:
         os.kill(pid, signal.SIGKILL)
-    assert "checkpointed and left" in box.vjob("cancel", "last").stdout
+    assert "left after it was asked to save" in box.vjob("cancel", "last").stdout
     assert read_out(run).count("got SIGUSR1") == 4
 
     run = box.vjob.submit(box.conf(box.copy("fail_as_told.py"), "-1", "hang", "deaf"))

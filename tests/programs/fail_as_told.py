@@ -1,8 +1,8 @@
 """Ranks that wait for a signal, or fail as told: `fail_as_told.py RANK exit:9 | kill | hang`.
 
 Each prints `ready` and the signals that reach it. SIGUSR1 ends it with 0 if `catch` is given, with
-3 if `catch:3` is. With `child` each has a child, as a data loader would be, and prints on SIGUSR1
-if it lives. `deaf` ignores SIGTERM.
+3 if `catch:3` is; `leave FILE` with 0 once the file is there. With `child` each has a child, as a
+data loader would be, and prints on SIGUSR1 if it lives. `deaf` ignores SIGTERM.
 """
 
 import os
@@ -41,5 +41,6 @@ if rank == failing:
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
 deadline = time.monotonic() + 120
-while time.monotonic() < deadline:
+until = sys.argv[sys.argv.index("leave") + 1] if "leave" in sys.argv else ""
+while time.monotonic() < deadline and not os.path.exists(until):
     time.sleep(0.1)

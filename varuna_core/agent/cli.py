@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from varuna_core.agent.setup.site import STOPPED, Refusal, load_plan, open_run
 from varuna_core.records.exits import NOT_READY
+from varuna_core.records.record import is_cancel_asked
 from varuna_core.records.requests import SIGNAL_NAMES, STOP_KINDS, write_signal, write_stop
 from varuna_core.records.runfolder import RunFolder
 
@@ -286,13 +287,15 @@ def _run_way(args: argparse.Namespace) -> int:
     from varuna_core.agent.restarts import Way, choose_way, may_return, note_requeue, parse_job
 
     way = Way.GO_ON
-    if may_return(args.said, warned=bool(args.warned)):
+    run = RunFolder(Path(args.run)) if args.run else None
+    is_cancelled = run is not None and is_cancel_asked(run)
+    if may_return(args.said, warned=bool(args.warned)) and not is_cancelled:
         command = ["scontrol", "--oneliner", "show", "job", args.job_id]
         shown = process.run(command, timeout_s=SCONTROL_S)
         job = parse_job(shown.out if shown.code == 0 else "")
         way = choose_way(args.said, args.ended, job, args.restarts)
-        if way is Way.REQUEUE and args.run:
-            note_requeue(RunFolder(Path(args.run)), args.job_id, args.restarts, job)
+        if way is Way.REQUEUE and run is not None:
+            note_requeue(run, args.job_id, args.restarts, job)
     print(way.value, flush=True)
     return 0
 

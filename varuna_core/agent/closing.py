@@ -16,7 +16,7 @@ from typing import Optional
 from varuna_core.agent.checks.host import FULL_BYTES
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.agent.meeting.watch import Peer
-from varuna_core.agent.restarts import Again, await_first_group, continue_run
+from varuna_core.agent.restarts import Again, await_first_group, choose_code, continue_run
 from varuna_core.agent.setup.site import group_of
 from varuna_core.facts.catalogue.ends import refine_end
 from varuna_core.facts.cause import Actor, End, EndCause
@@ -97,7 +97,7 @@ def close_attempt(
         print(said, file=sys.stderr)
     is_hang = judged.outcome.code == HUNG and plan.hang_do == "requeue"
     comes_again = is_requeue(scene.attempt) or (is_hang and not why_not)
-    return Closed(judged.outcome.code, again, comes_again)
+    return Closed(choose_code(run, judged.outcome.code), again, comes_again)
 
 
 def is_requeue(attempt: AttemptFolder) -> bool:

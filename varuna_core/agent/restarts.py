@@ -269,7 +269,7 @@ def await_room(
     """
     if not lacks_room(outcome.reason):
         return None
-    full = found = find_full(run.path, _find_store(run, plan))
+    full = found = find_full(run.path, find_store(run, plan))
     if found is None:
         return None
     deadline = None if left_s is None else time.monotonic() + left_s - LONGEST_WAIT_S
@@ -284,7 +284,7 @@ def await_room(
             return Decision(None, f"the time limit came before there was room in {full}")
         show_waiting(attempt)
         time.sleep(ROOM_LOOK_S)
-        found = find_full(run.path, _find_store(run, plan))
+        found = find_full(run.path, find_store(run, plan))
     return Decision(FIRST_WAIT_S)
 
 
@@ -301,7 +301,7 @@ def _read_sign(attempt: AttemptFolder) -> int:
         return 0
 
 
-def _find_store(run: RunFolder, plan: Plan) -> Optional[Path]:
+def find_store(run: RunFolder, plan: Plan) -> Optional[Path]:
     """The folder of checkpoints, of a built-in program or by the variable that a script has."""
     folder: Optional[str] = plan.env.get(VARIABLES["train.checkpoint.folder"])
     with contextlib.suppress(ValueError):
@@ -332,7 +332,7 @@ def await_first_group(run: RunFolder, plan: Plan, attempt: AttemptFolder) -> Opt
         wait_s = POLL_S
         if now - hopeful > limit_s:
             wait_s = ROOM_LOOK_S
-            full = find_full(run.path, _find_store(run, plan))
+            full = find_full(run.path, find_store(run, plan))
             if full is None or is_cancel_asked(run):
                 return None
             if now - hopeful > limit_s + SILENT_S:
@@ -417,6 +417,12 @@ def _find_printed(
     for line in last_lines(attempt.node_log(host, kind), LAST_LINES):
         steps.read(line)
     return steps.last
+
+
+def choose_code(run: RunFolder, code: int) -> int:
+    """Exit code of a batch script whose ranks ended with `code`: where `vjob cancel` asked them to
+    leave, no job that waits for a good end (Slurm's afterok) may start."""
+    return STOPPED if code == 0 and is_cancel_asked(run) else code
 
 
 REQUEUE_WORD = "requeue"

@@ -34,7 +34,6 @@ class EndCause(str, Enum):
 
     # It ended well, or never ran.
     COMPLETED = "completed"
-    COMPLETED_ON_CANCEL = "completed-on-cancel"
     REFUSED = "refused"
     SUBMIT_LOST = "submit-lost"
     FORGOTTEN = "forgotten"
@@ -143,6 +142,8 @@ class End:
 
 
 E = TypeVar("E", bound=Enum)
+_FORMER = {"completed-on-cancel": EndCause.CANCELLED}
+"""Words of an earlier vjob."""
 _KINDS: Mapping[str, Tuple[type, ...]] = {
     "Optional[int]": (int, type(None)),
     "Optional[float]": (int, float, type(None)),
@@ -180,7 +181,7 @@ def parse_end(value: Any) -> Optional[End]:
 
 def parse_cause(word: Any) -> EndCause:
     """The cause of this word; UNKNOWN for any other."""
-    return _parse_word(EndCause, word, EndCause.UNKNOWN)
+    return _parse_word(EndCause, _FORMER.get(str(word), word), EndCause.UNKNOWN)
 
 
 def _parse_evidence(value: Any) -> Evidence:

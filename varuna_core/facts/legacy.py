@@ -121,7 +121,7 @@ def read_end(
         return replace(end, evidence=witness)
     is_asked = any(event.get("kind") == "cancel-asked" for event in events)
     if end.cause is EndCause.COMPLETED and is_asked:
-        return replace(end, cause=EndCause.COMPLETED_ON_CANCEL, actor=Actor.VJOB)
+        return replace(end, cause=EndCause.CANCELLED, actor=Actor.VJOB)
     return end
 
 

@@ -50,7 +50,6 @@ def name_rank(rank: Optional[int], node: str) -> str:
 
 PHRASES: Mapping[EndCause, str] = {
     EndCause.COMPLETED: "it ended well",
-    EndCause.COMPLETED_ON_CANCEL: "it ended well, after vjob cancel",
     EndCause.REFUSED: "the scheduler refused it",
     EndCause.SUBMIT_LOST: "the submit was cut off before the scheduler had the job",
     EndCause.FORGOTTEN: "the scheduler has forgotten the job, and it left no outcome",
@@ -168,13 +167,10 @@ def _completed(end: End) -> str:
     return "the one rank exited 0" if counted.seen == 1 else f"all {counted.seen} ranks exited 0"
 
 
-def _completed_on_cancel(end: End) -> str:
-    return f"{_completed(end)}, after vjob cancel"
-
-
 def _cancelled(end: End) -> str:
     if end.actor is Actor.VJOB:
-        return "cancelled with vjob cancel"
+        left = f": {_completed(end)}" if end.code == 0 and end.started else ""
+        return f"cancelled with vjob cancel{left}"
     if end.by:
         return f"cancelled by {end.by}"
     said = end.evidence[0] if end.evidence else None
@@ -240,7 +236,6 @@ def _with_reason(end: End) -> str:
 
 _OWN_WORDS: Mapping[EndCause, Callable[[End], str]] = {
     EndCause.COMPLETED: _completed,
-    EndCause.COMPLETED_ON_CANCEL: _completed_on_cancel,
     EndCause.DEPENDENCY_FAILED: _waited_in_vain,
     EndCause.CANCELLED: _cancelled,
     EndCause.TIME_LIMIT: _phrase,

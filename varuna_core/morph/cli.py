@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Iterator
 
 from varuna_core.agent.meeting.link import call_hub
+from varuna_core.agent.restarts import choose_code
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, group_of, open_run
 from varuna_core.morph.headless import build_lines
 from varuna_core.morph.manager import Manager
@@ -194,7 +195,10 @@ def hold_alone(path: Path) -> Iterator[None]:
 
 def _run_answer(args: argparse.Namespace) -> int:
     run, _ = _load(args.run)
-    print(choose_answer(run.morph, args.session), flush=True)
+    answer = choose_answer(run.morph, args.session)
+    if args.session and answer == "0":
+        answer = str(choose_code(run, 0))
+    print(answer, flush=True)
     return 0
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +24,8 @@ from varuna_core.records.files import (
 
 NAME = re.compile(r"varuna_ckpt_(\d+)(?:\.(.+\.\d+|x)\.(partial|removed|damaged))?")
 MANIFEST = "manifest.json"
+MOST_FOLDERS = 1000
+"""Limit on the folders below one that are looked at for new files."""
 DAMAGE = "damage.json"
 """In a checkpoint that was set aside: why."""
 TRACKERS = ("latest_checkpointed_iteration.txt", "latest")
@@ -209,6 +212,17 @@ def find_newest(store: Path) -> Optional[Newest]:
     found = [_read_manifest(complete) for complete in list_complete(store)[-1:]]
     found += [_read_tracker(store / name) for name in TRACKERS]
     return max(filter(None, found), key=lambda newest: newest.step, default=None)
+
+
+def count_written(store: Path, since: float) -> int:
+    """Number of files, whatever their format, that were written below a folder since then, by the
+    file server's clock."""
+    count = 0
+    for folder, _, names in itertools.islice(os.walk(store), MOST_FOLDERS):
+        for name in names:
+            with contextlib.suppress(OSError):
+                count += os.stat(os.path.join(folder, name)).st_mtime >= since
+    return count
 
 
 def _read_manifest(complete: Complete) -> Optional[Newest]:

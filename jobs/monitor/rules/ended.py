@@ -526,12 +526,12 @@ def dead(snapshot: Snapshot) -> Verdict | None:
         return None
     values: dict[str, Any] = {"reason": cause.reason}
     remedies = cause.remedies
+    is_known = cause.is_cancel and cause.end.actor is Actor.VJOB
     if remedies and cause.meaning:
         values["meaning"] = cause.meaning
-    elif not remedies:
+    elif not remedies and not is_known:
         meaning, remedies = remedies_of_line(cause.line)
         values.update(meaning)
-    is_known = cause.is_cancel and cause.end.actor is Actor.VJOB
     return conclude(
         Health.CANCELLED if cause.is_cancel else Health.DEAD,
         "dead",
@@ -587,6 +587,8 @@ def is_short(snapshot: Snapshot) -> bool:
 
 def _ended_well(snapshot: Snapshot) -> bool:
     jobs = snapshot.scheduler.jobs
+    if snapshot.end is not None and snapshot.end.cause in BY_SCHEDULER:
+        return False  # its ranks may have exited 0 all the same, after a save
     if snapshot.outcome is not None and snapshot.outcome.code != 0:
         return False
     if snapshot.outcome is None and find_failed(snapshot) is not None:

@@ -21,13 +21,14 @@ from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 
-from varuna_core.agent.setup.site import host_name
+from varuna_core.agent.setup.site import STOPPED, host_name
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
 from varuna_core.records.files import NO_ROOM, read_json, write_atomic, write_json
 from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.morphing import add_joins, read_joins
 from varuna_core.records.plan import Plan, read_plan
+from varuna_core.records.record import is_cancel_asked
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError
@@ -103,6 +104,8 @@ class LocalJob:
 
     def name_end(self, code: int) -> str:
         """The job's last state."""
+        if self.asked is None and code == STOPPED and is_cancel_asked(self.run):
+            return "CANCELLED"
         return self.asked or ("COMPLETED" if code == 0 else "FAILED")
 
     def _wait_for_others(self) -> None:

@@ -150,7 +150,7 @@ def test_a_run_that_makes_no_progress_stops_and_says_why(vjob: Vjob) -> None:
 def test_cancel_saves_and_ends_the_run(vjob: Vjob) -> None:
     run = vjob.submit(take_two(CONF).format(steps=5000, min_nodes=2))
     wait_for_checkpoint(vjob, run, 10)
-    assert "checkpointed and left" in vjob("cancel", "last").stdout
+    assert "saved and left" in vjob("cancel", "last").stdout
     assert [attempt.number for attempt in run.attempts()] == [0]
 
 

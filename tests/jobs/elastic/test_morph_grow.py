@@ -53,8 +53,8 @@ def nothing_is_left(vjob: Vjob) -> Iterator[None]:
 
 def end_well(vjob: Vjob, run: RunFolder) -> None:
     wait_for_checkpoint(vjob, run, list_morphs(run)[-1]["iteration"] + 10)
-    assert "checkpointed and left" in vjob("cancel", run.name).stdout
-    assert vjob.wait_over(run, 60)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert "saved and left" in vjob("cancel", run.name).stdout
+    assert vjob.wait_over(run, 60)["verdict"] == "CANCELLED", vjob.explain(run)
 
 
 @pytest.mark.long

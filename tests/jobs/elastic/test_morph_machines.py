@@ -167,8 +167,8 @@ def test_who_is_taken_off_the_list_leaves_and_usr1_starts_anew_on_the_list_as_it
     last = run.attempts()[-1]
     wait_for(lambda: {p.name for p in last.path.glob("*.out")} == {f"{HERE}.out", "gpu-2.out"}, 60)
     wait_for_checkpoint(vjob, run, max(read_losses(run)) + 10)
-    assert "checkpointed and left" in vjob("cancel", run.name).stdout
-    assert vjob.wait_over(run, 60)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert "saved and left" in vjob("cancel", run.name).stdout
+    assert vjob.wait_over(run, 60)["verdict"] == "CANCELLED", vjob.explain(run)
     check_losses(run)
 
 

@@ -61,7 +61,8 @@ def count_runs(vjob: Vjob) -> int:
 
 
 def test_a_run_waits_for_another_ones_good_end_and_says_so(vjob: Vjob) -> None:
-    first = start(vjob, *WELL)
+    done = vjob.folder / "done"
+    first = start(vjob, "-1", "hang", "leave", str(done))
     run = vjob.submit(conf("-1", "exit:0"), "--after", "last")
     wait_for(lambda: "Dependency" in vjob.status("last")["verdict"]["reason"], 30)
     said = vjob("status", "last").stdout
@@ -70,18 +71,21 @@ def test_a_run_waits_for_another_ones_good_end_and_says_so(vjob: Vjob) -> None:
     assert not run.attempts()
     said = vjob("submit", "conf.yaml", "--after", first.name, "--dry-run").stdout
     assert f"# It would start once {first.name} has ended well\n" in said
-    vjob("cancel", first.name)
+    done.touch()
     wait_for(lambda: "ready" in read_out(run), 30, lambda: vjob.explain(run))
     vjob("cancel", run.name, "--now")
 
 
-def test_a_run_that_needs_a_good_end_never_starts_after_a_bad_one(vjob: Vjob) -> None:
+@pytest.mark.parametrize("now", [["--now"], []], ids=["cancelled", "saved-and-cancelled"])
+def test_a_run_that_needs_a_good_end_never_starts_after_a_bad_one(
+    vjob: Vjob, now: list[str]
+) -> None:
     """The record is written first by whoever looks, at whichever run of the chain."""
     first = start(vjob, *WELL)
     needs = vjob.submit(conf(*WELL), "--after", first.name)
     last = vjob.submit(conf(*WELL), "--after", needs.name)
     takes_any = vjob.submit(conf("-1", "exit:0"), "--after-any", first.name, "--after-any", "last")
-    vjob("cancel", first.name, "--now")
+    vjob("cancel", first.name, *now)
     assert vjob.wait_over(last)["verdict"] == "CANCELLED"
     for run, before in ((last, needs), (needs, first)):
         message = vjob.wait_over(run)["message"]

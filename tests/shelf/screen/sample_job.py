@@ -240,7 +240,7 @@ class RecordedActions:
 
     def cancel(self) -> str:
         self.asked.append("cancel")
-        return "gpt2-xl checkpointed and left"
+        return "gpt2-xl saved and left"
 
     def report(self) -> str:
         self.asked.append("report")

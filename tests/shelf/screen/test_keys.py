@@ -156,7 +156,7 @@ def test_cancel_says_what_it_does_and_only_y_does_it() -> None:
         await screen.press("n")
         assert actions.asked == []
         await screen.press("c", "y")
-        await screen.until_shown("cancel: gpt2-xl checkpointed and left")
+        await screen.until_shown("cancel: gpt2-xl saved and left")
         assert actions.asked == ["cancel"]
 
     drive(Player((make_snapshot(3), HEALTHY)), script, actions=actions)

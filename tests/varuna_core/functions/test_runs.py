@@ -195,10 +195,12 @@ def test_cancel_checkpoints_and_requeues_nothing(runs: Functions, hetero: str) -
     wait_for_count(runs, run)
     before = run.submitted_pickle.read_bytes()
     said = runs.vjob("cancel", run.name).stdout
-    assert "asking" in said and "checkpointed and left" in said
+    assert "asking" in said and "saved and left" in said
     record = runs.wait(run)
-    assert record["verdict"] == "COMPLETED" and not run.attempt(1).path.exists()
-    assert record["message"] == "rank 0 checkpointed the function and left, after vjob cancel"
+    assert record["verdict"] == "CANCELLED" and not run.attempt(1).path.exists()
+    assert record["message"] == (
+        "cancelled with vjob cancel: rank 0 checkpointed the function and left"
+    )
     assert run.submitted_pickle.read_bytes() != before
 
 

@@ -154,9 +154,13 @@ def test_cancel_asks_ranks_that_catch_usr1_to_checkpoint_first(vjob: Vjob) -> No
     run = vjob.submit(fate("-1", "hang", "catch"))
     wait_for(lambda: read_out(run).count("ready") == 4, 30, lambda: vjob.explain(run))
     said = vjob("cancel", "last").stdout
-    assert "checkpointed and left" in said
+    assert "left after it was asked to save" in said
     assert read_out(run).count("got SIGUSR1") == 4
-    assert "all 4 ranks exited 0, after vjob cancel" in vjob("status", "last").stdout
+    said = vjob("status", "last", code=16).stdout
+    assert "cancelled with vjob cancel: all 4 ranks exited 0" in said
+    assert "it ended well" not in said
+    state = json.loads((run.path / "local.json").read_text())
+    assert (state["state"], state["exit_code"]) == ("CANCELLED", "143:0")
 
 
 def test_a_checkpoint_that_is_done_as_its_time_is_up_is_called_one(
@@ -173,7 +177,7 @@ def test_a_checkpoint_that_is_done_as_its_time_is_up_is_called_one(
     monkeypatch.setattr("vjob.jobs.runs.cancel._wait_over", wait)
     monkeypatch.setenv("XDG_STATE_HOME", vjob.env["XDG_STATE_HOME"])
     said = cancel_run(run, now=False, wait_s=30, say=str)
-    assert said == f"{run.name} checkpointed and left" and answers == []
+    assert said == f"{run.name} left after it was asked to save" and answers == []
 
 
 def test_a_checkpoint_that_fails_is_not_called_one(vjob: Vjob) -> None:

@@ -128,7 +128,7 @@ def test_status_stacks_and_a_cancel_that_saves_first(vjob: Vjob) -> None:
     assert vjob.status("last")["state"] == "RUNNING"
     found = json.loads(vjob("stacks", "last", "--json", code=None).stdout)
     assert sorted(rank for group in found["groups"] for rank in group["ranks"]) == [0, 1, 2]
-    assert "checkpointed and left" in vjob("cancel", "last").stdout
+    assert "left after it was asked to save" in vjob("cancel", "last").stdout
     assert read_out(run).count("got SIGUSR1") == 3
 
 
