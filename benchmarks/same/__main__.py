@@ -143,7 +143,7 @@ def render_page(commits: str, num_outputs: int, differences: Sequence[Difference
         rows.append(f"| {document} | {number['-']} | {number['+']} |")
     return (
         f"# Outputs of two commits on the same inputs\n\nMade by `python -m benchmarks.same`: "
-        f"{num_outputs} outputs of {commits}. What is not listed is equal, scripts among it.\n\n"
+        f"{num_outputs} outputs of {commits}. What is not listed is equal.\n\n"
         + "\n".join(rows)
         + "\n"
     )
