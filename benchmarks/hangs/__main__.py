@@ -182,6 +182,11 @@ def read_counts(attempt: AttemptFolder) -> list[StepCounts]:
     return [one for one in found if one is not None and one.count]
 
 
+def read_begin(attempt: AttemptFolder) -> float:
+    """The time at which its ranks were told to start: no step was made before the hang."""
+    return float(read_json(attempt.master)["time"])
+
+
 def read_last_loss(attempt: AttemptFolder) -> str:
     text = "".join(path.read_text() for path in attempt.path.glob("*.out"))
     return (re.findall(rf"step {STEPS}/{STEPS} (loss \S+)", text) or [""])[-1]
@@ -214,8 +219,9 @@ def stage(
     seconds = None
     if len(attempts) > 1:
         before, after = read_counts(attempts[0]), read_counts(attempts[1])
-        if before and after:
-            seconds = min(x.first_at for x in after) - max(x.last_at for x in before)
+        if after:
+            begun = max((x.last_at for x in before), default=read_begin(attempts[0]))
+            seconds = min(x.first_at for x in after) - begun
     outcome = read_outcome(attempts[-1])
     return Result(
         case=case,

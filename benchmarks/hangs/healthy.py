@@ -1,9 +1,9 @@
 """Healthy runs that are disturbed: how often the guard acts, which it never should.
 
-    python -m benchmarks.hangs.healthy [--runs 25] [--at-once 6] [--seed 1]
+    python -m benchmarks.hangs.healthy [--runs 100] [--at-once 18] [--seed 1]
     python -m benchmarks.hangs.healthy --simulated 1000
 
-The first are real local runs in real time, with real limits; each draws four disturbances and the
+The first are real local runs in real time, with real limits; each draws two disturbances and the
 ranks that have them. The second are simulations: the guard itself, from a count of steps to what it
 does, over ranks, a kernel and a clock that are made up, so that hours pass in a second. They show
 the rules, not how the kernel shows a process. The same simulation stages hangs, each of which the
@@ -23,18 +23,19 @@ from pathlib import Path
 from benchmarks.hangs.__main__ import Case, Result, stage, write_part
 from benchmarks.hangs.simulated import simulate
 
-STEPS, NUM_EACH = 110, 4
+STEPS, NUM_EACH = 60, 2
 SECONDS = {
-    "compile": (30, 90),
-    "evaluate": (30, 90),
-    "save": (20, 60),
+    "compile": (30, 150),
+    "evaluate": (30, 170),
+    "python": (60, 170),
+    "save": (20, 120),
     "data": (20, 80),
     "storage": (60, 60),
     "stopped": (5, 12),
     "debugger": (30, 90),
-    "child": (20, 80),
+    "child": (20, 90),
 }
-BY_ALL = ("compile", "evaluate", "save", "data", "storage")
+BY_ALL = ("compile", "evaluate", "python", "save", "data", "storage")
 """Disturbances that all ranks may have at once; the others have one rank."""
 HEADING = "Healthy runs, disturbed"
 
@@ -42,7 +43,7 @@ HEADING = "Healthy runs, disturbed"
 def draw(seed: int, world: int) -> list[tuple[int, str, int, int]]:
     """Step, name, rank (-1: all) and seconds of each disturbance of one run."""
     source, found = random.Random(seed), []
-    for at in sorted(source.sample(range(30, STEPS - 5, 10), NUM_EACH)):
+    for at in sorted(source.sample(range(20, STEPS - 5, 10), NUM_EACH)):
         name = source.choice(list(SECONDS))
         rank = source.randrange(-1 if name in BY_ALL else 0, world)
         found.append((at, name, rank, source.randint(*SECONDS[name])))
@@ -64,7 +65,7 @@ def render(results: list[Result], first: int) -> list[str]:
     return [
         f"By `python -m benchmarks.hangs.healthy --seed {first}`, in real time with the real",
         f"limits: {len(results)} runs of two ranks with {sum(counted.values())} disturbances of 5",
-        f"to 90 s ({kinds}).",
+        f"to 170 s ({kinds}).",
         "",
         f"Left alone: {len(results) - len(wrong)} of {len(results)}."
         + (f" Not: {', '.join(wrong)}." if wrong else ""),
@@ -73,8 +74,8 @@ def render(results: list[Result], first: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=25)
-    parser.add_argument("--at-once", type=int, default=6)
+    parser.add_argument("--runs", type=int, default=100)
+    parser.add_argument("--at-once", type=int, default=18)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--simulated", type=int, default=0)
     options = parser.parse_args()

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 LOOKUP, FORGET, GETATTR, OPEN, READ, STATFS, RELEASE, FLUSH, INIT, INTERRUPT, BATCH_FORGET = (
@@ -93,11 +94,14 @@ class Mount:
                            0, 0, 4096, 0)  # fmt: skip
 
 
-def mount_held(folder: Path, env: dict[str, str]) -> subprocess.Popen[str]:
-    """Serve the samples by a file system that can be held."""
+def mount_held(
+    folder: Path, env: dict[str, str], enter: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """Serve the samples by a file system that can be held; `enter` begins a command that runs
+    where it is to be mounted."""
     hold = folder.with_suffix(".hold")
-    folder.mkdir()
-    words = [sys.executable, __file__, str(folder), os.__file__, str(hold)]
+    folder.mkdir(exist_ok=True)
+    words = [*enter, sys.executable, __file__, str(folder), os.__file__, str(hold)]
     mount = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     if mount.stdout is None or mount.stdout.readline() != "mounted\n":
         raise RuntimeError("a FUSE mount needs root and /dev/fuse")
@@ -105,10 +109,10 @@ def mount_held(folder: Path, env: dict[str, str]) -> subprocess.Popen[str]:
     return mount
 
 
-def end_held(mount: subprocess.Popen[str], env: dict[str, str]) -> None:
+def end_held(mount: subprocess.Popen[str], env: dict[str, str], enter: Sequence[str] = ()) -> None:
     """Answer whoever waits still, and unmount."""
     Path(env["HOLD"]).unlink(missing_ok=True)
-    subprocess.run(["umount", "-l", env["DATA"].removesuffix("/data")], check=False)
+    subprocess.run([*enter, "umount", "-l", env["DATA"].removesuffix("/data")], check=False)
     mount.terminate()
     mount.wait(20)
 

@@ -7,6 +7,7 @@ done `AT` steps: on processes of one node, on its link, or on the manager.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.hangs.__main__ import read_begin
+from benchmarks.hangs.held_mount import end_held, mount_held
 from tests.cluster.lab import Lab
 from tests.cluster.processes import find_in_namespace
 from tests.command import Vjob
@@ -33,12 +36,12 @@ from varuna_core.records.plan import read_attempt_plan
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 HEADING = "On the Slurm lab"
-STEPS, AT, LIMIT_S = 160, 90, 330
+STEPS, AT, LIMIT_S = 160, 90, 450
 SAME = 2e-5
 SCRIPT = """
 name: {name}
 program: {{script: {script}, snapshot: none}}
-env: {{FAULT: "{fault}", KIND: ddp, STEPS: "{steps}", BATCH: "96", OMP_NUM_THREADS: "1"}}
+env: {{FAULT: "{fault}", KIND: ddp, STEPS: "{steps}", BATCH: "96", OMP_NUM_THREADS: "1"{env}}}
 {rest}
 cluster:
   scheduler: slurm
@@ -134,7 +137,16 @@ CASES = [
     Case("a rank that sleeps", fault("sleep"), witness="silent"),
     Case("a rank that computes for ever", fault("spin"), witness="spinning"),
     Case("a native call that holds Python", fault("native-held"), witness="silent"),
+    Case("a native call that never returns", fault("native"), witness="silent"),
     Case("a lock that nobody gives back", fault("thread"), witness="silent"),
+    Case("a file server that is gone, one reads", fault("nfs"), witness="silent"),
+    Case(
+        "a file server that is gone, all read",
+        fault("nfs-all"),
+        witness="silent",
+        rank=None,
+        node=None,
+    ),
     Case("a worker is killed", fault("worker-dies"), ends_itself=True),
     Case("stopped rank, het job", act="stop-rank", witness="stopped", hetero="hetjob"),
     Case("another collective, het job", fault("mismatch"), witness="mismatched", hetero="hetjob"),
@@ -265,6 +277,12 @@ def strike(lab: Lab, run: RunFolder, act: str, node: str, rank: int | None) -> N
         os.kill(pid, signal.SIGKILL if act.startswith("kill") else signal.SIGSTOP)
 
 
+def read_name(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def is_rank(words: list[bytes], rank: int | None) -> bool:
     if rank is None:
         return any(word.startswith(b"RANK=") for word in words)
@@ -337,8 +355,29 @@ class Stage:
             return self.read_result(case, run)
         if time.monotonic() > self.until:
             return None
+        env: dict[str, str] = {}
+        held = self.hold_files(self.folder / f"{name}.data", env) if "nfs" in case.fault else []
+        try:
+            return self.stage_conf(case, name, env)
+        finally:
+            for mount, enter in held:
+                end_held(mount, env, enter)
+
+    def hold_files(
+        self, folder: Path, env: dict[str, str]
+    ) -> list[tuple[subprocess.Popen[str], list[str]]]:
+        """Mount a file system that can be held on each node, which has mounts of its own."""
+        found = []
+        for node in self.lab.nodes:
+            daemons = find_in_namespace(self.lab.paths.namespace(node))
+            pid = next(one.pid for one in daemons if read_name(one.pid) == "slurmd")
+            enter = ["nsenter", f"--mount=/proc/{pid}/ns/mnt"]
+            found.append((mount_held(folder, env, enter), enter))
+        return found
+
+    def stage_conf(self, case: Case, name: str, env: dict[str, str]) -> Result:
         conf = self.folder / f"{name}.yaml"
-        conf.write_text(self.write_conf(case, name))
+        conf.write_text(self.write_conf(case, name, env))
         with self._submits:
             said = self.vjob("submit", str(conf), "--json").stdout
         run = RunFolder(Path(json.loads(said)["folder"]))
@@ -366,7 +405,7 @@ class Stage:
         said = self.vjob("status", str(run.path), "--json", code=None).stdout
         return str(json.loads(said)["verdict"]["reason"])
 
-    def write_conf(self, case: Case, name: str) -> str:
+    def write_conf(self, case: Case, name: str, env: dict[str, str]) -> str:
         after = "" if case.after is None else f", after: {case.after}"
         rest = f"on_hang: {{do: {case.do}{after}}}\n"
         if case.morph:
@@ -382,6 +421,7 @@ class Stage:
             name=name,
             script=TEXT,
             fault=case.fault,
+            env="".join(f", {word}: '{value}'" for word, value in env.items()),
             steps=STEPS,
             rest=rest,
             walltime=case.walltime,
@@ -419,8 +459,8 @@ class Stage:
         trained = [one for one in attempts[1:] if read_times(one, 1)]
         if attempts and trained:
             before, after = read_times(attempts[0], 1), read_times(trained[0], 1)
-            if before and after:
-                seconds = after[0] - before[1]
+            if after:
+                seconds = after[0] - (before[1] if before else read_begin(attempts[0]))
             without = node not in read_hosts(run, trained[0].number)
         if case.built_in:
             loss = str(read_losses(run).get(STEPS, ""))

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 from varuna_core.agent.processes import guard as guard_module
-from varuna_core.agent.processes.guard import TICK_S, Guard, Progress, ThreadUse
+from varuna_core.agent.processes.guard import TICK_S, Guard, Progress
 from varuna_core.agent.processes.proc import Stat
 from varuna_core.facts.hang import Hang
 from varuna_core.hang.signs import read_hang
@@ -28,6 +28,7 @@ HOURS = 3
 SECONDS = {
     "compile": (30, 900),
     "evaluate": (30, 1500),
+    "python": (30, 1500),
     "save": (10, 300),
     "data": (20, 90),
     "storage": (60, 60),
@@ -37,7 +38,7 @@ SECONDS = {
     "child": (20, 900),
     "slow": (300, 900),
 }
-BY_ALL = ("compile", "evaluate", "save", "data", "storage")
+BY_ALL = ("compile", "evaluate", "python", "save", "data", "storage")
 HANGS = {
     "sigstop": "stopped",
     "other": "mismatched",
@@ -45,7 +46,7 @@ HANGS = {
     "mute": "silent",
     "spin": "spinning",
 }
-BUSY = ("step", "compile", "evaluate", "child", "spin")
+BUSY = ("step", "compile", "evaluate", "python", "child", "spin")
 HELD = ("debugger", "terminal")
 
 
@@ -103,9 +104,8 @@ class World:
         ticks = int(self.cpu[pid] * guard_module._TICKS_S)
         return Stat("python", state.get(activity, usual), 0, pid, ticks, 1)
 
-    def read_main_thread(self, pid: int) -> ThreadUse:
-        is_new = self.find_activity(pid) in ("step", "compile")
-        return ThreadUse(self.cpu[pid], int(1000 * self.now) if is_new else 0)
+    def read_main_thread(self, pid: int) -> float:
+        return self.cpu[pid]
 
     def answer(self, rank: int) -> tuple[dict[str, Any], int]:
         activity, count = self.find_activity(rank), self.count
@@ -133,7 +133,7 @@ class World:
             frames = [{"filename": name, "name": "_try_get_data", "line": line}, place]
         if varying:  # it calls one function or another
             frames.insert(0, {"filename": "model.py", "name": self.source.choice("abc"), "line": 1})
-        frames[0]["jumps"] = activity == "spin" or (varying and self.source.random() < 0.3)
+        frames[0]["spins"] = 7 if activity == "spin" else 0
         threads = [{"thread_name": "MainThread", "frames": frames}]
         return {"threads": threads, "flight": {"entries": entries}}, 4000
 

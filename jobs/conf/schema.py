@@ -578,7 +578,7 @@ class OnHang:
     after a failure, else report."""
     after: Annotated[int, Bound(">=", 90), SECONDS] | None = None
     """The time for which nothing at all may happen, if nothing shows which rank is at fault;
-    default: 120 s, or twice the longest time between two steps. A rank that is stopped or dead,
+    default: 105 s, or twice the longest time between two steps. A rank that is stopped or dead,
     or waits in another collective than the others, does not wait for it."""
 
 

@@ -5,12 +5,11 @@ stopped, dead                   HALTED_S                one in a debugger: never
 waiting, in different calls     MISMATCHED_S            none; one that is only behind may still come
 waiting for a node that is lost LOST_S, or 2 x the      none that lasts: a file server's outage
                                 longest step
-doing nothing at all            SILENT_S, or 2 x the    a sleep, or a wait for another system
-                                longest such time       that is longer than any before
+doing nothing at all, or in a   SILENT_S, or 2 x the    a sleep, or a wait for another system
+loop that cannot end by itself  longest such time       that is longer than any before
+one has not joined, others have JOINS_S                 a wait for another system
 and prints lines                START_S                 a wait for another system
 one computes, the others wait   SPINNING_S, or 10 x     an evaluation or a save by one rank
-and in one loop of Python that  LOOPING_S, or 2 x the   one that counts for so long, and calls
-calls nothing                   longest such loop       nothing
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ STILL_S = 20.0
 MISMATCHED_S = 35.0
 """And as long without a step."""
 LOST_S = 90.0
-SILENT_S = 120.0
-LOOPING_S = 135.0
+SILENT_S = 105.0
+JOINS_S = 135.0
 START_S = 600.0
 """Before the first steps, and only with a rank that has joined the others: a program that counts
 no steps may do nothing for as long as it likes."""
@@ -100,7 +99,8 @@ def judge_hang(
     busy = [one for one in seen if not one.waits]
     if len(busy) > 1 or (busy and world == 1):
         return None  # they compute
-    odd = _find_odd(gap, busy, ranks)
+    spinning = [one for one in seen if one.spins]
+    odd = _find_odd(gap, busy or spinning if len(spinning) < len(seen) else (), ranks)
     is_mute = odd is None and gap is None and (odd := _find_mute(seen)) is not None
     joined: tuple[int, ...] = ()
     missing: tuple[int, ...] = ()
@@ -109,19 +109,16 @@ def judge_hang(
     if not all(one.has_stepped for one in seen):
         if not any(one.in_collective or one.has_joined for one in seen):
             return None
-        limit_s = max(limit_s, START_S if after_s is None else FLOOR_S)
         joined = tuple(sorted(one.rank for one in seen if one.has_joined))
         missing = tuple(sorted(set(ranks) - set(joined))) if joined else ()
+        if after_s is None:
+            limit_s = max(limit_s, JOINS_S if missing else START_S)
         odd = ranks[missing[0]] if missing and not busy else odd
     if busy:
         witness = HangWitness.SPINNING
         still_s = min(one.still_s for one in seen if one is not busy[0])
         if after_s is None:
             limit_s = max(SPINNING_S, SPINNING_TIMES * longest_s)
-        if after_s is None and busy[0].loops_s:
-            loop_s = max(LOOPING_S, TIMES * busy[0].looped_s)
-            begun_s = silence_s - busy[0].loops_s
-            limit_s = min(limit_s, max(loop_s, begun_s + loop_s - STILL_S))
         is_due = silence_s >= limit_s
     elif gap is not None and gap.other:
         witness = HangWitness.MISMATCHED
@@ -133,6 +130,8 @@ def judge_hang(
         if lost:
             witness, odd, gap, is_mute = HangWitness.LOST, None, None, False
             limit_s = max(LOST_S, TIMES * longest_s)
+        elif spinning and odd is spinning[0]:
+            witness = HangWitness.SPINNING
         is_due = silence_s >= limit_s and still_s >= limit_s - STILL_S
     if still_s < STILL_S:
         return None

@@ -46,11 +46,9 @@ class RankSigns:
     interpreter, or it is stopped."""
     prints: bool = False
     """It printed a line of late, outside of collectives."""
-    loops_s: float = 0.0
-    """For how long its main thread has run one loop of Python and nothing else; 0 where it does
-    not."""
-    looped_s: float = 0.0
-    """The longest such loop that ended with a step."""
+    spins: bool = False
+    """Its main thread is in a loop that cannot end by its own doing, and nothing else of it runs:
+    it waits, however much processor time that takes."""
     below: int = 0
     """The stopped process below it, where that is the reason for its state."""
     has_joined: bool = False

@@ -18,7 +18,6 @@ from varuna_core.agent.processes.guard import (
     BeatTrack,
     Guard,
     Progress,
-    ThreadUse,
     parse_down,
 )
 from varuna_core.agent.processes.proc import read_stat
@@ -47,14 +46,14 @@ class Watched:
         node = SimpleNamespace(index=0, ranks=[0], group=GROUP)
         self.guard = Guard(run, PLAN, node, self.attempt, "n0", lambda: {0: os.getpid()}, print,
                            lambda: None, self.gather, lambda rank: self.printed_at)  # fmt: skip
-        self.token, self.moved, self.use = 0, 0, ThreadUse(0.0, 0)
+        self.token, self.moved, self.main_s, self.others_s = 0, 0, 0.0, 0.0
         monkeypatch.setattr(self.guard, "_read_progress", self.read_progress)
         monkeypatch.setattr(self.guard, "_ask", self.ask)
         monkeypatch.setattr(guard, "ANSWER_S", 0.0)
         # This process reads and computes for the guard.
         monkeypatch.setattr(guard, "_read_bytes", lambda pid: self.moved * (pid == os.getpid()))
         monkeypatch.setattr(guard, "_measure_received", lambda: 0)
-        monkeypatch.setattr(guard, "_read_main_thread", lambda pid: self.use)
+        monkeypatch.setattr(guard, "_read_main_thread", lambda pid: self.main_s)
         self.now = 0.0
         for self.token in range(1, steps + 1):
             self.tick()
@@ -207,29 +206,33 @@ def test_a_helper_that_prints_is_no_movement_of_a_rank_in_a_collective(tmp_path,
     assert [one.still_s for one in seen] == [0.0, 5.0, 10.0, 15.0] * 2
 
 
-LOOP = {"filename": "/home/me/train.py", "name": "wait", "line": 3, "jumps": True}
-CALLED = {"filename": "/v/lib/python3.11/site-packages/torch/nn/module.py", "name": "f", "line": 9}
+LOOP = {"filename": "/home/me/train.py", "name": "wait", "line": 3, "spins": 3}
 
 
 @pytest.mark.parametrize(
-    ("frames", "cpu_s", "faults", "loops_s"),
+    ("frame", "others_s", "spins", "waits"),
     [
-        pytest.param([[LOOP], [{**LOOP, "line": 4}]], 5.0, 0, 20, id="an endless loop"),
-        pytest.param([[LOOP], [CALLED, LOOP]], 5.0, 0, 0, id="one that calls a model"),
-        pytest.param([[{**LOOP, "jumps": False}]], 5.0, 0, 0, id="one long call of C"),
-        pytest.param([[LOOP]], 5.0, 500, 0, id="one that fills memory"),
-        pytest.param([[LOOP]], 0.1, 0, 0, id="one that sleeps"),
+        pytest.param(LOOP, 0.0, True, True, id="a loop that cannot end"),
+        pytest.param(LOOP, 2.0, False, False, id="while another thread of it computes"),
+        pytest.param({**LOOP, "spins": 0}, 0.0, False, False, id="a count, or an evaluation"),
     ],
 )
-def test_a_loop_that_does_nothing_else_is_told_from_work(
-    frames, cpu_s, faults, loops_s, tmp_path, monkeypatch
+def test_a_loop_that_cannot_end_is_a_wait_and_no_other_is(
+    frame, others_s, spins, waits, tmp_path, monkeypatch
 ):
     watched = Watched(tmp_path, monkeypatch)
-    for look in range(5):
-        watched.frames = frames[look % len(frames)]
-        watched.use = ThreadUse(watched.use.cpu_s + cpu_s, watched.use.faults + faults)
+    stat = read_stat(os.getpid())
+
+    def show():
+        ticks = int((watched.main_s + watched.others_s) * os.sysconf("SC_CLK_TCK"))
+        return {os.getpid(): stat._replace(ticks=ticks)}
+
+    monkeypatch.setattr(guard, "list_stats", show)
+    for look in range(6):
+        watched.frames = [{**frame, "line": 3 + look % 2}]
+        watched.main_s, watched.others_s = watched.main_s + 5, watched.others_s + others_s
         seen = watched.look()
-    assert seen.loops_s == loops_s
+    assert (seen.spins, seen.waits) == (spins, waits)
 
 
 @pytest.mark.parametrize("pids", [(11, 12), (11, 99), (98, 99)])

@@ -65,12 +65,12 @@ COMPUTES = {**SLEEPS, "waits": False}
             [stands(0, 900), stands(1, 900, **COMPUTES)], "spinning", 1, False, id="one evaluates"
         ),
         pytest.param(
-            [stands(0, 140), stands(1, 140, **COMPUTES, loops_s=136)],
-            "spinning", 1, True, id="one in an endless loop",
+            [stands(0, 110), stands(1, 110, **SLEEPS, spins=True)],
+            "spinning", 1, True, id="one in a loop that cannot end",
         ),
         pytest.param(
-            [stands(0, 900), stands(1, 900, **COMPUTES, loops_s=100)],
-            "spinning", 1, False, id="one in a loop of late",
+            [stands(0, 900, spins=True), stands(1, 900, **BEHIND, spins=True)],
+            "silent", 1, True, id="all in such loops, one behind",
         ),
         pytest.param(
             [stands(0, 500), stands(1, 500, **SLEEPS, prints=True)],
@@ -89,10 +89,14 @@ COMPUTES = {**SLEEPS, "waits": False}
             None, None, None, id="starts, or counts no steps",
         ),
         pytest.param(
-            [starts(0, 400, has_joined=True), starts(1, 400)], "silent", 1, False, id="joins late",
+            [starts(0, 130, has_joined=True), starts(1, 130)], "silent", 1, False, id="joins late",
         ),
         pytest.param(
-            [starts(0, 700, has_joined=True), starts(1, 700)], "silent", 1, True, id="never joins",
+            [starts(0, 140, has_joined=True), starts(1, 140)], "silent", 1, True, id="never joins",
+        ),
+        pytest.param(
+            [starts(0, 590, has_joined=True), starts(1, 590, has_joined=True)],
+            "silent", None, False, id="all have joined, and may count no steps",
         ),
         pytest.param(
             [starts(0, 700, has_joined=True), starts(1, 700, waits=False)],

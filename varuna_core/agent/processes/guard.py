@@ -33,7 +33,6 @@ from typing import (
     Iterable,
     List,
     Mapping,
-    NamedTuple,
     Optional,
     Sequence,
     Tuple,
@@ -94,9 +93,6 @@ its store waits for ranks that do not join."""
 TAIL_BYTES = 8192
 PRINTS_S = 60.0
 """A line within this time is a sign of life."""
-BUSY, FAULTS_S = 0.05, 4.0
-"""Share of one core, which others may use too, and new pages a second, of a loop that does nothing
-else."""
 BACKWARD = "_engine_run_backward"
 DEBUGGERS = ("pdb.py", "bdb.py", "pydevd", "debugpy", "pudb", "IPython", "rpdb", "ipdb")
 _STEP = re.compile(rb'^\{"step": (\d+)', re.MULTILINE)
@@ -135,14 +131,6 @@ class BeatTrack:
         return self._hosts.get(index, "")
 
 
-class ThreadUse(NamedTuple):
-    """The use of a rank's main thread so far."""
-
-    cpu_s: float
-    faults: int
-    """Pages that it got without a read from disk: new memory."""
-
-
 @dataclass(frozen=True)
 class Progress:
     """The steps of one rank, as its own file tells them."""
@@ -174,20 +162,16 @@ class RankTrack:
         self.below_at: Optional[float] = None
         """When a process that it has started was first seen stopped, in this silence."""
         self.still_at = now
-        self.cpu: Optional[Tuple[float, float]] = None
-        """Seconds of processor time, and when they were read."""
+        self.cpu: Optional[Tuple[float, float, float]] = None
+        """Seconds of processor time, those of the main thread, and when they were read."""
+        self.spins = 0
+        """Line of the loop that its main thread cannot leave, by the last answer."""
         self.own_s = 0.0
         """Seconds of these that answers to the agent took."""
         self.sight: Any = None
         self.moved, self.moved_at = 0, now
         self.heard_at = now
         """Time of its last answer, or of the last look at which nobody listened in it."""
-        self.spot: Any = None
-        self.used = ThreadUse(0.0, 0)
-        self.looked_at = self.loop_at = now
-        self.has_looped = False
-        self.loops_s = self.looped_s = 0.0
-        """Seconds of a loop that does nothing else: now, and the longest that ended with a step."""
 
     def note(self, progress: Progress, now: float) -> None:
         """Take the steps that have been made."""
@@ -200,25 +184,11 @@ class RankTrack:
             self.gaps.append(now - self.changed_at)
             self.longest_s = max(self.longest_s, now - self.changed_at)
             self.longest_quiet_s = max(self.longest_quiet_s, self.quiet_s)
-            self.looped_s = max(self.looped_s, self.loops_s)
-        self.quiet_s, self.loops_s, self.was_held, self.spot = 0.0, 0.0, False, None
+        self.quiet_s, self.was_held, self.spins = 0.0, False, 0
         self.has_stepped |= progress.steps >= LEAST_STEPS
         self.token, self.changed_at, self.still_at = progress.token, now, now
         self.cpu = self.sight = None
         self.heard_at = now
-
-    def note_loop(self, frames: Sequence[Mapping[str, Any]], used: ThreadUse, now: float) -> None:
-        """Take the main thread's stack. A loop that does nothing else has the same one throughout,
-        without a call of another function, and takes processor time but hardly new memory."""
-        inner = [(one.get("filename"), one.get("name")) for one in frames[:1]]
-        spot = (*inner, *((one.get("filename"), one.get("line")) for one in frames[1:]))
-        since_s = now - self.looked_at
-        is_same = spot == self.spot and used.faults - self.used.faults <= FAULTS_S * since_s
-        if not is_same or used.cpu_s - self.used.cpu_s < BUSY * since_s:
-            self.loop_at, self.has_looped = now, False
-        self.spot, self.used, self.looked_at = spot, used, now
-        self.has_looped |= bool(frames) and frames[0].get("jumps") is True
-        self.loops_s = round(now - self.loop_at, 1) if self.has_looped else 0.0
 
     def excuse(self, gap_s: float) -> None:
         self.changed_at += gap_s
@@ -475,14 +445,18 @@ class Guard(threading.Thread):
         own_s = answer.get("own_cpu_s", track.own_s)
         track.own_s = own_s if isinstance(own_s, float) else track.own_s
         cpu_s -= track.own_s
-        share, most_moved = 0.0, 0.0
-        if track.cpu is not None and now > track.cpu[1]:
-            share = (cpu_s - track.cpu[0]) / (now - track.cpu[1])
-            most_moved = MOVED_BYTES_S * (now - track.cpu[1])
-        track.cpu = (cpu_s, now)
+        frames, main_s = _find_main_frames(answer), _read_main_thread(pid)
         if answer:
             track.heard_at = now
-        frames = _find_main_frames(answer)
+            track.spins = frames[0].get("spins", 0) if frames else 0
+        share, most_moved = 0.0, 0.0
+        if track.cpu is not None and now > track.cpu[2]:
+            used_s = cpu_s - track.cpu[0]
+            if track.spins:  # it waits for one of the other threads
+                used_s -= main_s - track.cpu[1]
+            share = used_s / (now - track.cpu[2])
+            most_moved = MOVED_BYTES_S * (now - track.cpu[2])
+        track.cpu = (cpu_s, main_s, now)
         calls = read_flight(answer.get("flight")) or {}
         is_idle = share <= IDLE
         in_collective = any(
@@ -499,7 +473,10 @@ class Guard(threading.Thread):
             track.moved_at = now
         track.moved = num_moved
         # A library's loop that asks again and again, as a data loader's, is no movement.
-        stack = tuple((one.get("filename"), one.get("line")) for one in _list_own(frames) or frames)
+        stack = tuple(
+            (one.get("filename"), one.get("spins") or one.get("line"))
+            for one in _list_own(frames) or frames
+        )
         last = tuple(sorted((key, each.last) for key, each in calls.items()))
         sight = (stack, last, track.moved_at, waits)
         if not answer and track.sight is not None:  # on a busy node it may come too late
@@ -508,9 +485,6 @@ class Guard(threading.Thread):
             track.sight, track.still_at = sight, now
         # Who waits in a collective may have a thread that prints.
         prints = not in_collective and now - self._last_output_at(rank) < PRINTS_S
-        if answer:
-            is_quiet = not prints and track.moved_at < now
-            track.note_loop(frames if is_quiet else [], _read_main_thread(pid), now)
         is_watched = any(map(_is_held_by_a_person, held)) or _is_debugged(answer)
         track.was_held |= is_watched
         if is_idle and not in_collective:
@@ -538,8 +512,7 @@ class Guard(threading.Thread):
             in_collective=in_collective,
             is_mute=now - track.heard_at >= MUTE_S,
             prints=prints,
-            loops_s=track.loops_s,
-            looped_s=track.looped_s,
+            spins=bool(track.spins) and is_idle,
             below=below,
             has_joined=not track.has_stepped and _has_socket(pid, self._find_port()),
             place=place,
@@ -745,12 +718,13 @@ def _is_held_by_a_person(pid: int) -> bool:
     return words[0] == "T" and words[4] != "0"
 
 
-def _read_main_thread(pid: int) -> ThreadUse:
+def _read_main_thread(pid: int) -> float:
+    """Seconds of processor time of its main thread."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path(f"/proc/{pid}/task/{pid}/stat").read_text(errors="replace")
         words = text.rpartition(")")[2].split()
-        return ThreadUse((int(words[11]) + int(words[12])) / _TICKS_S, int(words[7]))
-    return ThreadUse(0.0, 0)
+        return (int(words[11]) + int(words[12])) / _TICKS_S
+    return 0.0
 
 
 def _read_channel(pid: int) -> str:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import opcode
 import os
+import re
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,14 @@ LAST_CALLS = 64
 BUFFER = "2000"
 """Entries of the recorder, torch's own default since 2.6. An empty value would end the process."""
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+READS = re.compile(
+    "LOAD_|COMPARE|CONTAINS|IS_OP|UNARY|POP_|JUMP|NOP|RESUME|COPY$|DUP|ROT|SWAP|TO_BOOL|EXTENDED|"
+    "NOT_TAKEN|CACHE|BINARY_|PUSH_NULL"
+)
+"""Instructions that change nothing but the frame's own stack."""
+COUNTS = re.compile(f"(?!LOAD_ATTR|LOAD_METHOD|BINARY_SUBSCR|BINARY_SLICE)({READS.pattern}|"
+                    "STORE_FAST|STORE_NAME|STORE_GLOBAL|INPLACE_)")  # fmt: skip
+"""And those that may change the frame's numbers, without an exception for an index or a name."""
 
 
 def prepare(torch: Any) -> Callable[[], Any] | None:
@@ -80,8 +89,8 @@ class Reporter:
 
 
 def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]:
-    """Stacks as py-spy prints them, innermost frame first, and the last collectives; `jumps` is
-    true where the innermost frame is at the end of a round of a loop, and so in no call."""
+    """Stacks as py-spy prints them, innermost frame first, and the last collectives; `spins` is
+    the line of a loop of the innermost frame that cannot end by its own doing, else 0."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     threads = []
@@ -95,7 +104,7 @@ def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]
                 {"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno}
             )
             if len(frames) == 1:
-                frames[0]["jumps"] = "JUMP" in opcode.opname[code.co_code[max(frame.f_lasti, 0)]]
+                frames[0]["spins"] = find_spin(code, frame.f_lasti) if ident == main else 0
             frame = frame.f_back  # type: ignore[assignment]
         name = "MainThread" if ident == main else names.get(ident, "a thread")
         threads.append({"thread_name": name, "frames": frames})
@@ -106,6 +115,29 @@ def describe(main: int | None, dump: Callable[[], Any] | None) -> dict[str, Any]
     found = {"pid": os.getpid(), "time": time.time(), "threads": threads, "flight": flight}
     # The answers' own cost is none of the program's.
     return {**found, "own_cpu_s": time.thread_time()}
+
+
+def find_spin(code: types.CodeType, at: int) -> int:
+    """The first line of the innermost loop around this instruction, if nothing within the loop can
+    end it: it has no way out and only counts, or it only reads what another thread may change.
+
+    A loop that calls a function, takes a next item or stores into an object is work: 0.
+    """
+    import dis  # not at the start of each Python
+
+    steps = [one for one in dis.get_instructions(code) if one.opname != "CACHE"]
+    jumps = {*dis.hasjrel, *dis.hasjabs}
+    back = [one for one in steps if one.opcode in jumps and one.argval <= at <= one.offset]
+    if not back:
+        return 0
+    begin = max(one.argval for one in back)
+    end = max(one.offset for one in back if one.argval == begin)
+    loop = [one for one in steps if begin <= one.offset <= end]
+    leaves = any(one.opcode in jumps and not begin <= one.argval <= end for one in loop)
+    leaves |= "_IF_" in loop[-1].opname  # it goes on after the loop
+    if not all((READS if leaves else COUNTS).match(one.opname) for one in loop):
+        return 0
+    return next(line for start, line in reversed(list(dis.findlinestarts(code))) if start <= begin)
 
 
 def trim(flight: Any) -> dict[str, Any]:
