@@ -182,11 +182,6 @@ def read_counts(attempt: AttemptFolder) -> list[StepCounts]:
     return [one for one in found if one is not None and one.count]
 
 
-def read_begin(attempt: AttemptFolder) -> float:
-    """The time at which its ranks were told to start: no step was made before the hang."""
-    return float(read_json(attempt.master)["time"])
-
-
 def read_last_loss(attempt: AttemptFolder) -> str:
     text = "".join(path.read_text() for path in attempt.path.glob("*.out"))
     return (re.findall(rf"step {STEPS}/{STEPS} (loss \S+)", text) or [""])[-1]
@@ -219,8 +214,8 @@ def stage(
     seconds = None
     if len(attempts) > 1:
         before, after = read_counts(attempts[0]), read_counts(attempts[1])
-        if after:
-            begun = max((x.last_at for x in before), default=read_begin(attempts[0]))
+        if after and (before or hang):
+            begun = max((x.last_at for x in before), default=hang.since if hang else 0.0)
             seconds = min(x.first_at for x in after) - begun
     outcome = read_outcome(attempts[-1])
     return Result(
@@ -240,8 +235,9 @@ def render(results: list[Result]) -> str:
         "# Hangs",
         "",
         "Runs of two or three gloo ranks on one machine, by `python -m benchmarks.hangs`: a",
-        "stand-in for a cluster. Seconds are from the last optimizer step before the hang to the",
-        "first one after the restart, the program's start included.",
+        "stand-in for a cluster. Seconds are from the last optimizer step before the hang, or from",
+        "the begin of the hang where there was none, to the first one after the restart, the",
+        "program's start included.",
         "",
         "| staged | said | rank | s | named right | last loss as without |",
         "|---|---|---|---|---|---|",

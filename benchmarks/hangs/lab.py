@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.hangs.__main__ import read_begin
 from benchmarks.hangs.held_mount import end_held, mount_held
 from tests.cluster.lab import Lab
 from tests.cluster.processes import find_in_namespace
@@ -459,8 +458,10 @@ class Stage:
         trained = [one for one in attempts[1:] if read_times(one, 1)]
         if attempts and trained:
             before, after = read_times(attempts[0], 1), read_times(trained[0], 1)
-            if after:
-                seconds = after[0] - (before[1] if before else read_begin(attempts[0]))
+            if after and before:
+                seconds = after[0] - before[1]
+            elif after and hang:
+                seconds = after[0] - hang.since
             without = node not in read_hosts(run, trained[0].number)
         if case.built_in:
             loss = str(read_losses(run).get(STEPS, ""))
