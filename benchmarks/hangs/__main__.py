@@ -190,7 +190,11 @@ def read_last_loss(attempt: AttemptFolder) -> str:
 def stage(
     case: Case, folder: Path, steps: int = STEPS, env: Mapping[str, str] | None = None
 ) -> Result:
+    """Stage a case, or read its run where the folder has one that is over."""
     name = re.sub(r"\W+", "-", case.name)
+    run = RunFolder(Path(os.path.realpath(folder / name / name)))
+    if is_over(run):
+        return read_result(case, run)
     script = Path(__file__).with_name(SCRIPTS.get(case.kind, "train.py"))
     conf, env = folder / f"{name}.yaml", dict(env or {})
     mount = mount_held(folder / f"{name}.data", env) if case.fault.startswith("nfs") else None
@@ -203,12 +207,19 @@ def stage(
     )
     run = RunFolder(Path(os.path.realpath(folder / name / name)))
     until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until and str(
-        (read_json(run.path / "local.json") or {}).get("state")
-    ) not in ("COMPLETED", "FAILED", "CANCELLED"):
+    while time.monotonic() < until and not is_over(run):
         time.sleep(1)
     if mount is not None:
         end_held(mount, env)
+    return read_result(case, run)
+
+
+def is_over(run: RunFolder) -> bool:
+    state = (read_json(run.path / "local.json") or {}).get("state")
+    return state in ("COMPLETED", "FAILED", "CANCELLED")
+
+
+def read_result(case: Case, run: RunFolder) -> Result:
     attempts = run.attempts()
     hang = read_hang(attempts[0])
     seconds = None

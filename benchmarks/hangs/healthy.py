@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=18)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--folder", type=Path, help="keep the runs there, or go on with them")
     parser.add_argument("--simulated", type=int, default=0)
     options = parser.parse_args()
     if options.simulated:
@@ -85,9 +86,11 @@ def main() -> None:
         write_part(f"{HEADING}, simulated", rows)
         return
     with tempfile.TemporaryDirectory(prefix="healthy-") as text:
+        folder = options.folder or Path(text)
+        folder.mkdir(exist_ok=True)
         seeds = range(options.seed, options.seed + options.runs)
         with ThreadPoolExecutor(options.at_once) as pool:
-            results = list(pool.map(lambda seed: run(seed, Path(text)), seeds))
+            results = list(pool.map(lambda seed: run(seed, folder), seeds))
     rows = render(results, options.seed)
     print("\n".join(rows))
     write_part(HEADING, rows)

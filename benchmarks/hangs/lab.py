@@ -441,8 +441,10 @@ class Stage:
 
     def is_over(self, run: RunFolder) -> bool:
         job = read_json(run.record)["jobs"][0]["id"]
-        said = self.lab.run(["squeue", "-h", "-j", str(job), "-o", "%T"], check=False).stdout
-        return not said.strip()
+        said = self.lab.run(["squeue", "-h", "-j", str(job), "-o", "%T"], check=False)
+        if said.returncode:  # a controller that does not answer knows nothing
+            return "Invalid job id" in said.stderr
+        return not said.stdout.strip()
 
     @staticmethod
     def count_steps(run: RunFolder) -> int:
