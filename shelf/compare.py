@@ -10,9 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from varuna_core.records.files import read_bytes, read_text, write_atomic
+from varuna_core.records.files import read_bytes, write_atomic
 from varuna_core.records.formatting import wrap_text
 from varuna_core.records.logs.tail import fold
 from varuna_core.records.record import format_commit, read_record
@@ -22,6 +20,7 @@ from vjob.jobs.errors import InputError
 from vjob.jobs.reporting.report import Say, check_libraries, find_folder, format_now, read_job
 from vjob.jobs.runs.find import RunView, view_runs
 from vjob.jobs.runs.listing import fit_lines, shorten_keys
+from vjob.jobs.runs.resolved import read_resolved
 from vjob.jobs.schedulers import run_index as index
 from vjob.jobs.schedulers.job import JobState
 
@@ -245,7 +244,4 @@ def _read_commit(run: RunFolder) -> dict[str, str]:
 
 def _read_conf(run: RunFolder) -> object:
     """The resolved conf, its secrets redacted; empty where it cannot be read."""
-    try:
-        return yaml.safe_load(read_text(run.resolved))
-    except (OSError, ValueError, yaml.YAMLError):
-        return {}
+    return read_resolved(run)

@@ -21,7 +21,7 @@ from typing import Any
 
 from varuna_core.records import record as records
 from varuna_core.records.checkpoints import NAME, TRACKERS
-from varuna_core.records.files import read_json
+from varuna_core.records.files import list_files, read_json
 from varuna_core.records.formatting import (
     align_columns,
     format_duration,
@@ -267,11 +267,7 @@ def list_hidden(candidates: Sequence[Candidate], folder: Path | None) -> list[Pa
     places = {Path(one.folder).parent for one in candidates}
     found = []
     for place in sorted(places if folder is None else {folder.resolve()}):
-        try:
-            names = sorted(os.listdir(place))
-        except OSError:
-            continue
-        paths = [place / name for name in names if name.startswith(HIDDEN)]
+        paths = [path for path in list_files(place) if path.name.startswith(HIDDEN)]
         found += [path for path in paths if is_ours(RunFolder(path)) and not path.is_symlink()]
     return found
 

@@ -19,12 +19,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from varuna_core.records.files import (
     PRIVATE_FOLDER,
     SHARED_FILE,
     SHARED_FOLDER,
+    as_whole,
+    list_files,
+    open_file,
     read_json,
     write_json,
 )
@@ -48,6 +49,7 @@ from varuna_core.records.secrets import (
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.find import is_over, view_run
 from vjob.jobs.runs.owner import expect_ours
+from vjob.jobs.runs.resolved import read_resolved
 
 PIECE_BYTES = 1 << 20
 OVERLAP_BYTES = 1 << 13
@@ -155,7 +157,7 @@ def close_run(run: RunFolder) -> int:
                     _close(path)
                     count += 1
         above = run.path.parent
-        others = (other for other in above.iterdir() if other.is_dir() and not other.is_symlink())
+        others = (other for other in list_files(above) if other.is_dir() and not other.is_symlink())
         mode = stat.S_IMODE(above.stat().st_mode)
         if mode == 0o710 and not any(other.stat().st_mode & 0o077 for other in others):
             os.chmod(above, PRIVATE_FOLDER)
@@ -168,7 +170,8 @@ def find_group(name: str) -> int:
     try:
         number = grp.getgrnam(name).gr_gid
     except KeyError:
-        number = int(name) if name.isdecimal() and len(name) < 10 else -1
+        told = as_whole(name)
+        number = told if told is not None and told < 10**9 else -1
     if number >= 0 and (number in mine or os.geteuid() == 0):
         return number
     known = []
@@ -236,7 +239,7 @@ class Secrets:
             path = run.path / name
             value = read_json(path) if name.endswith(".json") else None
             if value is None:
-                with contextlib.suppress(OSError), path.open("rb") as handle:
+                with contextlib.suppress(OSError), open_file(path, follows=False) as handle:
                     value = handle.read(MOST_READ).decode(errors="replace")
             self._collect(value, "", passed)
 
@@ -313,19 +316,13 @@ class Secrets:
 
 def _read_passed(run: RunFolder) -> frozenset[str]:
     """The names of `pass_env`."""
-    try:
-        conf = yaml.safe_load(run.resolved.read_text(encoding="utf-8"))
-        return frozenset(map(str, conf["pass_env"] or ()))
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError):
-        return frozenset()
+    passed = read_resolved(run).get("pass_env")
+    return frozenset(map(str, passed)) if isinstance(passed, list) else frozenset()
 
 
 def _read_pieces(path: Path) -> Iterator[tuple[str, int]]:
     """The text of a file in pieces that overlap, each with the number of its first line."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as handle:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return
+    with open_file(path, follows=False) as handle:
         number, rest = 1, b""
         while data := handle.read(PIECE_BYTES):
             piece = rest + data

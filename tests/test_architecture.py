@@ -296,3 +296,71 @@ def test_no_decision_is_made_by_the_name_of_a_scheduler() -> None:
                         one.value for one in ast.walk(node) if isinstance(one, ast.Constant)
                     } & SCHEDULERS
                     assert not words, f"{path}:{node.lineno} compares with {words}"
+
+
+READERS = (
+    "jobs/runs", "jobs/monitor", "jobs/schedulers", "jobs/planning", "jobs/elastic", "jobs/conf",
+    "jobs/images", "jobs/api", "jobs/submit", "jobs/reporting", "reports", "shelf/watch",
+    "shelf/screen", "shelf/view", "shelf/elastic", "shelf/commands", "varuna_core/records",
+    "varuna_core/hang", "shelf/share.py", "shelf/prune.py", "shelf/compare.py",
+)  # fmt: skip
+"""Rooms that read what others wrote: run folders, logs, traces, tables of Slurm, confs, images."""
+READS = {
+    "open", "read_text", "read_bytes", "iterdir", "glob", "rglob", "scandir", "listdir", "walk",
+    "load", "loads", "safe_load",
+}  # fmt: skip
+WITHOUT_A_BUDGET = {
+    "varuna_core/records/files.py": "it is the reader",
+    "jobs/runs/resolved.py": "it is the reader of YAML, of a text that has its budget",
+    "reports/load/tables.py": "YAML of a text that has its budget",
+    "jobs/submit/like.py": "YAML of a word on the command line",
+    "jobs/conf/loading/load.py": "a conf may be a pipe; it has a budget of its own",
+    "jobs/monitor/readers/rank_files.py": "names in a folder that is open, 4 MB of each",
+    "jobs/images/store.py": "it measures and removes: what cannot be read is an error",
+    "shelf/prune.py": "it measures and removes: what cannot be read is an error",
+    "shelf/share.py": "it changes modes: what cannot be read is an error",
+    "shelf/watch/notify.py": "--webhook may be a pipe",
+    "jobs/api/job.py": "a pickle of the caller's own, refused of others",
+    "jobs/conf/starters.py": "files of vjob itself",
+    "reports/page/html.py": "files of vjob itself",
+    "varuna_core/records/logs/step_counts.py": "a rank's own counter of a fixed size, and /proc",
+    "varuna_core/records/logs/trace.py": "it opens what it writes",
+}
+
+
+def _list_reads(path: Path) -> Iterator[str]:
+    """Calls that read a file or folder, or parse a text, with nothing to stop them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        text = ast.unparse(node)
+        name, _, _ = text.partition("(")
+        owner, _, called = name.rpartition(".")
+        is_writer = any(mark in text for mark in ("'a'", "'wt'", "O_CREAT", "O_DIRECTORY"))
+        is_own = "dumps(" in text or "render_" in text or owner in ("files", "self", "webbrowser")
+        if owner[:1].isupper() or owner.endswith("opener") or is_writer or is_own:
+            continue
+        if called in READS and (owner or called == "open"):
+            yield f"{path.relative_to(ROOT)}:{node.lineno} {name}"
+
+
+def test_what_others_wrote_is_read_with_a_budget() -> None:
+    found = set()
+    for room in READERS:
+        top = ROOT / room
+        for path in [top] if top.suffix else sorted(top.rglob("*.py")):
+            reads = list(_list_reads(path))
+            relative = str(path.relative_to(ROOT))
+            assert not reads or relative in WITHOUT_A_BUDGET, f"{reads}: use records/files.py"
+            found |= {relative} if reads else set()
+    assert found == WITHOUT_A_BUDGET.keys()
+
+
+def test_no_number_of_a_text_is_read_without_a_bound() -> None:
+    """`int` of `"9" * 5000` raises; `as_whole` does not, and is shorter."""
+    for room in READERS:
+        top = ROOT / room
+        for path in [top] if top.suffix else sorted(top.rglob("*.py")):
+            for line in path.read_text().splitlines():
+                told = re.search(r"int\((\w+(?:\.\w+)*)\).* if .*\b\1\.isdecimal\(\)", line)
+                assert told is None or path.name == "files.py", f"{path}: {line.strip()}"

@@ -1,6 +1,6 @@
 """Every command on folders that nobody would make on purpose, on disks that fail.
 
-    python -m benchmarks.hostile [--draws 2000] [--seed 1] [--only N] [--quick] [--write]
+    python -m benchmarks.hostile [--draws 2000] [--seed 1] [--only N ...] [--quick] [--write]
 
 A draw takes the folder of a real run, changes it one to four times by size, count, kind, pattern
 and value (draws.py), and in two of five draws makes calls of the file system fail (faults.c, built
@@ -253,7 +253,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Hostile folders under every command.")
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int, help="one draw by its number, with what it prints")
+    parser.add_argument("--only", type=int, nargs="+", help="draws by number, with their output")
     parser.add_argument("--quick", action="store_true", help="1,000 files where 100,000 are")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args(words)
@@ -284,7 +284,7 @@ def main(words: Sequence[str] | None = None) -> None:
     found: dict[str, list[int]] = collections.defaultdict(list)
     examples: dict[str, tuple[str, str]] = {}
     first = given.seed * 1_000_000
-    numbers = [given.only] if given.only else range(first, first + given.draws)
+    numbers = given.only or range(first, first + given.draws)
     began = time.monotonic()
     for number in numbers:
         command, changes, finding = draw_once(number, top, good, large)

@@ -22,7 +22,7 @@ from submitit.core.utils import FailedJobError, UncompletedJobError
 from varuna_core.functions.environment import VjobPaths
 from varuna_core.records import record as records
 from varuna_core.records.exits import read_exits
-from varuna_core.records.files import list_names
+from varuna_core.records.files import list_names, open_file, read_text
 from varuna_core.records.logs.rank_output import RankOutput, locate_output
 from varuna_core.records.plan import read_attempt_plan, read_plan
 from varuna_core.records.record import RunRecord, read_record
@@ -124,7 +124,7 @@ class VjobJob(Job[R]):
         """The resolved conf, secrets left out."""
         from vjob.jobs.conf.loading.load import parse_conf
 
-        text = self.run.resolved.read_text(encoding="utf-8")
+        text = read_text(self.run.resolved)
         return parse_conf(text, str(self.run.resolved), self.run.path)
 
     @property
@@ -438,7 +438,7 @@ def read_pickle(path: Path) -> Any:
     """Unpickle a result; VjobError unless file and folder are the caller's own."""
     import pickle
 
-    with path.open("rb") as handle:
+    with open_file(path) as handle:
         owners = {os.fstat(handle.fileno()).st_uid, path.parent.stat().st_uid}
         if owners != {os.getuid()}:
             raise VjobError(

@@ -18,9 +18,11 @@ from typing import Any
 from varuna_core.agent.meeting.link import call_hub
 from varuna_core.records import record as records
 from varuna_core.records.files import (
+    as_whole,
     list_names,
     lock_file,
     read_lines,
+    read_text,
     write_atomic,
     write_json,
 )
@@ -227,7 +229,8 @@ def read_members(view: RunView, plan: Plan) -> Members:
 def read_leaving(run: RunFolder) -> frozenset[int]:
     """Seats that were asked to leave."""
     stems = [name[:-5] for name in list_names(run.morph.leave(0).parent)]
-    return frozenset(int(stem) for stem in stems if stem.isdecimal())
+    found = map(as_whole, stems)
+    return frozenset(number for number in found if number is not None)
 
 
 def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
@@ -255,7 +258,7 @@ def _open(run: RunFolder, *, is_shrink: bool = False) -> tuple[RunView, Plan]:
 
 def read_submitted(run: RunFolder) -> JobConf:
     """The conf as it was submitted; that its secrets are hidden in there does not matter here."""
-    return parse_conf(run.resolved.read_text(encoding="utf-8"), str(run.resolved), run.path)
+    return parse_conf(read_text(run.resolved), str(run.resolved), run.path)
 
 
 def choose_group(plan: Plan, queue: str | None) -> GroupPlan:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from varuna_core.facts.catalogue.known_line import Scope
 from varuna_core.facts.remedy import Context
+from varuna_core.records.files import list_files, open_to_read
 from vjob.containers.reference import Reference
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.images.image import explain_damage, read_reference
@@ -52,7 +53,7 @@ def import_image(
         if target.is_file() and _identify(target) != before:
             say(f"{target} has just been made by another import")
             return target
-        for old in target.parent.glob(f".{target.name}.*.part"):
+        for old in list_files(target.parent, f".{target.name}.*.part"):
             old.unlink(missing_ok=True)
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
@@ -101,7 +102,7 @@ def land(part: Path, target: Path) -> None:
         damage = f"cannot be read: {error.strerror}"
     if damage:
         raise VjobError(f"what was made for {target} {damage}")
-    fd = os.open(part, os.O_RDONLY)
+    fd = open_to_read(part)
     try:
         os.fsync(fd)
     finally:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from varuna_core.records.files import list_files, open_file
 from vjob.containers.reference import BadReference, Reference, parse_reference
 from vjob.containers.runtime import ImageKind
 from vjob.jobs.conf.schema import Container
@@ -130,7 +131,7 @@ def find_imported(image: str, environ: Mapping[str, str]) -> Path | None:
 def list_imported(cache: Path) -> list[Imported]:
     """Every image file of the cache."""
     found = []
-    for path in sorted(cache.glob("*.sqsh")):
+    for path in list_files(cache, "*.sqsh"):
         if path.name.startswith("."):
             continue
         with contextlib.suppress(OSError):  # removed meanwhile
@@ -178,7 +179,7 @@ def parse_superblock(data: bytes) -> Squashfs | None:
 
 def read_squashfs(path: Path) -> Squashfs | None:
     """Superblock of a file; None for no squashfs image, OSError where it cannot be read."""
-    with path.open("rb") as handle:
+    with open_file(path) as handle:
         return parse_superblock(handle.read(_SUPERBLOCK.size))
 
 

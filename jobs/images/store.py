@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.files import list_files, list_names, read_text
 from varuna_core.records.formatting import align_columns, format_size
 from vjob.containers.store import locate_base
 from vjob.jobs.errors import InputError
@@ -88,7 +89,7 @@ class NodeStore:
     def find_roots(self) -> list[Root]:
         """Every tree, whole or left over, by name."""
         self.check()
-        names = os.listdir(self.roots) if self.roots.is_dir() else []
+        names = list_names(self.roots)
         return [
             root
             for name in sorted(names)
@@ -117,8 +118,8 @@ class NodeStore:
     def _read_facts(self, name: str) -> tuple[str, bool]:
         """The image, and whether it is another by now: prepare.sh wrote `PATH SIZE TIME`."""
         try:
-            with open(self.roots / f"{name}.facts", encoding="utf-8", errors="replace") as lines:
-                path, size, changed = lines.readline().rstrip("\n").rsplit(" ", 2)
+            said = read_text(self.roots / f"{name}.facts", "replace")
+            path, size, changed = said.partition("\n")[0].rsplit(" ", 2)
         except (OSError, ValueError):
             return "", False
         try:
@@ -154,7 +155,7 @@ class NodeStore:
                 return self._remove_held(Path(root.path), base)
 
     def _remove_held(self, path: Path, base: str) -> str:
-        mounted = find_mounts(path, Path("/proc/self/mountinfo").read_text())
+        mounted = find_mounts(path, read_text(Path("/proc/self/mountinfo"), "replace"))
         if mounted:
             return f"something is mounted in it, at {mounted[0]}: umount that first"
         if path.is_symlink():
@@ -179,7 +180,7 @@ class NodeStore:
         for name in ("conf", "runtime", "temp", "cache"):
             folder = self.base / name
             if folder.is_dir() and not folder.is_symlink():
-                for path in folder.iterdir():
+                for path in list_files(folder):
                     with contextlib.suppress(OSError):
                         if time.time() - path.lstat().st_mtime > STALE_S:
                             remove_tree(path)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from varuna_core.records.files import write_atomic
+from varuna_core.records.files import parse_json, read_bytes, write_atomic
 from varuna_core.records.plan import Plan, Prediction, parse_prediction
 from vjob.jobs.conf.references import find_value
 from vjob.jobs.conf.schema import JobConf, NodeGroup
@@ -63,11 +63,11 @@ def read_plan_file(path: Path, overrides: Sequence[str] = ()) -> PlanFile:
     Nothing is predicted of a layout that `overrides` change.
     """
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = parse_json(read_bytes(path))
     except OSError as error:
         raise InputError(f"plan {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"plan {path} is not JSON: {error}") from None
+    if fields is None:
+        raise InputError(f"plan {path} is not JSON")
     if not isinstance(fields, dict) or fields.get("vjob_plan") != FORMAT:
         raise InputError(
             f"{path} is no plan of this vjob; `vjob plan CONF --write FILE` writes one"

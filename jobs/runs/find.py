@@ -408,7 +408,7 @@ def find_jobs(run: RunFolder, record: RunRecord, after: float = 0.0) -> tuple[Jo
     for event in read_events(run):
         if event.get("kind") == "started" and event.get("job_id"):
             groups.setdefault(str(event["job_id"]), event.get("group") or None)
-    for path in run.path.glob("local*.json"):
+    for path in run.local_states():
         state = read_json(path)
         if isinstance(state, dict) and state.get("pid"):
             groups.setdefault(str(state["job"]), None)

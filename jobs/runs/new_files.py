@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Set
 from pathlib import Path
 
-from varuna_core.records.files import read_json
+from varuna_core.records.files import read_json, scan
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.monitor.model.snapshot import NewFiles
 
@@ -33,11 +33,7 @@ def _walk(root: Path, known: Set[str]) -> Iterator[tuple[str, int]]:
     folders, num_seen = [""], 0
     while folders:
         folder = folders.pop()
-        try:
-            entries = list(os.scandir(root / folder))
-        except OSError:
-            continue
-        for entry in entries:
+        for entry in scan(root / folder):
             num_seen += 1
             if num_seen > MOST_ENTRIES:
                 return

@@ -154,7 +154,7 @@ def match_container_message(run: RunFolder, judged: Judgement) -> str:
     rows = () if plan is None else read_known_lines(run, plan)
     if plan is None or not rows or not attempts:
         return ""
-    logs = sorted(run.path.glob("scheduler*.out"))
+    logs = run.batch_logs()
     if judged.outcome.culprit_node is not None:
         logs.insert(0, attempts[-1].node_log(judged.outcome.culprit_node, "err"))
     said = ("\n".join(last_lines(path, LAST_LINES)) for path in logs)

@@ -13,20 +13,24 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import os
 import platform
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.files import lock_file, write_json
+from varuna_core.records.files import (
+    lock_file,
+    open_file,
+    parse_object,
+    read_text,
+    write_json,
+)
 from vjob.jobs import process
 from vjob.jobs.errors import UncertainError, VjobError
 from vjob.jobs.schedulers import run_index as index
@@ -175,7 +179,7 @@ def name_controller(tool: str) -> str:
 
 def _read_controllers(conf: Path) -> list[str]:
     try:
-        text = conf.read_text(encoding="utf-8", errors="replace")
+        text = read_text(conf, "replace")
     except (OSError, ValueError):
         return [platform.node()]
     found = re.findall(r"(?im)^\s*(?:ClusterName|SlurmctldHost|ControlMachine)\s*=.*", text)
@@ -185,16 +189,12 @@ def _read_controllers(conf: Path) -> list[str]:
 def _read(file: Path) -> dict[str, Any]:
     """All answers in a file; none where it is not there, not ours, or damaged."""
     try:
-        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as handle:
-            facts = os.fstat(fd)
-            is_ours = stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid()
-            if not is_ours or facts.st_size > LARGEST:
+        with open_file(file, follows=False) as handle:
+            if os.fstat(handle.fileno()).st_uid != os.geteuid():
                 return {}
-            value = json.loads(handle.read())
-    except (OSError, ValueError, RecursionError):
+            return parse_object(handle.read(LARGEST))
+    except OSError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _parse(value: Any) -> Answer | None:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from varuna_core.records import files
 from vjob.jobs import process
 from vjob.jobs.errors import VjobError
 
@@ -49,6 +50,6 @@ def try_out(
 def read_text(path: str) -> str | None:
     """Text of a file; None where it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
+        return files.read_text(Path(path), "replace")
     except OSError:
         return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import Known, NotKnown, Value
+from varuna_core.records.files import as_whole
 from varuna_core.records.plan import GroupPlan
 
 
@@ -121,7 +122,7 @@ class SchedulerJob:
     @property
     def component(self) -> int:
         number = self.id.partition("+")[2]
-        return int(number) if number.isdecimal() else 0
+        return as_whole(number) or 0
 
     @property
     def limit(self) -> Known[float]:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.files import append_line, lock_file, read_lines
+from varuna_core.records.files import append_line, lock_file, open_file, read_lines
 from varuna_core.records.runfolder import RunFolder
 from vjob.jobs.errors import VjobError
 
@@ -35,7 +35,7 @@ def _lock() -> AbstractContextManager[bool]:
 def check_readable() -> None:
     """VjobError where the index is there and cannot be read; without one there are no runs."""
     try:
-        _file().open("rb").close()
+        open_file(_file()).close()
     except FileNotFoundError:
         return
     except OSError as error:

@@ -19,6 +19,7 @@ from typing import Any
 from submitit.core.core import Job, PicklingExecutor
 from submitit.core.utils import FailedJobError, JobPaths
 
+from varuna_core.records.files import read_text
 from vjob.jobs.errors import VjobError
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.jobs.schedulers.base import Scheduler, Submission
@@ -76,7 +77,7 @@ class ScriptExecutor(PicklingExecutor):
     # The hooks of a submitit plugin; underscored, and its documented interface all the same.
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return self._submission.script.read_text(encoding="utf-8")
+        return read_text(self._submission.script)
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:
         return self._scheduler.make_command(self._submission)

@@ -25,6 +25,7 @@ from vjob.jobs.conf.yaml_tree import join_key
 from vjob.jobs.errors import InputError
 from vjob.jobs.planning.plan_file import PlanFile
 from vjob.jobs.planning.resolve_auto import Resolved, resolve_conf
+from vjob.jobs.runs.resolved import read_resolved
 from vjob.jobs.submit.snapshot import COPIED_KINDS, Snapshot, read_snapshot, take_snapshot
 
 
@@ -47,8 +48,8 @@ def resolve_like(
 ) -> Again:
     """Read JOB's conf with `overrides` over it; InputError where it lacks something."""
     record = read_record(run)
-    plain = _read_resolved(run)
-    if record is None or plain is None:
+    plain = read_resolved(run)
+    if record is None or not plain:
         raise InputError(f"{run.path} has no record.json and resolved.yaml that can be read")
     given = [text.partition("=")[0].strip() for text in overrides]
     _fill_secrets(run, plain, overrides, given)
@@ -77,14 +78,6 @@ def resolve_like(
     if resolved.conf.program.kind in COPIED_KINDS:
         warning = explain_difference(run, record, today)
     return Again(resolved=resolved, snapshot=today, warning=warning)
-
-
-def _read_resolved(run: RunFolder) -> dict[str, Any] | None:
-    try:
-        plain = yaml.safe_load(read_text(run.resolved))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return plain if isinstance(plain, dict) else None
 
 
 def _read_conf(run: RunFolder) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import pandas as pd
 
-from varuna_core.records.files import read_json
+from varuna_core.records.files import list_files, read_json
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.reports.analysis.findings import find_all
 from vjob.reports.analysis.measures import Analysis, analyse, list_ranks
@@ -265,7 +265,7 @@ def _make_nodes(job: Job, analysis: Analysis) -> pd.DataFrame:
 def _read_reports(attempt: Path) -> dict[str, tuple[Any, Any]]:
     """By host: its index in the plan, and its group."""
     folder = AttemptFolder(attempt, 0).node_report(0).parent
-    values = [read_json(path) for path in sorted(folder.glob("*.json"))]
+    values = [read_json(path) for path in list_files(folder, "*.json")]
     found = {
         str(value["host"]): (value.get("index"), value.get("group"))
         for value in values

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from varuna_core.records.files import parse_json
 from varuna_core.records.logs.gpu_text import is_heading, parse_heading, parse_line
 from vjob.reports.load.blocks import BlockReader, Thinned
 
@@ -44,7 +44,7 @@ def read_gpus(attempt: str, node: str, path: Path) -> tuple[list[dict[str, Any]]
 
 def _parse_sample(text: str) -> list[dict[str, Any]] | None:
     try:
-        value = json.loads(text)
+        value = parse_json(text)
         if "note" in value and "gpus" not in value:  # the agent's words about its readings
             return []
         time, gpus = float(value["time"]), value["gpus"]
@@ -53,7 +53,7 @@ def _parse_sample(text: str) -> list[dict[str, Any]] | None:
         if not rows:
             cpu = {"name": "processors", "utilization": value.get("cpu_percent")}
             rows.append({"time": time, "gpu": "cpu", **_pick({**value, **cpu}), **host})
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return None
     return rows
 

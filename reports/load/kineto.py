@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from varuna_core.records.files import open_file
+from varuna_core.records.files import open_file, parse_json
 from varuna_core.records.logs.trace import COLUMNS, FORMAT
 from vjob.reports.load.trace_lines import Column
 
@@ -139,10 +139,7 @@ def _read_events(pieces: Iterator[str], found: Profile) -> Iterator[dict[str, An
 
 
 def _read_head(found: Profile, text: str) -> None:
-    try:
-        head = json.loads(text.rstrip().rstrip(",") + "}")
-    except (ValueError, RecursionError):
-        head = {}
+    head = parse_json(text.rstrip().rstrip(",") + "}")
     if not isinstance(head, dict):
         return
     ranks, devices = head.get("distributedInfo"), head.get("deviceProperties")

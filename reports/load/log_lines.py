@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from varuna_core.records.files import open_file
+from varuna_core.records.files import as_whole, open_file
 from varuna_core.records.logs.progress import parse_time, split_tag
 from varuna_core.records.logs.times import MarkReader
 from vjob.reports.load.sources import AttemptSources, Sources
@@ -39,7 +39,7 @@ def _read_log(
     attempt: AttemptSources, node: str, stream: str, path: Path, most: int
 ) -> Iterator[dict[str, Any]]:
     marks = MarkReader(path.with_suffix(".times"), is_err=stream == "err")
-    own_rank = int(path.stem) if path.parent.name == "ranks" and path.stem.isdecimal() else None
+    own_rank = as_whole(path.stem) if path.parent.name == "ranks" else None
     try:
         with open_file(path) as handle:
             size = handle.seek(0, 2)

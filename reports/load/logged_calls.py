@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from varuna_core.records.files import as_whole
 from varuna_core.records.logs.trace import COMPUTE
 from vjob.reports.load.trace_file import RankTrace
 from vjob.reports.load.trace_lines import Column
@@ -74,7 +75,7 @@ class Layout:
 def read_size(info: Mapping[str, str], name: str) -> int | None:
     """A setting that is a positive number."""
     text = info.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
+    return as_whole(text) or None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
-from varuna_core.records.files import is_foreign_link
+from varuna_core.records.files import is_foreign_link, list_files, walk_files
 from varuna_core.records.plan import read_plan
 from varuna_core.records.record import read_events
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
@@ -107,8 +106,8 @@ def _find_earlier(attempt: AttemptFolder) -> list[AttemptSources]:
     """Tries of this attempt that were set aside, oldest first."""
     numbers = sorted(
         int(match.group(1))
-        for path in attempt.path.glob("earlier-*")
-        if (match := re.fullmatch(r"earlier-(\d+)", path.name))
+        for path in list_files(attempt.path, "earlier-*")
+        if (match := re.fullmatch(r"earlier-(\d{1,9})", path.name))
     )
     return [
         _collect_attempt(f"{attempt.number}.earlier-{number}", attempt.path / f"earlier-{number}")
@@ -148,7 +147,7 @@ def find_profiles(folder: Path) -> list[Path]:
     those with the ending that its handler gives."""
     found = [path for _, path in _list(folder, (".pt.trace.json", ".pt.trace.json.gz"))]
     for name in ("trace", "ranks"):
-        deep = islice((folder / name).rglob("*"), MOST_FILES)
+        deep = walk_files(folder / name, MOST_FILES)
         found += sorted(path for path in deep if path.name.endswith(ENDINGS) and path.is_file())
     return [path for path in found if is_profile(path)]
 
@@ -166,7 +165,7 @@ def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[
     begins = [times.get(("started", attempt.label), float("inf")) for attempt in attempts]
     until = times.get(("ended", attempts[-1].label), float("inf")) + LATE_S
     found: list[list[Path]] = [[] for _ in attempts]
-    for path in islice(Path(plan.traces).rglob("*"), MOST_FILES):
+    for path in walk_files(Path(plan.traces), MOST_FILES):
         if not path.name.endswith(ENDINGS) or not path.is_file():
             continue
         written = path.stat().st_mtime
@@ -181,11 +180,12 @@ def _add_outer_profiles(run: RunFolder, attempts: list[AttemptSources]) -> list[
 
 def _list(folder: Path, endings: tuple[str, ...]) -> list[tuple[str, Path]]:
     """(name without its ending, file), numbers in their order."""
-    try:
-        paths = [] if is_foreign_link(folder) else list(folder.iterdir())
-        children = [path for path in paths if path.is_file() and not is_foreign_link(path)]
-    except OSError:
-        return []
+    paths = [] if is_foreign_link(folder) else list_files(folder)
+    children = [
+        path
+        for path in paths
+        if path.name.endswith(endings) and path.is_file() and not is_foreign_link(path)
+    ]
     found = [
         (path.name[: -len(ending)], path)
         for path in children

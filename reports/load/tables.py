@@ -21,7 +21,7 @@ from varuna_core.facts.partition import Partition
 from varuna_core.facts.remedy import Context, context_of
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.exits import read_reason
-from varuna_core.records.files import read_bytes, read_json, read_text
+from varuna_core.records.files import as_whole, read_bytes, read_json, read_text
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.step_counts import StepCounts, parse_counts
 from varuna_core.records.plan import Prediction, parse_prediction
@@ -337,7 +337,8 @@ def _read_with_profiles(
     folded = []
     for number, attempt in enumerate(sources.attempts):
         say(f"{len(attempt.profiles)} files of torch.profiler")
-        taken = {int(path.stem) for path in attempt.traces if path.stem.isdecimal()}
+        ranks = (as_whole(path.stem) for path in attempt.traces)
+        taken = {rank for rank in ranks if rank is not None}
         files, bad = fold_files(attempt.profiles, taken, folder / str(number))
         folded += [(attempt.label, path) for path in files]
         skipped |= {f"{attempt.label}/{name}".lstrip("/"): why for name, why in bad.items()}
@@ -491,12 +492,14 @@ def _read_conf(sources: Sources) -> dict[str, Any]:
     if sources.run is None:
         return {}
     try:
-        value = yaml.load(read_text(sources.run.resolved), _LOADER)
+        value = yaml.load(read_text(sources.run.resolved, most=MOST_CONF), _LOADER)
     except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
+MOST_CONF = 1 << 20
+"""Bytes of a resolved conf; a larger file is none of ours, and takes long to read."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 

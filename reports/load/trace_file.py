@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 
+from varuna_core.records.files import as_whole
 from varuna_core.records.logs.trace import COMMUNICATION, COMPUTE, FORMAT, OTHER, OTHERS
 from vjob.reports.load.blocks import BlockReader
 from vjob.reports.load.trace_lines import Column, TracePiece
@@ -117,7 +118,8 @@ class File:
 
     def __init__(self, attempt: str, path: Path) -> None:
         digits = path.name.partition(".")[0]
-        rank = int(digits) if digits.isdecimal() else -1
+        rank = as_whole(digits)
+        rank = -1 if rank is None else rank
         self.traces = [self._begin(attempt, path, rank, NO_HEADER)]
         self._now = self.traces[0]
         self._last: dict[int, RankTrace] = {}

@@ -7,7 +7,6 @@ pieces are read many at a time: a call for each would cost more than what it rea
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv
 
+from varuna_core.records.files import parse_json
 from varuna_core.records.logs.trace import COLUMNS
 
 NUMBERS = COLUMNS[1:-1]
@@ -139,20 +139,9 @@ def _split(data: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def _parse_objects(texts: list[bytes]) -> tuple[list[dict[str, Any]], int]:
-    try:
-        found = json.loads(b"[" + b",".join(texts) + b"]")
-        if len(found) == len(texts):
-            return found, 0
-    except (ValueError, RecursionError):
-        pass
-    found = []
-    for text in texts:
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            found.append(value)
+    found = parse_json(b"[" + b",".join(texts) + b"]") or []
+    if len(found) != len(texts):
+        found = [value for value in map(parse_json, texts) if isinstance(value, dict)]
     return found, len(texts) - len(found)
 
 
@@ -236,10 +225,7 @@ def parse_slowly(data: bytes) -> tuple[Events, int]:
 def _parse_event(line: bytes) -> list[Any] | None:
     if len(line) > _SLOW_LINE:
         return None
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+    row = parse_json(line)
     if not isinstance(row, list) or len(row) != len(COLUMNS):
         return None
     if not isinstance(row[0], str) or not isinstance(row[-1], str):

@@ -13,6 +13,7 @@ from typing import TextIO
 
 import click
 
+from varuna_core.records.files import as_whole
 from varuna_core.records.formatting import wrap_text
 
 LEAST_WIDTH = 20
@@ -26,7 +27,8 @@ def find_width(stream: TextIO) -> int | None:
     if stream.isatty():
         return max(LEAST_WIDTH, shutil.get_terminal_size().columns)
     said = os.environ.get(WIDTH, "")
-    return max(LEAST_WIDTH, int(said)) if said.isdecimal() else None
+    number = as_whole(said)
+    return None if number is None else max(LEAST_WIDTH, number)
 
 
 def say(text: str, *, err: bool = False) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from varuna_core.records.files import list_names
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.runfolder import AttemptFolder
 from vjob.jobs.monitor.log_lines.stream import Log, LogLine, merge_lines
@@ -84,7 +84,7 @@ class LogFiles:
         """Note files that are not followed yet."""
         self._listed = self._clock()
         if node is None:
-            names = sorted(name for name in os.listdir(folder) if _split(name)[1] in ENDINGS)
+            names = sorted(name for name in list_names(folder) if _split(name)[1] in ENDINGS)
         else:
             names = [f"{node}.{ending}" for ending in ENDINGS]
         if not self._logs.keys() >= set(names):

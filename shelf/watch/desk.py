@@ -20,9 +20,7 @@ from types import FrameType
 from typing import Any
 
 import click
-import yaml
 
-from varuna_core.records.files import read_text
 from varuna_core.records.logs.tail import clean, clean_name
 from varuna_core.records.record import RunRecord, append_event, read_events, read_record
 from varuna_core.records.runfolder import RunFolder
@@ -31,6 +29,7 @@ from vjob.jobs.monitor.model.snapshot import Health, Snapshot, Verdict
 from vjob.jobs.monitor.readers.job_reader import JudgedReader, open_reader
 from vjob.jobs.runs.cancel import cancel_run
 from vjob.jobs.runs.owner import expect_ours, is_ours
+from vjob.jobs.runs.resolved import read_resolved
 from vjob.jobs.schedulers import choose as schedulers
 from vjob.shelf.watch.notify import Channels, choose_channels, read_webhook, send
 from vjob.shelf.watch.watch import FINE, Look, Notice, watch_job
@@ -111,9 +110,8 @@ def _exclude(notice: Notice, run: RunFolder, record: RunRecord) -> str:
 def _read_excluded(run: RunFolder) -> list[str]:
     """Nodes that the run's conf excludes already."""
     try:
-        conf = yaml.safe_load(read_text(Path(run.resolved)))
-        return [str(node) for node in conf["cluster"]["exclude"]]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return [str(node) for node in read_resolved(run)["cluster"]["exclude"]]
+    except (KeyError, TypeError):
         return []
 
 

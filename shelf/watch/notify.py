@@ -21,9 +21,6 @@ from email.utils import formatdate, make_msgid
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from varuna_core.records.files import read_text
 from varuna_core.records.runfolder import RunFolder
 from varuna_core.records.secrets import REDACTED, withhold
 from vjob.jobs import process
@@ -31,6 +28,7 @@ from vjob.jobs.conf.loading.load import read_conf
 from vjob.jobs.conf.schema import Notify
 from vjob.jobs.errors import InputError, VjobError
 from vjob.jobs.runs.owner import is_ours
+from vjob.jobs.runs.resolved import read_resolved
 from vjob.shelf.watch.watch import Notice
 
 WEBHOOK_VARIABLE = "VJOB_WEBHOOK"
@@ -96,10 +94,9 @@ def choose_channels(
 
 def _read_kept(run: RunFolder) -> dict[str, str]:
     try:
-        value = yaml.safe_load(read_text(run.resolved))
-        notify = value.get("notify") or {}
+        notify = read_resolved(run).get("notify") or {}
         return {name: str(told) for name, told in notify.items() if told}
-    except (OSError, yaml.YAMLError, AttributeError):
+    except AttributeError:
         return {}
 
 

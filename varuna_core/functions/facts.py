@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
-from varuna_core.records.files import PRIVATE_FOLDER, read_json, write_json
+from varuna_core.records.files import PRIVATE_FOLDER, make, read_json, write_json
 from varuna_core.records.runfolder import RunFolder
 
 
@@ -41,8 +41,4 @@ def write_facts(run: RunFolder, name: str) -> FunctionFacts:
 
 def read_facts(run: RunFolder) -> FunctionFacts | None:
     """None where they are missing or from another version of vjob."""
-    value = read_json(run.function_facts)
-    try:
-        return FunctionFacts(**value) if isinstance(value, dict) else None
-    except TypeError:
-        return None
+    return make(FunctionFacts, read_json(run.function_facts))

@@ -11,11 +11,12 @@ of the same group are compared between ranks, as a collective needs all of them.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Mapping
+
+from varuna_core.records.files import parse_json
 
 MOST_BYTES = 64 * 1024 * 1024
 DEFAULT = "default_pg"
@@ -67,7 +68,7 @@ def parse_flight(data: bytes) -> Flight | None:
     if len(data) > MOST_BYTES:
         return None
     try:
-        found = json.loads(data) if data[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
+        found = parse_json(data) if data[:1] == b"{" else _PlainUnpickler(io.BytesIO(data)).load()
     # A damaged pickle may raise almost anything.
     except Exception:
         return None

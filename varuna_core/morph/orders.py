@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import AbstractSet, Any, Dict, NamedTuple, Optional, Tuple
 
-from varuna_core.records.files import expect_types, list_names, read_json, write_json
+from varuna_core.records.files import list_names, make, read_json, write_json
 from varuna_core.records.morphing import name_node, read_claim, read_newest_epoch
 from varuna_core.records.runfolder import MorphFolder
 
@@ -104,7 +104,7 @@ def read_presences(
 
 def parse_presence(value: Any) -> Optional[Presence]:
     """From the dict of its file; None where it is another one's."""
-    presence = _parse(Presence, value)
+    presence = make(Presence, value)
     return presence if isinstance(presence, Presence) else None
 
 
@@ -136,7 +136,7 @@ def read_orders(folder: MorphFolder) -> Optional[Orders]:
 
 def parse_orders(value: Any) -> Optional[Orders]:
     """From the dict of their file; None where it is another one's."""
-    found = _parse(Orders, value)
+    found = make(Orders, value)
     if not isinstance(found, Orders):
         return None
     return replace(found, nodes=tuple(found.nodes), fenced=tuple(found.fenced))
@@ -181,10 +181,3 @@ def is_for_guest(orders: Orders, me: Presence) -> bool:
     One that came while the run was away waits for the session after it.
     """
     return orders.session != me.session and not (orders.end and orders.back)
-
-
-def _parse(kind: Any, value: Any) -> Any:
-    try:
-        return expect_types(kind(**value)) if isinstance(value, dict) else None
-    except TypeError:
-        return None  # of another version: as good as missing

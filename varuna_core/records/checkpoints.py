@@ -15,6 +15,7 @@ from typing import Any, Optional
 
 from varuna_core.records.files import (
     NO_ROOM,
+    list_files,
     list_names,
     open_file,
     read_json,
@@ -174,7 +175,7 @@ def find_full(run: Path, store: Optional[Path]) -> Optional[Path]:
 def _measure_newest(store: Path) -> int:
     newest = list_complete(store)[-1:]
     try:
-        return sum(one.stat().st_size for found in newest for one in found.path.iterdir())
+        return sum(one.stat().st_size for found in newest for one in list_files(found.path))
     except OSError:
         return 0
 

@@ -6,12 +6,10 @@ so each agent writes how its ranks ended and the verdict is made from those.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import stat
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Iterable, Mapping
@@ -22,8 +20,10 @@ from varuna_core.facts.deciding import FALLOUT
 from varuna_core.facts.known import Evidence, Sure
 from varuna_core.facts.sentences import LAST_LINE, NOTES, RAISED, STOP, describe_end
 from varuna_core.records.files import (
-    expect_types,
     list_names,
+    make,
+    parse_json,
+    read_bytes,
     read_json,
     reserve,
     write_atomic,
@@ -137,22 +137,14 @@ class RankException:
 def read_exception(path: Path) -> RankException | None:
     """The exception in an error file; None where there is none. The rank may write anything."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        told = parse_json(read_bytes(path, MOST_ERROR_BYTES, follows=False))["message"]
+        is_whole = isinstance(told, dict)
+        message = told["message"] if is_whole else told
+        stack = told.get("extraInfo", {}).get("py_callstack") if is_whole else None
+        text = next(line.strip() for line in message.splitlines() if line.strip())
+    # What a program wrote there may be no JSON, or other JSON.
+    except (OSError, LookupError, TypeError, AttributeError, StopIteration):
         return None
-    with open(fd, "rb") as handle:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        try:
-            told = json.loads(handle.read(MOST_ERROR_BYTES + 1))["message"]
-            is_whole = isinstance(told, dict)
-            message = told["message"] if is_whole else told
-            stack = told.get("extraInfo", {}).get("py_callstack") if is_whole else None
-            text = next(line.strip() for line in message.splitlines() if line.strip())
-        # What a program wrote there may be no JSON, or other JSON.
-        except (OSError, ValueError, RecursionError, LookupError, TypeError, AttributeError,
-                StopIteration):  # fmt: skip
-            return None
     lines = stack.splitlines() if isinstance(stack, str) else []
     return RankException(text[:EXCEPTION_CHARS], tuple(lines))
 
@@ -162,13 +154,10 @@ def read_uncaught(path: Path) -> str | None:
     if it ended without one. None if nothing tells: it was killed, it left by os._exit, or several
     programs ran one after the other and disagree."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        said = read_bytes(path, MOST_ERROR_BYTES, follows=False)
     except OSError:
         return None
-    with open(fd, "rb") as handle:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return None
-        lines = handle.read(MOST_ERROR_BYTES).decode("utf-8", "replace").splitlines()
+    lines = said.decode("utf-8", "replace").splitlines()
     ends = [line[len("ended") :].strip() for line in lines if line.startswith("ended")]
     is_whole = bool(ends) and len(ends) == lines.count("begun") == len(lines) / 2
     return ends[0][:EXCEPTION_CHARS] if is_whole and len(set(ends)) == 1 else None
@@ -257,11 +246,8 @@ def parse_exits(value: Any) -> list[RankExit]:
     if not isinstance(value, dict):
         return []
     listed = value.get("exits", [value])
-    found = []
-    for one in listed if isinstance(listed, list) else []:
-        with contextlib.suppress(TypeError):
-            found.append(expect_types(RankExit(**one)))
-    return found
+    made = (make(RankExit, one) for one in listed) if isinstance(listed, list) else ()
+    return [one for one in made if one is not None]
 
 
 @dataclass(frozen=True)
@@ -426,8 +412,4 @@ def write_outcome(attempt: AttemptFolder, value: Outcome) -> None:
 
 
 def read_outcome(attempt: AttemptFolder) -> Outcome | None:
-    value = read_json(attempt.outcome)
-    try:
-        return expect_types(Outcome(**value)) if isinstance(value, dict) else None
-    except TypeError:
-        return None
+    return make(Outcome, read_json(attempt.outcome))

@@ -1,7 +1,7 @@
-"""Atomic writers, and readers that cope with missing and torn files.
+"""Atomic writers, and the readers of what others wrote, which have a budget of bytes and names.
 
 Run folders lie on shared file systems where a reader may see a torn last line or a missing file;
-nothing here raises for those.
+nothing here raises for those. Readers elsewhere go through these: tests/test_architecture.py.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import fnmatch
 import functools
 import json
 import os
 import secrets
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator, Optional, Tuple, TypeVar
+from typing import Any, BinaryIO, Dict, Iterator, List, Optional, Tuple, Type, TypeVar, Union
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 STORE_FAILED = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO, errno.ENOTCONN)
@@ -187,6 +188,33 @@ def list_names(folder: Path) -> list[str]:
         return []
 
 
+def scan(folder: Path) -> List["os.DirEntry[str]"]:
+    """The entries of a folder; none where it is missing."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def list_files(folder: Path, pattern: str = "*") -> List[Path]:
+    """What lies in a folder under such a name, sorted; nothing where the folder is missing."""
+    return [folder / name for name in sorted(fnmatch.filter(list_names(folder), pattern))]
+
+
+def walk_files(folder: Path, most: int) -> Iterator[Path]:
+    """What lies below a folder at any depth, without following links; at most so many names."""
+    left, folders = most, [folder]
+    while folders:
+        for entry in sorted(scan(folders.pop()), key=lambda entry: entry.name):
+            if left <= 0:
+                return
+            left -= 1
+            yield Path(entry.path)
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(Path(entry.path))
+
+
 def is_closed(path: Path) -> bool:
     """True if the file is there, and this user may not read it."""
     return os.path.lexists(path) and not os.access(path, os.R_OK)
@@ -201,13 +229,13 @@ def is_foreign_link(path: Path) -> bool:
     return stat.S_ISLNK(found.st_mode) and found.st_uid != os.geteuid()
 
 
-def open_to_read(path: Path) -> int:
+def open_to_read(path: Path, *, follows: bool = True) -> int:
     """Descriptor of a regular file; OSError for others, which may never end or never answer, and
-    for a link that another user made."""
-    return _open_regular(path)[0]
+    for a link that another user made, without `follows` for any link."""
+    return _open_regular(path, follows)[0]
 
 
-def _open_regular(path: Path) -> Tuple[int, int]:
+def _open_regular(path: Path, follows: bool = True) -> Tuple[int, int]:
     """Descriptor and size."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -215,7 +243,7 @@ def _open_regular(path: Path) -> Tuple[int, int]:
     except UnicodeEncodeError:  # a name out of a damaged file
         raise OSError(errno.EINVAL, "no file has such a name", str(path)) from None
     except OSError as error:
-        if error.errno != errno.ELOOP or is_foreign_link(path):
+        if error.errno != errno.ELOOP or not follows or is_foreign_link(path):
             raise
         fd = os.open(path, flags)
     found = os.fstat(fd)
@@ -225,35 +253,60 @@ def _open_regular(path: Path) -> Tuple[int, int]:
     return fd, found.st_size
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path, *, follows: bool = True) -> BinaryIO:
     """`open_to_read` as a file."""
-    return os.fdopen(open_to_read(path), "rb")
+    return os.fdopen(open_to_read(path, follows=follows), "rb")
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a regular file of a sane size; OSError for others."""
-    fd, size = _open_regular(path)
+def read_bytes(path: Path, most: int = MOST_BYTES, *, follows: bool = True) -> bytes:
+    """The content of a regular file of at most so many bytes; OSError for others."""
+    fd, size = _open_regular(path, follows)
     try:
-        if size > MOST_BYTES:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
-        parts = [os.read(fd, max(size + 1, READ_BYTES))]
-        while parts[-1]:
-            parts.append(os.read(fd, READ_BYTES))
-        return b"".join(parts)
+        parts, left = [], most
+        while size <= most and left >= 0:
+            parts.append(os.read(fd, min(max(size + 1, READ_BYTES), left + 1)))
+            left -= len(parts[-1])
+            if not parts[-1]:
+                return b"".join(parts)
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
     finally:
         os.close(fd)
 
 
-def read_text(path: Path, errors: str = "strict") -> str:
-    return read_bytes(path).decode("utf-8", errors)
+def read_text(path: Path, errors: str = "strict", most: int = MOST_BYTES) -> str:
+    return read_bytes(path, most).decode("utf-8", errors)
 
 
 def read_json(path: Path) -> Any:
     """The parsed file, or None where it is missing, torn or not JSON."""
     try:
-        return json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError):
+        return parse_json(read_bytes(path))
+    except OSError:
         return None
+
+
+def parse_json(text: Union[str, bytes]) -> Any:
+    """The value of a text that anybody may have written; None where it is no JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def parse_object(text: Union[str, bytes]) -> Dict[str, Any]:
+    """The object of such a text; empty where it is none."""
+    value = parse_json(text)
+    return value if isinstance(value, dict) else {}
+
+
+MOST_DIGITS = 18
+"""What has more counts nothing that there is."""
+
+
+def as_whole(text: str) -> Optional[int]:
+    """The number that a text is; None for anything but a few decimal digits."""
+    is_number = len(text) <= MOST_DIGITS and text.isascii() and text.isdecimal()
+    return int(text) if is_number else None
 
 
 T = TypeVar("T")
@@ -268,6 +321,14 @@ def expect_types(one: T) -> T:
         if not _is_of(getattr(one, name), kind):
             raise TypeError(f"{type(one).__name__}.{name} is no {kind}")
     return one
+
+
+def make(kind: Type[T], value: Any) -> Optional[T]:
+    """A dataclass of a file's JSON; None where it is of another version, or none of ours."""
+    try:
+        return expect_types(kind(**value)) if isinstance(value, dict) else None
+    except TypeError:
+        return None
 
 
 def as_number(value: Any) -> Optional[float]:
@@ -344,12 +405,9 @@ def read_lines(path: Path) -> Iterator[Any]:
     except OSError:
         return
     for line in data.split(b"\n"):
-        if not line.strip():
-            continue
-        try:
-            yield json.loads(line)
-        except (ValueError, RecursionError):
-            continue
+        value = parse_json(line)
+        if value is not None:
+            yield value
 
 
 @contextlib.contextmanager

@@ -7,6 +7,8 @@ import platform
 from pathlib import Path
 from typing import Dict, Mapping
 
+from varuna_core.records.files import read_text
+
 KEPT = (
     "PATH",
     "HOME",
@@ -24,7 +26,7 @@ KEPT = (
 def identify_machine() -> str:
     """This machine since its last start: pids mean nothing elsewhere, or after the next one."""
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot = read_text(Path("/proc/sys/kernel/random/boot_id")).strip()
     except OSError:
         boot = ""
     return f"{platform.node()} {boot}"
@@ -33,7 +35,7 @@ def identify_machine() -> str:
 def start_time(pid: int) -> str | None:
     """A process' start in clock ticks: with the pid it names one process for ever."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = read_text(Path(f"/proc/{pid}/stat"))
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()

@@ -21,7 +21,14 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Callable, List, Optional, Sequence, Tuple
 
-from varuna_core.records.files import expect_types, list_names, read_json, write_first, write_json
+from varuna_core.records.files import (
+    as_whole,
+    list_names,
+    make,
+    read_json,
+    write_first,
+    write_json,
+)
 from varuna_core.records.plan import GroupPlan, Plan, parse_group
 from varuna_core.records.runfolder import AttemptFolder, MorphFolder
 
@@ -138,14 +145,12 @@ def read_newest_epoch(folder: MorphFolder) -> int:
     """The newest epoch that was claimed; -1 before the first."""
     names = list_names(folder.epochs)
     numbers = [name[: -len(CLAIM)] for name in names if name.endswith(CLAIM)]
-    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
+    found = map(as_whole, numbers)
+    return max((number for number in found if number is not None), default=-1)
 
 
 def read_claim(folder: MorphFolder, epoch: int) -> Optional[Claim]:
-    value = read_json(folder.claim(epoch))
-    with contextlib.suppress(TypeError):
-        return expect_types(Claim(**value)) if isinstance(value, dict) else None
-    return None
+    return make(Claim, read_json(folder.claim(epoch)))
 
 
 def claim_epoch(folder: MorphFolder, session: str) -> int:
@@ -225,13 +230,10 @@ def parse_state(value: Any) -> Optional[ManagerState]:
     """From the dict of its file."""
     if not isinstance(value, dict) or not isinstance(value.get("session"), str):
         return None
-    found: dict[str, Any] = {
-        key: tuple(item) if isinstance(item, list) else item for key, item in value.items()
-    }
-    try:
-        return expect_types(ManagerState(**found))
-    except TypeError:
-        return None
+    return make(
+        ManagerState,
+        {key: tuple(item) if isinstance(item, list) else item for key, item in value.items()},
+    )
 
 
 @dataclass(frozen=True)
@@ -282,12 +284,7 @@ def read_joins(folder: MorphFolder) -> List[Join]:
 
 def read_join_job(folder: MorphFolder, join: Join) -> Optional[JoinJob]:
     """None as long as the scheduler has not answered."""
-    value = read_json(folder.join_job(join.number))
-    if not isinstance(value, dict):
-        return None
-    with contextlib.suppress(TypeError):
-        return expect_types(JoinJob(**value))
-    return None
+    return make(JoinJob, read_json(folder.join_job(join.number)))
 
 
 def write_join_job(folder: MorphFolder, join: Join, value: JoinJob) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from varuna_core.records.files import expect_types, list_names, read_json, write_json
+from varuna_core.records.files import as_whole, expect_types, list_names, read_json, write_json
 from varuna_core.records.runfolder import AttemptFolder
 
 OK = "ok"
@@ -71,7 +71,8 @@ def read_report(attempt: AttemptFolder, index: int) -> NodeReport | None:
 def read_reports(attempt: AttemptFolder) -> dict[int, NodeReport]:
     """The reports that landed, by node index."""
     names = list_names(attempt.node_report(0).parent)
-    indices = sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())
+    numbers = (as_whole(name[:-5]) for name in names)
+    indices = sorted(index for index in numbers if index is not None)
     found = {index: read_report(attempt, index) for index in indices}
     return {index: report for index, report in found.items() if report is not None}
 

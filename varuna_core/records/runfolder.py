@@ -54,7 +54,13 @@ import os
 import re
 from pathlib import Path
 
-from varuna_core.records.files import PRIVATE_FOLDER, is_foreign_link, list_names
+from varuna_core.records.files import (
+    PRIVATE_FOLDER,
+    as_whole,
+    is_foreign_link,
+    list_files,
+    list_names,
+)
 
 OPENED = "ranks meet at"
 """What scheduler.out says as an attempt begins: a requeued job goes on in the same file."""
@@ -99,6 +105,10 @@ def shared_copy(path: Path) -> Path:
     return path.with_name(f"{path.stem}.shared.json")
 
 
+MOST_NODES = 10_000
+"""Nodes whose logs are read of one attempt, unless its plan has more."""
+
+
 class AttemptFolder:
     """The files of one start of the ranks.
 
@@ -123,8 +133,9 @@ class AttemptFolder:
 
         Its state goes first: an agent that looks in between finds no master, and waits on.
         """
-        names = [name for name in os.listdir(self.path) if not name.startswith("earlier-")]
-        aside = self.path / f"earlier-{len(os.listdir(self.path)) - len(names)}"
+        held = list_names(self.path)
+        names = [name for name in held if not name.startswith("earlier-")]
+        aside = self.path / f"earlier-{len(held) - len(names)}"
         aside.mkdir(mode=PRIVATE_FOLDER)
         for name in sorted(names, key=lambda name: name != "state"):
             os.rename(self.path / name, aside / name)
@@ -512,22 +523,27 @@ class RunFolder:
         return MorphFolder(self.path / "morph")
 
     def all_events(self) -> list[Path]:
-        return sorted(self.path.glob("events*.jsonl"))
+        return list_files(self.path, "events*.jsonl")
+
+    def batch_logs(self) -> list[Path]:
+        """What the batch scripts printed, and srun and slurmstepd with them."""
+        return list_files(self.path, "scheduler*.out")
+
+    def local_states(self) -> list[Path]:
+        """Where the jobs of this machine stand."""
+        return list_files(self.path, "local*.json")
 
     def attempt(self, number: int) -> AttemptFolder:
         return AttemptFolder(self.path / f"attempt-{number}", number)
 
     def attempts(self) -> list[AttemptFolder]:
         """The attempts that were started, oldest first."""
-        found = []
-        try:
-            children = list(self.path.iterdir())
-        except OSError:
-            return []
-        for child in children:
-            match = re.fullmatch(r"attempt-(\d+)", child.name)
-            if match and not is_foreign_link(child):
-                found.append(AttemptFolder(child, int(match.group(1))))
+        numbers = ((path, as_whole(path.name[8:])) for path in list_files(self.path, "attempt-*"))
+        found = [
+            AttemptFolder(path, number)
+            for path, number in numbers
+            if number is not None and not is_foreign_link(path)
+        ]
         return sorted(found, key=lambda attempt: attempt.number)
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Mapping, Optional, Tuple, Union
 
-from varuna_core.records.files import read_text
+from varuna_core.records.files import parse_json, read_bytes
 
 TRAINING_FORMAT = 1
 
@@ -194,8 +194,8 @@ NOT_READ = ("format", "tensorboard", "checkpoint_memory_every", "from_memory")
 def read_training(path: Path) -> Training:
     """Raises ValueError, with the file's name, where it is none of ours."""
     try:
-        value = json.loads(read_text(path))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        value = parse_json(read_bytes(path))
+    except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
     if not isinstance(value, dict) or value.get("format") != TRAINING_FORMAT:
         raise ValueError(f"{path} is not a training.json of this version of vjob; submit again")

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from varuna_core.plugins.installed import warn_once
+from varuna_core.records.files import as_whole, list_files
 from vjob.jobs.conf.loading.check import check_conf, find_missing_paths, find_unset
 from vjob.jobs.conf.loading.check_bounds import locate
 from vjob.jobs.conf.loading.compose import (
@@ -289,7 +290,7 @@ def sort_problems(problems: Sequence[Problem]) -> list[Problem]:
 
     def get_line(problem: Problem) -> tuple[int, str, int]:
         name, _, line = problem.where.rpartition(":")
-        return (0, name, int(line)) if line.isdecimal() else (1, "", 0)
+        return (0, name, as_whole(line) or 0) if line.isdecimal() else (1, "", 0)
 
     return sorted(dict.fromkeys(problems), key=get_line)
 
@@ -330,7 +331,7 @@ MOST_BYTES = 8 << 20
 
 
 def _explain_folder(path: Path) -> str:
-    found = sorted(one for one in path.iterdir() if one.suffix in (".yaml", ".yml"))
+    found = [one for one in list_files(path) if one.suffix in (".yaml", ".yml")]
     such = f", such as {found[0]}" if found else ""
     return f"is a folder, not a conf: name a file in it{such}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -18,11 +19,12 @@ from varuna_core.facts.catalogue.known_line import Proof
 from varuna_core.facts.catalogue.rank_output import PYTHON_EXCEPTION
 from varuna_core.records import record as records
 from varuna_core.records.exits import RankExit, read_exception, read_exits
+from varuna_core.records.files import list_files
 from varuna_core.records.logs.rank_output import RankOutput, locate_output
 from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
 from vjob.jobs.errors import InputError
 from vjob.jobs.monitor.log_lines.errors import (
     classify_line,
@@ -55,6 +57,9 @@ LONGEST_TRACEBACK = 200
 MOST_OF_A_KIND = 100
 """Lines of a kind that are kept of one file: the first ones tell the story."""
 MOST_OTHERS = 10
+MOST_CPU_S = 6.0
+"""Processor time for the search of an error; a line takes some microseconds."""
+LINES_AT_ONCE = 4096
 TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -82,7 +87,8 @@ def find_first_error(
     `exits` of ranks of the attempt tell of exceptions that were not printed.
     """
     left = {one.rank: one for one in exits}
-    lines = [_doubt(line, left) for log in logs for line in _scan(log)]
+    until = time.process_time() + MOST_CPU_S
+    lines = [_doubt(line, left) for log in logs for line in _scan(log, until)]
     lines += list_exceptions(left.values(), lines)
     root = first_root(lines)
     remedy = describe_remedy(root)
@@ -111,12 +117,15 @@ def _doubt(line: Line, exits: Mapping[int, RankExit]) -> Line:
     return line if is_cause else replace(line, doubt="caught")
 
 
-def _scan(log: Log) -> list[Line]:
-    """Lines of known kinds, and of exceptions."""
+def _scan(log: Log, until: float) -> list[Line]:
+    """Lines of known kinds, and of exceptions, until so much processor time is spent."""
     counts: dict[str, int] = {}
     stream, raised = _name_stream(log.path), RaisedLines()
     found: list[Line] = []
     for order, line in enumerate(log.read(final=True)):
+        if order % LINES_AT_ONCE == LINES_AT_ONCE - 1 and time.process_time() > until:
+            _tell(f"only {order:,} lines of {log.path.name} are read; -n 99 shows its end")
+            break
         is_raised = raised.feed(line.rank, line.text, order)
         kind = classify_line(line.text) or (PYTHON_EXCEPTION if is_raised else None)
         if kind is None:
@@ -348,12 +357,16 @@ def find_logs(
         outputs = [locate_output(attempt, plan, rank, kind) for rank in wanted.ranks]
         found += [(f"rank {output.rank}", output, output.path) for output in outputs]
         if not wanted.ranks:
-            paths = sorted(attempt.path.glob(f"*.{kind}"))
-            found += [
-                (path.stem, None, path)
-                for path in paths
+            paths = [
+                path
+                for path in list_files(attempt.path, f"*.{kind}")
                 if not wanted.nodes or path.stem in wanted.nodes
             ]
+            if len(paths) > MOST_NODES:
+                _tell(
+                    f"only {MOST_NODES:,} logs of {attempt.path.name} are read; --node names others"
+                )
+            found += [(path.stem, None, path) for path in paths[:MOST_NODES]]
     piece = max(SMALLEST_PIECE, min(READ_BYTES, LARGEST_PIECES // max(1, len(found))))
     return [
         Log(
@@ -367,6 +380,12 @@ def find_logs(
         )
         for label, output, path in found
     ]
+
+
+@functools.lru_cache(maxsize=64)
+def _tell(what: str) -> None:
+    """Say once what is left out."""
+    print(clean(what), file=sys.stderr, flush=True)
 
 
 def check_ranks(run: RunFolder, wanted: LineFilter) -> None:
@@ -421,7 +440,7 @@ def print_logs(
     attempts = choose_attempts(run, attempt)
     if not attempts:
         say(f"{run.name} has not started any rank yet")
-        for path in sorted(run.path.glob("scheduler*.out")):
+        for path in run.batch_logs():
             _print_file(path, "", say, num_lines)
         return
     check_nodes(run, attempts[-1:], wanted, wait=False)
@@ -455,7 +474,7 @@ def print_errors(run: RunFolder, say: Say, wanted: LineFilter, *, attempt: int |
         logs, again = (find_logs(last, wanted) for _ in range(2))
         found = find_first_error(logs, again, exits=exits, attempt=last)
     if found is None and not wanted.nodes and not wanted.ranks:
-        batch = sorted(run.path.glob("scheduler*.out"))
+        batch = run.batch_logs()
         found = find_first_error(*([Log(path, path.name) for path in batch] for _ in range(2)))
     if wanted.as_json:
         say(json.dumps(describe_error(found), indent=1))
@@ -568,7 +587,7 @@ def finish(view: RunView, say: Say) -> int:
         return 0
     say(f"-- {view.state}: {message}")
     if outcome is None or outcome.culprit_rank is None:
-        for path in sorted(view.run.path.glob("scheduler*.out")):
+        for path in view.run.batch_logs():
             _print_file(path, path.name, say)
     say(f"-- all files: {view.run.path}")
     return 1

@@ -6,13 +6,14 @@ import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from varuna_core.facts.hang import SAID_EARLY, Hang, parse_hang
 from varuna_core.facts.partition import Partition
 from varuna_core.records.checkpoints import parse_skipped
 from varuna_core.records.exits import RankExit, parse_exits, parse_judged
-from varuna_core.records.files import as_number
+from varuna_core.records.files import as_number, as_whole, list_names
 from varuna_core.records.logs.literals import find_marks
 from varuna_core.records.logs.progress import read_pattern
 from varuna_core.records.logs.slow_ranks import find_slow_ranks
@@ -20,7 +21,7 @@ from varuna_core.records.logs.training_log import CHECKPOINT
 from varuna_core.records.nodes import OK
 from varuna_core.records.plan import Plan
 from varuna_core.records.rank_map import RankPlace, locate_ranks
-from varuna_core.records.runfolder import AttemptFolder, RunFolder
+from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
 from varuna_core.records.training import read_training
 from varuna_core.schedule.registry import count_stages_per_rank, place_stages
 from vjob.jobs.monitor.log_lines.errors import STEP_MARKS, Classifier, list_exceptions
@@ -69,6 +70,7 @@ class AttemptReader:
         self._lives: dict[str, Beats] = {}
         self._traces = TraceFolder(attempt)
         self._steps = StepsFolder(attempt)
+        self._left_out: dict[str, str] = {}
         self._listed: dict[str, tuple[tuple[int, int], bool]] = {}
         self._pattern = read_pattern(plan.progress if plan is not None else None, attempt.path)
         self._classifier = Classifier(
@@ -130,14 +132,14 @@ class AttemptReader:
             return
         found: dict[str, dict[str, str]] = {}
         folder = str(self.attempt.path)
-        for name in _list(folder):
+        for name in list_names(self.attempt.path):
             for kind in KINDS:
                 if name.endswith("." + kind):
                     node = name[: -len(kind) - 1]
                     found.setdefault(node, {})[kind] = f"{folder}/{name}"
                     break
         tail_bytes = choose_tail(sum(map(len, found.values())))
-        for node, files in found.items():
+        for node, files in self._choose(found).items():
             if node in self.files:
                 self.files[node].add(files)
             else:
@@ -145,6 +147,21 @@ class AttemptReader:
                     node, files, self._classifier, tail_bytes, self._num_lines, self._pattern,
                     is_ours=True,
                 )  # fmt: skip
+
+    def _choose(self, found: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+        """The logs that are read: those of nodes that reported, and as many others as there may be
+        nodes."""
+        most = max(MOST_NODES, self.plan.num_nodes if self.plan is not None else 0)
+        if len(found) <= most:
+            return found
+        hosts = [value.get("host") for value in self._reports.values.values()]
+        kept = dict.fromkeys(host for host in hosts if host in found)
+        chosen = list(islice(dict.fromkeys((*self.files, *kept, *sorted(found))), most))
+        self._left_out = {
+            f"{self.attempt.path.name}/*": f"{len(found) - most:,} nodes more than the {most:,} "
+            "that are read"
+        }
+        return {node: found[node] for node in chosen if node in found}
 
     def _find_traces(self) -> None:
         if self._has_changed(str(self.attempt.path / "trace")):
@@ -219,7 +236,8 @@ class AttemptReader:
             skipped=parse_skipped(self._state.values.get("skipped")),
             unreadable={
                 name: why for files in self.files.values() for name, why in files.problems().items()
-            },
+            }
+            | self._left_out,
         )
 
     def _went_at(self) -> float | None:
@@ -233,8 +251,8 @@ class AttemptReader:
         names: dict[Any, str] = {}
         for values in (self._beats.values, self._reports.values):
             for key, value in values.items():
-                if key.isdecimal() and value.get("host"):
-                    names[int(key)] = str(value["host"])
+                if (index := as_whole(key)) is not None and value.get("host"):
+                    names[index] = str(value["host"])
         names = {index: names[index] for index in sorted(names)}
         known = set(names.values())
         for at, name in enumerate(sorted(name for name in self.files if name not in known)):
@@ -403,13 +421,6 @@ def _locate_ranks(attempt: AttemptFolder, plan: Plan) -> dict[int, RankPlace]:
 
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def choose_hang(values: Mapping[str, Any]) -> Hang | None:

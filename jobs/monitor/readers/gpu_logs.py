@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from varuna_core.records.files import as_number
+from varuna_core.records.files import as_number, parse_json
 from varuna_core.records.logs.gpu_text import (
     CPU,
     find_lines,
@@ -107,11 +106,11 @@ class GpuSamples:
 
     def _read_sample(self, line: bytes) -> None:
         try:
-            value = json.loads(line)
+            value = parse_json(line)
             self._note = str(value.get("note", ""))[:200] or self._note
             at = as_number(value["time"])
             gpus = [gpu for gpu in value["gpus"] if isinstance(gpu, dict)]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (TypeError, KeyError, AttributeError):
             return
         if at is None:
             return

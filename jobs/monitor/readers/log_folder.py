@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from varuna_core.records.files import as_whole, list_names
 from varuna_core.records.logs.training_log import LogOwner, find_other_jobs, list_missing_nodes
 from vjob.jobs.monitor.log_lines.errors import Classifier
 from vjob.jobs.monitor.model.snapshot import Disk, Line, Node, Scheduler, Snapshot
@@ -39,10 +40,7 @@ _OURS = re.compile(r"record\.json|plan\.json|attempt-\d+")
 
 def is_bare_folder(path: Path) -> bool:
     """True for a folder that holds logs of nodes and is no run folder."""
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
+    names = list_names(path)
     return any(map(_split, names)) and not any(map(_OURS.fullmatch, names))
 
 
@@ -98,13 +96,12 @@ class FolderReader:
     def _find_files(self) -> bool:
         try:
             mark = os.stat(self._folder).st_mtime_ns
-            if mark == self._seen:
-                return False
-            names = os.listdir(self._folder)
         except OSError:
             return False
+        if mark == self._seen:
+            return False
         found: dict[str, dict[str, str]] = {}
-        for name in names:
+        for name in list_names(Path(self._folder)):
             split = _split(name)
             if split is not None:
                 found.setdefault(split[0], {})[split[1]] = os.path.join(self._folder, name)
@@ -188,7 +185,7 @@ class FolderReader:
 
 def _find_missing(nodes: Iterable[NodeFiles], info: Mapping[str, str]) -> tuple[int, ...]:
     said = info.get("NNODES", "")
-    num_nodes = int(said) if said.isascii() and said.isdecimal() else 0
+    num_nodes = as_whole(said) or 0
     printed = [files.logs["out"].node_ranks for files in nodes if "out" in files.logs]
     return list_missing_nodes(printed, num_nodes)
 

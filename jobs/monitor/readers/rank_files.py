@@ -7,7 +7,6 @@ nothing new. Opening it first makes NFS ask its server.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections import deque
@@ -17,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from varuna_core.records.exits import Outcome
-from varuna_core.records.files import as_number, expect_types, is_foreign_link
+from varuna_core.records.files import (
+    as_number,
+    as_whole,
+    expect_types,
+    is_foreign_link,
+    parse_json,
+    parse_object,
+)
 from varuna_core.records.logs.slow_ranks import RECENT_STEPS, WARM_UP_STEPS
 from varuna_core.records.logs.step_counts import StepCounts, parse_counts
 from varuna_core.records.logs.trace import COMPUTE
@@ -85,9 +91,9 @@ class JsonFolder:
                 if seen is not None and seen == _mark(os.stat(name, dir_fd=fd)):
                     continue
                 data, found = _read(name, fd)
-                value = json.loads(data)
-            except (OSError, ValueError, RecursionError):
+            except OSError:
                 continue
+            value = parse_json(data)
             if isinstance(value, dict):
                 self._marks[stem] = _mark(found)
                 self.values[stem], self.times[stem] = value, found.st_mtime
@@ -138,7 +144,7 @@ class TraceFile:
         self.path = path
         self.ranks: dict[int, TraceEnd] = {}
         # A file of one rank has its number for a name, and no line says whose the next ones are.
-        self._own = int(path.stem) if path.stem.isdecimal() else None
+        self._own = as_whole(path.stem)
         self._share = 1 if self._own is not None else RANKS_OF_NODE
         self._rank = self._own
         self.tail = self._open(FIRST_BYTES)
@@ -179,7 +185,7 @@ class TraceFile:
                     self._find().read_step(line)
                     changed.add(self._rank)
             elif line.startswith((b'{"trace"', b'{"rank"')):
-                value = _parse(line)
+                value = parse_object(line)
                 rank = value.get("rank", self._rank)
                 if isinstance(rank, int):
                     self._rank = rank
@@ -279,7 +285,7 @@ class TraceEnd:
             self.stages = tuple(stages)
 
     def read_step(self, line: bytes) -> None:
-        value = _parse(line)
+        value = parse_object(line)
         try:
             begin, took, sums = int(value["begin"]), int(value["took"]), value.get("sums") or {}
             works = [float(sums[kind][2]) for kind in COMPUTE if kind in sums]
@@ -325,14 +331,6 @@ class TraceEnd:
             )
             for step in self.steps
         )
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 @dataclass

@@ -324,7 +324,7 @@ class RunReader:
 
     def _read_scripts(self) -> None:
         """Read the output of the batch scripts, where srun and slurmstepd write."""
-        for path in self.run.path.glob("scheduler*.out"):
+        for path in self.run.batch_logs():
             if path.name not in self._scripts:
                 self._scripts[path.name] = LogFile(
                     path, "", path.name, self._classifier, begin=OPENED.encode()

@@ -13,6 +13,7 @@ from varuna_core.records.plan import Plan
 from varuna_core.records.record import read_record
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 from vjob.jobs.monitor.model.snapshot import Echo, Line
+from vjob.jobs.runs.resolved import MOST_BYTES, parse_resolved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,17 +96,12 @@ def _read_conf(run: RunFolder) -> Mapping[str, Any]:
 def _load(run: RunFolder, *words: str) -> Any:
     """The resolved conf; None where it cannot be read, or holds none of these words."""
     try:
-        text = read_text(run.resolved, "replace")
+        text = read_text(run.resolved, "replace", MOST_BYTES)
     except OSError:
         return None
     if words and not any(word in text for word in words):
         return None
-    import yaml  # a run of a built-in program needs none of it
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return None
+    return parse_resolved(text)
 
 
 def _find_dict(value: Any, key: str) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ from enum import Enum
 
 from varuna_core.facts.catalogue.known_line import KnownLine, Proof, Scope
 from varuna_core.records.exits import RankExit
+from varuna_core.records.files import as_whole
 from vjob.jobs.monitor.log_lines.errors import find_row
 from vjob.jobs.monitor.log_lines.raised import may_have_ended
 from vjob.jobs.monitor.model.snapshot import Line, Snapshot
@@ -95,7 +96,7 @@ def _find_code(snapshot: Snapshot) -> int | None:
     if jobs[0].state == JobState.COMPLETED.value:
         return 0
     code = jobs[0].exit_code.partition(":")[0]
-    return int(code) if jobs[0].state == JobState.FAILED.value and code.isdecimal() else None
+    return as_whole(code) if jobs[0].state == JobState.FAILED.value else None
 
 
 def _went_on(at: float, own: RankExit | None, snapshot: Snapshot) -> bool:

@@ -12,7 +12,7 @@ from varuna_core.facts.cause import parse_cause
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import NotKnown
 from varuna_core.facts.remedy import Action, Remedy, Target
-from varuna_core.records.files import describe_room
+from varuna_core.records.files import as_whole, describe_room
 from vjob.jobs.monitor.model.snapshot import Health, JobRow, Snapshot, Verdict
 from vjob.jobs.monitor.rules.base import (
     CANCEL,
@@ -230,7 +230,7 @@ def build_info(row: JobRow) -> SchedulerJob:
         state=parse_name(row.state),
         native_word=row.word or row.state,
         reason_text=row.reason,
-        code=int(code) if code.isdecimal() else None,
-        signal=int(number) if number.isdecimal() else None,
+        code=as_whole(code),
+        signal=as_whole(number),
         end_cause=parse_cause(row.end_cause) if row.end_cause else None,
     )

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from varuna_core.agent.bundle import write_bundle
+from varuna_core.records.files import read_bytes
 from varuna_core.records.machine import clean_environment
 from vjob.jobs import process
 from vjob.jobs.errors import InputError
@@ -54,7 +55,7 @@ def collect_job_stacks(
     with tempfile.TemporaryDirectory(prefix="vjob-") as folder:
         bundle = Path(folder) / "agent.pyz"
         write_bundle(bundle, compiled=False)
-        text = base64.b64encode(bundle.read_bytes()).decode()
+        text = base64.b64encode(read_bytes(bundle)).decode()
     ids = sorted({number for part in job.parts for number in (part.raw_id, part.info.leader)})
     spy = str(Path(sys.executable).with_name("py-spy"))
     words = [sys.executable, "-c", LOADER, ",".join(ids), ",".join(hosts)]

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from varuna_core.records.files import list_names
+
 _INFO = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+?)(-py\d[\d.]*)?\.(dist|egg)-info")
 _FIELD = re.compile(r"^(Name|Version):[ \t]*(\S+)", re.MULTILINE)
 _VERSIONED = re.compile(r"python3\.\d+")
@@ -56,20 +58,13 @@ def list_packages(folders: Iterable[Path]) -> list[str]:
 
 
 def _scan(folder: Path) -> Iterator[tuple[str, str]]:
-    for name in _list_names(folder):
+    for name in sorted(list_names(folder)):
         if not name.endswith((".dist-info", ".egg-info")):
             continue
         match = _INFO.fullmatch(name)
         fields = (match["name"], match["version"]) if match else _read_fields(folder / name)
         if fields is not None:
             yield fields
-
-
-def _list_names(folder: Path) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
 
 
 def _read_fields(info: Path) -> tuple[str, str] | None:
@@ -89,7 +84,7 @@ def find_editable(folders: Iterable[Path]) -> list[Path]:
     """The source folders of packages installed with `pip install -e`."""
     found: list[Path] = []
     for folder in folders:
-        for name in _list_names(folder):
+        for name in sorted(list_names(folder)):
             if name.endswith((".pth", ".egg-link")):
                 lines = _read(folder / name).splitlines()
                 found += [Path(line.strip()) for line in lines if line.startswith("/")]

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from varuna_core.facts.known import Value
+from varuna_core.records.files import as_whole
 from varuna_core.records.formatting import fold_names, format_duration
 from vjob.jobs.conf.schema import JobConf, NodeGroup
 from vjob.jobs.errors import InputError, UncertainError
@@ -58,7 +59,7 @@ def find_job_id(environ: Mapping[str, str]) -> str:
 def is_step(environ: Mapping[str, str]) -> bool:
     """True where the shell is a step of the job, so that it has a part of the job's resources."""
     step = environ.get("SLURM_STEP_ID", "")
-    return step.isdecimal() and int(step) < ORDINARY_STEPS
+    return (as_whole(step) or 0) < ORDINARY_STEPS and step.isdecimal()
 
 
 def ask_held_job(job: str, *, floor_s: float) -> list[HeldPart]:

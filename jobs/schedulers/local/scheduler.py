@@ -21,7 +21,7 @@ from varuna_core.launch.errors import LaunchError
 from varuna_core.launch.machines import Machine, read_machine_list
 from varuna_core.launch.process import local_environment
 from varuna_core.launch.ssh import keep_ssh_agent
-from varuna_core.records.files import as_number, read_json, write_json
+from varuna_core.records.files import as_number, as_whole, read_json, write_json
 from varuna_core.records.machine import identify_machine, start_time
 from varuna_core.records.record import JobLimits
 from varuna_core.records.runfolder import RunFolder
@@ -196,7 +196,7 @@ class MachinesScheduler(LocalScheduler):
 
 def find_state_file(run: RunFolder, job: str) -> Path | None:
     """The state file of a job of this run."""
-    found = sorted(run.path.glob("local*.json"))
+    found = run.local_states()
     return next((path for path in found if _read_file(path).get("job") == job), None)
 
 
@@ -241,7 +241,7 @@ def judge_state(state: dict[str, Any]) -> SchedulerJob:
         nodes=tuple(expand_nodes(str(state.get("nodes", "")))),
         reason_text=reason,
         restarts=int(state.get("restarts", 0)),
-        code=int(code) if code.isdecimal() else None,
+        code=as_whole(code),
         end_cause=cause or END_CAUSES.get(parse_name(word)),
     )
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.known import Evidence, Known, NotKnown, Value
+from varuna_core.records.files import as_whole
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers.job import (
     END_CAUSES,
@@ -215,7 +216,7 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
                 nodes=nodes,
                 reason=reason,
                 comment="" if comment == "(null)" else comment,
-                restarts=int(restarts) if restarts.isdecimal() else 0,
+                restarts=as_whole(restarts) or 0,
                 start=start,
                 left=parse_left(left, "squeue"),
                 limit=parse_left(limit, "squeue"),

@@ -10,6 +10,7 @@ import os
 import re
 from dataclasses import replace
 
+from varuna_core.records.files import as_whole
 from vjob.jobs.errors import UncertainError
 from vjob.jobs.schedulers import broker
 from vjob.jobs.schedulers.base import FLOOR_S, SELDOM_S
@@ -64,7 +65,7 @@ def ask_slurm_job(word: str) -> ForeignJob | None:
 
 def _read_place(part: JobPart) -> tuple[int, int]:
     _, _, index = part.info.id.partition("_")
-    return part.info.component, int(index) if index.isdecimal() else 0
+    return part.info.component, as_whole(index) or 0
 
 
 def parse_parts(text: str) -> list[JobPart]:
@@ -135,7 +136,7 @@ def expand_pattern(path: str, part: JobPart) -> str:
         return path if path.startswith("/") else os.path.join(part.work_dir, path)
     job, _, index = part.info.id.partition("_")
     nodes = part.info.nodes
-    task = int(index) if index.isdecimal() else None
+    task = as_whole(index)
     known = {
         "%": "%",
         "A": job if task is not None else part.raw_id,
@@ -189,7 +190,7 @@ def parse_sacct_parts(text: str) -> list[JobPart]:
                 ),
                 raw_id=cells[1],
                 user=cells[6],
-                uid=int(cells[7]) if cells[7].isdecimal() else None,
+                uid=as_whole(cells[7]),
                 queue=cells[8],
                 submitted=slurm.parse_date(cells[9]),
                 started=slurm.parse_date(cells[10]),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, Optional
 
 from varuna_core.agent.track.points import Point
-from varuna_core.records.files import expect_types, read_json, write_json
+from varuna_core.records.files import make, read_json, write_json
 
 REPEATED = "repeated/"
 
@@ -61,11 +61,7 @@ class Cursor:
 
 def read_cursor(path: Path) -> Cursor:
     """A new one where the file is missing, torn or of another version."""
-    value = read_json(path)
-    try:
-        return expect_types(Cursor(**value)) if isinstance(value, dict) else Cursor()
-    except TypeError:
-        return Cursor()
+    return make(Cursor, read_json(path)) or Cursor()
 
 
 def write_cursor(path: Path, cursor: Cursor) -> None:

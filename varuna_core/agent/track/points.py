@@ -11,7 +11,6 @@ no others are read for them.
 from __future__ import annotations
 
 import heapq
-import json
 import re
 import sys
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
-from varuna_core.records.files import as_number, read_json
+from varuna_core.records.files import as_number, parse_object, read_json
 from varuna_core.records.logs.progress import NO_STEP, read_pattern, split_tag
 from varuna_core.records.logs.steps import StepReader, StepReading
 from varuna_core.records.logs.tail import Follower
@@ -272,14 +271,14 @@ class AttemptPoints:
 
     def _read_samples(self, host: str, final: bool) -> Iterator[Item]:
         for text in self._samples[host].read(final=final):
-            sample = _parse_object(text)
+            sample = parse_object(text)
             moment = as_number(sample.get("time"))
             if moment is not None:
                 yield moment, host, sample
 
     def _read_events(self, name: str, final: bool) -> Iterator[Item]:
         for text in self._events[name].read(final=final):
-            event = _parse_object(text)
+            event = parse_object(text)
             moment = as_number(event.get("time"))
             if moment is not None:
                 yield moment, "", event
@@ -377,15 +376,6 @@ class AttemptPoints:
 def count_values(point: Point) -> int:
     """Weight of a point in a bounded list: one more than its values."""
     return 1 + len(point.values)
-
-
-def _parse_object(text: str) -> Dict[str, Any]:
-    """Parse a line of JSON; empty if it is torn or no object."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _find_sizes(

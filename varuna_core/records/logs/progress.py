@@ -22,7 +22,6 @@ that are read or praised, bars of anything else than steps. Pure, and no line ma
 from __future__ import annotations
 
 import functools
-import json
 import math
 import os
 import re
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Match, Optional, Pattern, Sequence, Tuple
 
 from varuna_core.facts.catalogue import patterns
+from varuna_core.records.files import parse_json
 from varuna_core.records.logs.training_log import (
     LABELS,
     UNITS_MS,
@@ -535,10 +535,7 @@ def _read_object(text: str) -> Optional[Dict[str, Any]]:
     body = text[text.index("{") :].strip()
     if not body.endswith("}") or '"' not in body:
         return None
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    value = parse_json(body)
     return value if isinstance(value, dict) else None
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import List, Optional
 
-from varuna_core.records.files import open_file, read_json
+from varuna_core.records.files import list_files, open_file, read_json
 from varuna_core.records.logs.tail import last_lines, show_lines
 from varuna_core.records.plan import Plan
 from varuna_core.records.runfolder import AttemptFolder
@@ -76,5 +76,5 @@ def locate_output(attempt: AttemptFolder, plan: Optional[Plan], rank: int, kind:
 
 def list_outputs(attempt: AttemptFolder) -> List[Path]:
     """All that ranks printed: the logs of nodes, or in run folders of before of ranks."""
-    own = sorted(attempt.rank_log(0, "out").parent.glob("*.out"))
-    return own or sorted(attempt.path.glob("*.out"))
+    own = list_files(attempt.rank_log(0, "out").parent, "*.out")
+    return own or list_files(attempt.path, "*.out")

@@ -1,0 +1,29 @@
+"""The resolved conf in a run folder, whoever owns it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from varuna_core.records.files import read_text
+from varuna_core.records.runfolder import RunFolder
+
+MOST_BYTES = 1 << 20
+"""Of a resolved conf; a larger file is none of ours, and takes long to read."""
+
+
+def read_resolved(run: RunFolder) -> dict[str, Any]:
+    """The conf as it was submitted, its secrets hidden; empty where it cannot be read."""
+    try:
+        return parse_resolved(read_text(run.resolved, most=MOST_BYTES))
+    except (OSError, UnicodeDecodeError):
+        return {}
+
+
+def parse_resolved(text: str) -> dict[str, Any]:
+    import yaml  # a run of a built-in program needs none of it
+
+    try:
+        value = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
