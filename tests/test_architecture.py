@@ -323,6 +323,7 @@ WITHOUT_A_BUDGET = {
     "jobs/api/job.py": "a pickle of the caller's own, refused of others",
     "jobs/conf/starters.py": "files of vjob itself",
     "reports/page/html.py": "files of vjob itself",
+    "varuna_core/hang/flight.py": "a pickle of plain values alone, of a text with a budget",
     "varuna_core/records/logs/step_counts.py": "a rank's own counter of a fixed size, and /proc",
     "varuna_core/records/logs/trace.py": "it opens what it writes",
 }
@@ -334,7 +335,7 @@ def _list_reads(path: Path) -> Iterator[str]:
         if not isinstance(node, ast.Call):
             continue
         text = ast.unparse(node)
-        name, _, _ = text.partition("(")
+        name = ast.unparse(node.func)
         owner, _, called = name.rpartition(".")
         is_writer = any(mark in text for mark in ("'a'", "'wt'", "O_CREAT", "O_DIRECTORY"))
         is_own = "dumps(" in text or "render_" in text or owner in ("files", "self", "webbrowser")

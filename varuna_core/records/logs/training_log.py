@@ -26,6 +26,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Collection, Dict, Mapping, Optional, Sequence, Tuple
 
+from varuna_core.records.files import as_whole
+
 TAG = r"(?:\d{1,9}: |\[[^\]\n]{1,40}\]:[ ]?)?"
 """What stands before a line of a merged log: `3: ` of ours and srun's, `[rank3]:` of torchrun."""
 ITERATION_MARK = b"iteration "
@@ -304,7 +306,8 @@ def list_missing_nodes(printed: Sequence[Collection[str]], num_nodes: int) -> Tu
 
     None are known to be missing where a log does not say whose it is, or is the only one.
     """
-    found = {int(rank) for own in printed for rank in own if rank.isascii() and rank.isdecimal()}
+    numbers = {as_whole(rank) for own in printed for rank in own}
+    found = {number for number in numbers if number is not None}
     if len(printed) < 2 or not all(printed) or max(found, default=num_nodes) >= num_nodes:
         return ()
     return tuple(rank for rank in range(num_nodes) if rank not in found)
