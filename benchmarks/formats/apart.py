@@ -2,263 +2,280 @@
 
 from __future__ import annotations
 
-import math
-
-from benchmarks.formats.log import Log, render_span, render_tqdm
+from benchmarks.formats.log import Log, render_span
 from benchmarks.formats.model import Count, Truth, program
 
 
-@program("NVIDIA/tacotron2", "train.py", "Train loss {} {:.6f} Grad Norm")
-def tacotron2(log: Log) -> Truth:
-    """The step stands behind the word loss; a validation line has the same words."""
-    last, loss, val = log.pick(700, 1900), 0.0, 0.0
-    log.out("Epoch: 0")
-    for at in log.steps(last, 1, 0, 0.7):
-        loss = log.loss(at / 3000, 6)
-        log.out(f"Train loss {at} {loss:.6f} Grad Norm {log.near(1.3):.6f} {log.near(0.7):.2f}s/it")
-        if at and at % 500 == 0:
-            val = log.loss(at / 3000, 6)
-            log.out(f"Validation loss {at}: {val:9f}  ")
-    return Truth(steps=(last, last + 1), losses=(loss,), val_losses=(val,), epochs=(0, 1))
-
-
-@program("jik876/hifi-gan", "train.py", "Steps : {:d}, Gen Loss Total")
-def hifi_gan(log: Log) -> Truth:
-    last = log.pick(200, 900, 5)
-    size, loss = 203, 0.0
-    for at in log.steps(last, 5, 0, 0.4):
-        if at % size < 5:
-            log.out(f"Epoch: {at // size + 1}")
-        loss = log.loss(at / 2000, 3)
-        error = log.near(0.6)
-        log.out(
-            f"Steps : {at:d}, Gen Loss Total : {loss:4.3f}, Mel-Spec. Error : {error:4.3f}, "
-            f"s/b : {log.near(0.4):4.3f}"
-        )
-        if (at + 5) % size < 5:
-            log.out(f"Time taken for epoch {at // size + 1} is {round(log.near(82.0))} sec\n")
-    epoch = last // size + 1
-    return Truth(steps=(last, last + 1), losses=(loss,), epochs=(epoch, epoch - 1))
-
-
-@program("harvardnlp/annotated-transformer", "the_annotated_transformer.py", "Epoch Step: %6d")
-def annotated_transformer(log: Log) -> Truth:
-    """Step within the epoch and steps of the optimizer, which are a tenth."""
-    size, last, loss = 906, log.pick(81, 881, 40), 0.0
+@program("dmlc/dgl", "examples/pytorch/graphsage/dist/train_dist.py", '"Part {} | Epoch {:05d} |')
+def dgl_dist(log: Log) -> Truth:
+    """Two ranks, each of which names its part of the graph; steps are those of the epoch."""
+    size, last, first, loss = 197, log.pick(20, 180, 20), 0.0, 0.0
     for epoch in (0, 1):
-        log.out(f"[GPU0] Epoch {epoch} Training ====")
-        for at in log.steps(last if epoch == 1 else 881, 40, 1, 0.1):
-            loss = round(log.loss((epoch * size + at) / 3000), 2)
-            log.out(
-                f"Epoch Step: {at:6d} | Accumulation Step: {at // 10 + 1:3d} | Loss: {loss:6.2f} "
-                f"| Tokens / Sec: {log.near(2900.0):7.1f} | Learning Rate: {at * 5e-7:6.1e}"
-            )
+        for at in log.steps(last if epoch == 1 else 180, 20, 0, 0.1):
+            for rank in (0, 1):
+                loss = log.loss((epoch * size + at) / 900)
+                log.out(
+                    f"Part {rank} | Epoch {epoch:05d} | Step {at:05d} | Loss {loss:.4f} | Train "
+                    f"Acc {log.near(0.6):.4f} | Speed (samples/sec) {log.near(9100.0):.4f} | GPU "
+                    f"{log.near(880.0):.1f} MB | time {log.near(0.1):.3f} s",
+                    rank,
+                )
+                if rank == 0:
+                    first = loss
         if epoch == 0:
-            log.out(f"[GPU0] Epoch {epoch} Validation ====")
-            log.wait(20.0)
-            log.out(f"({log.loss(0.3)}, <the_annotated_transformer.TrainState object>)")
+            log.out("Part 0, Epoch Time(s): 21.2043, sample+data_copy: 9.1203, forward: 3.2")
+    return Truth(steps=(size + last, size + last + 1), losses=(first, loss), epochs=(1,))
+
+
+@program("openai/baselines", "baselines/deepq/deepq.py", 'logger.record_tabular("% time spent')
+def baselines_deepq(log: Log) -> Truth:
+    """Steps of the environment and episodes in a box; no loss."""
+    last, steps = log.pick(100, 900, 10), 0
+    for at in log.steps(last, 10, 10, 0.6):
+        steps = at * 198 - at % 7
+        log.out(
+            "-" * 38 + f"\n| % time spent exploring  | {max(2, 98 - at // 10):<8} |\n"
+            f"| episodes                | {at:<8} |\n"
+            f"| mean 100 episode reward | {-log.near(150.0):<8.3g} |\n"
+            f"| steps                   | {steps:<8} |\n" + "-" * 38
+        )
+    return Truth(steps=(steps,), also=(Count((last,)),))
+
+
+@program("NVIDIA/DeepLearningExamples", "PyTorch/LanguageModeling/BERT/run_pretraining.py",
+         "def format_step(step)")  # fmt: skip
+def nvidia_bert(log: Log) -> Truth:
+    last, loss = log.pick(50, 900, 10), 0.0
+    log.out(
+        f"DLL {log.clock()}.120312 - PARAMETER num_steps_per_checkpoint : 200  max_steps : 7038.0"
+    )
+    for at in log.steps(last, 10, 10, 1.1):
+        loss = log.loss(at / 7038, 14)
+        log.out(
+            f"DLL {log.clock()}.512332 - Training Epoch: 0 Training Iteration: {at}  "
+            f"average_loss : {log.near(loss)}  step_loss : {loss}  learning_rate : "
+            f"{6e-3 * at / 7038}"
+        )
+    return Truth(steps=(last,), totals=(7038, None), losses=(loss,), epochs=(0,))
+
+
+@program("lucidrains/DALLE-pytorch", "train_dalle.py", "print(epoch, i, f'loss - {avg_loss")
+def dalle_pytorch(log: Log) -> Truth:
+    """Two bare numbers before the word loss."""
+    size, last, loss = 1310, log.pick(100, 1290, 10), 0.0
+    for epoch in (0, 1):
+        for at in log.steps(last if epoch == 1 else 1300, 10, 0, 0.4):
+            if at % 100 == 0:
+                log.out(f"{epoch} {at} sample_per_sec - {log.near(9.1)}")
+            loss = log.loss((epoch * size + at) / 4000, 12)
+            log.out(f"{epoch} {at} loss - {loss}")
+    return Truth(steps=tuple(range(size + last - 9, size + last + 2)), losses=(loss,), epochs=(1,))
+
+
+@program("google-research/vision_transformer", "vit_jax/train.py", "Step: {step}/{total_steps}")
+def vision_transformer(log: Log) -> Truth:
+    last, total = log.pick(300, 9000, 100), 10000
+    for at in log.steps(last, 100, 100, 0.2):
+        log.err(
+            f"I{log.clock('%m%d %H:%M:%S')}.123456 140001 train.py:229] Step: {at}/{total} "
+            f"{100 * at / total:.1f}%, img/sec/core: {log.near(70.0):.1f}, ETA: "
+            f"{(total - at) * 0.2 / 3600:.2f}h"
+        )
+        if at % 1000 == 0:
+            log.err(
+                f"I{log.clock('%m%d %H:%M:%S')}.223456 140001 train.py:260] Step: {at} Learning "
+                f"rate: 0.0299, Test accuracy: {log.near(0.9):.5f}, img/sec/core: 210.2"
+            )
+    return Truth(steps=(last,), totals=(total,))
+
+
+@program("karpathy/char-rnn", "train.lua", 'string.format("%d/%d (epoch %.3f), train_loss')
+def char_rnn(log: Log) -> Truth:
+    total, last, loss = 21150, log.pick(200, 2400), 0.0
+    for at in log.steps(last, 1, 1, 0.12):
+        loss = log.loss(at / total, 8)
+        log.out(
+            f"{at}/{total} (epoch {at / 423:.3f}), train_loss = {loss:6.8f}, grad/param norm = "
+            f"{log.near(0.004):6.4e}, time/batch = {log.near(0.12):.4f}s"
+        )
+        if at % 1000 == 0:
+            log.out("evaluating loss over split index 2")
+            for batch in range(1, 24):
+                log.out(f"{batch}/23...")
+                log.wait(0.1)
+            log.out("saving checkpoint to cv/lm_lstm_epoch2.36_1.9012.t7")
+    return Truth(steps=(last,), totals=(total,), losses=(loss,))
+
+
+@program("jcjohnson/torch-rnn", "train.lua", "'Epoch %.2f / %d, i = %d / %d, loss = %f'")
+def torch_rnn(log: Log) -> Truth:
+    total, last, loss, val = 17800, log.pick(200, 2400), 0.0, ()
+    log.out("Running in CPU mode")
+    for at in log.steps(last, 1, 1, 0.12):
+        loss = log.loss(at / total, 6)
+        log.out(f"Epoch {1 + at / 356:.2f} / 50, i = {at} / {total}, loss = {loss:.6f}")
+        if at % 1000 == 0:
+            val = (log.loss(at / total, 12),)
+            log.out(f"val_loss = \t{val[0]}\t")
+    return Truth(steps=(last,), totals=(total,), losses=(loss,), val_losses=val, num_epochs=50)
+
+
+@program("mozilla/DeepSpeech", "training/deepspeech_training/train.py", "' | Steps: '")
+def deepspeech(log: Log) -> Truth:
+    """A bar an epoch that names no total, and that of its validation."""
+    size, last, loss, val = 310, log.pick(20, 300), 0.0, 0.0
+    log.out("I STARTING Optimization")
+    for epoch in (0, 1):
+        begun = log.now_s
+        for at in log.steps(last if epoch == 1 else size, 1, 1, 0.4):
+            loss = log.loss((epoch * size + at) / 900, 6)
+            log.bar(
+                f"Epoch {epoch} |   Training | Elapsed Time: {render_span(log.now_s - begun)} | "
+                f"Steps: {at} | Loss: {loss:.6f}", "err",
+            )  # fmt: skip
+        log.err()
+        if epoch == 0:
+            begun = log.now_s
+            for at in log.steps(24, 1, 1, 0.2):
+                val = log.loss(0.4, 6)
+                log.bar(
+                    f"Epoch {epoch} | Validation | Elapsed Time: {render_span(log.now_s - begun)} "
+                    f"| Steps: {at} | Loss: {val:.6f} | Dataset: dev.csv", "err",
+                )  # fmt: skip
+            log.err()
+            log.out(f"I Saved new best validating model with loss {val:.6f} to: best_dev-{size}")
     return Truth(
-        steps=tuple(range(size + last - 25, size + last + 2)), losses=(loss,), epochs=(1, 2)
+        steps=(size + last, size + last - 1), losses=(loss,), val_losses=(val,), epochs=(1,)
     )
 
 
-@program("ikostrikov/pytorch-a2c-ppo-acktr-gail", "main.py", "Updates {}, num timesteps {}")
-def a2c_ppo(log: Log) -> Truth:
-    last = log.pick(200, 900, 10)
-    for at in log.steps(last, 10, 0, 1.2):
-        log.out(
-            f"Updates {at}, num timesteps {(at + 1) * 2048}, FPS {round(log.near(1650.0))} \n"
-            f" Last 10 training episodes: mean/median reward {at / 9:.1f}/{at / 8:.1f}, "
-            f"min/max reward {at / 12:.1f}/{at / 5:.1f}\n"
-        )
-    return Truth(steps=(last, last + 1), also=(Count(((last + 1) * 2048,)),))
-
-
-@program("eriklindernoren/PyTorch-GAN", "implementations/gan/gan.py", "[Epoch %d/%d] [Batch")
-def pytorch_gan(log: Log) -> Truth:
-    size, last = 938, log.pick(100, 900)
+@program("NVIDIA/apex", "examples/imagenet/main_amp.py", "'Epoch: [{0}][{1}/{2}]\\t'")
+def apex_imagenet(log: Log) -> Truth:
+    size, last, loss = 391, log.pick(10, 380, 10), 0.0
     for epoch in (0, 1):
-        for at in log.steps(last if epoch == 1 else size - 1, 1, 0, 0.05):
+        for at in log.steps(last if epoch == 1 else 390, 10, 10, 0.3):
+            loss = log.loss((epoch * size + at) / 2000, 10)
             log.out(
-                f"[Epoch {epoch}/200] [Batch {at}/{size}] [D loss: {log.loss(0.4, 6):f}] "
-                f"[G loss: {log.loss(0.3, 6):f}]"
+                f"Epoch: [{epoch}][{at}/{size}]\tTime {log.near(0.3):.3f} (0.302)\tSpeed "
+                f"{log.near(820.0):.3f} (815.212)\tLoss {loss:.10f} ({log.near(loss):.4f})\t"
+                f"Prec@1 {log.near(40.0):.3f} (38.112)\tPrec@5 {log.near(60.0):.3f} (58.002)"
             )
+        if epoch == 0:
+            for at in log.steps(40, 10, 10, 0.2):
+                log.out(
+                    f"Test: [{at}/49]\tTime {log.near(0.2):.3f} (0.203)\tSpeed 910.123 (899.120)\t"
+                    f"Loss {log.loss(0.2):.4f} (3.1021)\tPrec@1 41.211 (40.112)\tPrec@5 62.0 (61.2)"
+                )
+            log.out(" * Prec@1 40.112 Prec@5 61.200")
     return Truth(
-        steps=(size + last, size + last + 1), totals=(200 * size, None), epochs=(1,),
-        also=(Count((last, last + 1), (size,)),),
-    )  # fmt: skip
+        steps=(size + last, size + last + 1), totals=(None,), losses=(loss,), epochs=(1, 2)
+    )
 
 
-@program("carpedm20/DCGAN-tensorflow", "model.py", "[%8d Epoch:[%2d/%2d] [%4d/%4d] time")
-def dcgan_tensorflow(log: Log) -> Truth:
-    size, last, count = 1582, log.pick(200, 1500), 0
-    for epoch in (0, 1):
-        for at in log.steps(last if epoch == 1 else size - 1, 1, 0, 0.2):
-            count += 1
-            log.out(
-                f"[{count:8d} Epoch:[{epoch:2d}/25] [{at:4d}/{size:4d}] time: {log.now_s:4.4f}, "
-                f"d_loss: {log.loss(0.5, 8):.8f}, g_loss: {log.loss(0.4, 8):.8f}"
-            )
-    return Truth(
-        steps=(size + last, size + last + 1), totals=(25 * size, None), epochs=(1,),
-        also=(Count((last, last + 1), (size,)),),
-    )  # fmt: skip
-
-
-@program("zihangdai/xlnet", "train_gpu.py", "[{}] | gnorm {:.2f} lr {:8.6f}")
-def xlnet(log: Log) -> Truth:
-    last, loss = log.pick(4000, 9000, 500), 0.0
-    for at in log.steps(last, 500, 500, 0.3):
-        loss = round(log.loss(at / 20000), 2)
-        log.err(
-            f"I{log.clock('%m%d %H:%M:%S')}.120000 140012 train_gpu.py:311] [{at}] | gnorm "
-            f"{log.near(0.4):.2f} lr {0.000246:8.6f} | loss {loss:.2f} "
-            f"| pplx {math.exp(loss):>7.2f}, bpc {loss / math.log(2):>7.4f}"
-        )
+@program("nshepperd/gpt-2", "train.py", "[{counter} | {time:2.2f}] loss={loss:2.2f} avg=")
+def gpt2_finetune(log: Log) -> Truth:
+    last, loss = log.pick(60, 900), 0.0
+    log.out("Loading dataset...\ndataset has 338025 tokens\nTraining...")
+    for at in log.steps(last, 1, 1, 0.9):
+        loss = round(log.loss(at / 1000), 2)
+        log.out(f"[{at} | {log.now_s:2.2f}] loss={loss:2.2f} avg={log.near(loss):2.2f}")
+        if at % 100 == 0:
+            log.out("Generating samples...\n======== SAMPLE 1 ========\n and then 12 of them went.")
     return Truth(steps=(last,), losses=(loss,))
 
 
-@program("microsoft/LoRA", "examples/NLG/src/gpt2_ft.py", "| epoch {:3d} step {:>8d} |")
-def lora(log: Log) -> Truth:
-    """A step of all epochs, and a batch of this one."""
-    size, last, loss = 5258, log.pick(600, 4800, 100), 0.0
-    for epoch in (1, 2):
-        for at in log.steps(last if epoch == 2 else 5200, 100, 100, 0.12):
-            done = (epoch - 1) * size + at
-            loss = round(log.loss(done / 20000), 2)
-            log.out(
-                f"| epoch {epoch:3d} step {done:>8d} | {at:>6d} batches | lr {0.0002:.3g} "
-                f"| ms/batch {log.near(118.0):5.2f} | loss {loss:5.2f} "
-                f"| avg loss {log.near(loss):5.2f} | ppl {math.exp(loss):5.2f}"
-            )
-    return Truth(steps=(size + last,), losses=(loss,), epochs=(2,), also=(Count((last,)),))
-
-
-@program("ibab/tensorflow-wavenet", "train.py", "step {:d} - loss = {:.3f}, (")
-def wavenet(log: Log) -> Truth:
-    last, loss = log.pick(150, 700), 0.0
-    for at in log.steps(last, 1, 0, 0.9):
-        loss = log.loss(at / 2000, 3)
-        log.out(f"step {at:d} - loss = {loss:.3f}, ({log.near(0.9):.3f} sec/step)")
-        if at % 50 == 0:
-            log.out("Storing checkpoint to ./logdir/train/2026-03-02T09-00-00 ... Done.")
-    return Truth(steps=(last, last + 1), losses=(loss,))
-
-
-@program("Kaixhin/Rainbow", "main.py", "'T = ' + str(T) + ' / ' + str(args.T_max)")
-def rainbow(log: Log) -> Truth:
-    """A bar of frames, and a line at each evaluation."""
-    total, last = 50_000_000, log.pick(300_000, 900_000)
-    for at in log.steps(last, 1000, 1000, 0.005):
-        log.bar(render_tqdm(at, total, at * 0.005))
-        if at % 100_000 == 0:
-            log.err()
-            log.out(
-                f"[{log.clock('%Y-%m-%dT%H:%M:%S')}] T = {at} / {total} | Avg. reward: "
-                f"{log.near(300.0)} | Avg. Q: {log.near(4.0)}"
-            )
-    last -= last % 1000
-    return Truth(
-        steps=(last,), totals=(total, None), also=(Count((last // 100_000 * 100_000,), (total,)),)
-    )
-
-
-@program("milesial/Pytorch-UNet", "train.py", "desc=f'Epoch {epoch}/{epochs}', unit='img'")
-def unet(log: Log) -> Truth:
-    """Images, not batches, in a bar of each epoch, with the time of each."""
-    size, last, loss = 4580, log.pick(800, 4200, 4), 0.0
-    for epoch in (1, 2):
-        for at in log.steps(last if epoch == 2 else size, 4, 4, 0.02):
-            loss = log.loss((epoch * size + at) / 20000, 3)
-            more = f"loss (batch)={loss}"
-            log.bar(render_tqdm(at, size, at * 0.02, f"Epoch {epoch}/5", "img", more))
-        log.err()
-        if epoch == 1:
-            log.err(f"INFO: Validation Dice score: {log.near(0.7)}")
-    images = size + last
-    return Truth(
-        steps=(images,), totals=(5 * size, None), losses=(loss,), epochs=(2,),
-        also=(Count((last,), (size,)), Count((last // 4,)), Count((images // 4,))),
-    )  # fmt: skip
-
-
-@program("PaddlePaddle/PaddleOCR", "tools/program.py", '"epoch: [{}/{}], global_step: {}, {}')
-def paddle_ocr(log: Log) -> Truth:
-    last, loss = log.pick(400, 1900, 10), 0.0
-    for at in log.steps(last, 10, 10, 0.6):
-        loss = log.loss(at / 4000, 6)
+@program("google-research/electra", "util/training_utils.py", '"{:}/{:} = {:.1f}%, SPS: {:.1f}')
+def electra(log: Log) -> Truth:
+    total, last, loss = 766000, log.pick(1000, 9000, 100), 0.0
+    for at in log.steps(last, 100, 100, 0.1):
+        loss = log.loss(at / 20000)
         log.out(
-            f"[{log.clock('%Y/%m/%d %H:%M:%S')}] ppocr INFO: epoch: [{1 + at // 700}/500], "
-            f"global_step: {at}, lr: 0.000980, acc: {log.near(0.4):.6f}, loss: {loss:.6f}, "
-            f"avg_reader_cost: {log.near(0.1):.5f} s, avg_batch_cost: {log.near(0.6):.5f} s, "
-            f"avg_samples: 128.0, ips: {log.near(210.0):.5f} samples/s, "
-            f"eta: {render_span(90000 - log.now_s)}"
+            f"{at}/{total} = {100 * at / total:.1f}%, SPS: {log.near(9.8):.1f}, ELAP: "
+            f"{int(log.now_s) // 60}:{int(log.now_s) % 60:02d}, ETA: 20:11:02 - loss: {loss:.4f}"
         )
-    return Truth(steps=(last,), losses=(loss,), epochs=(1 + last // 700,))
+    return Truth(steps=(last,), totals=(total,), losses=(loss,))
 
 
-@program("jadore801120/attention-is-all-you-need-pytorch", "train.py", "{header:12} ppl: {ppl: 8")
-def attention(log: Log) -> Truth:
-    """A bar of an epoch, then a block."""
-    size, last = 227, log.pick(30, 210)
-    for epoch in (0, 1, 2):
-        log.out(f"[ Epoch {epoch} ]")
-        for at in log.steps(last if epoch == 2 else size, 1, 1, 0.3):
-            log.bar(render_tqdm(at, size, at * 0.3, "  - (Training)   "))
-        log.err()
-        if epoch < 2:
-            log.out(
-                f"  - (Training)   ppl: {log.near(90.0): 8.5f}, accuracy: {log.near(40.0):3.3f} "
-                f"%, lr: {0.0004: 8.5f}, elapse: {1.1:3.3f} min"
-            )
-            for at in log.steps(8, 1, 1, 0.2):
-                log.bar(render_tqdm(at, 8, at * 0.2, "  - (Validation) "))
-            log.err()
-            log.out(
-                f"  - (Validation) ppl: {log.near(80.0): 8.5f}, accuracy: {log.near(42.0):3.3f} "
-                f"%, lr: {0.0004: 8.5f}, elapse: {0.03:3.3f} min"
-            )
-    return Truth(steps=(2 * size + last,), also=(Count((last,), (size,)),), epochs=(2, 3))
+@program("facebookresearch/XLM", "xlm/trainer.py", 's_iter = "%7i - " % self.n_total_iter')
+def xlm(log: Log) -> Truth:
+    """A logger's time since the start, then the iteration without a word."""
+    last, loss = log.pick(50, 900, 5), 0.0
+    log.err(f"INFO - {log.clock('%m/%d/%y %H:%M:%S')} - 0:00:00 - ==== Starting epoch 0 ... ====")
+    for at in log.steps(last, 5, 5, 0.5):
+        loss = round(log.loss(at / 1000), 4)
+        log.err(
+            f"INFO - {log.clock('%m/%d/%y %H:%M:%S')} - {render_span(log.now_s)} - {at:7d} - "
+            f"{log.near(120.0):7.2f} sent/s - {log.near(31000.0):8.2f} words/s - MLM-en: "
+            f"{loss:7.4f} -  - model LR: {1e-4:.4e}"
+        )
+    return Truth(steps=(last,), losses=(loss,), epochs=(0,))
 
 
-@program("EleutherAI/gpt-neox", "megatron/logging.py", '"samples/sec: {:.3f}"')
-def gpt_neox(log: Log) -> Truth:
-    """Megatron's line with a rate before it."""
-    last, total, loss = log.pick(300, 2000, 10), 320000, 0.0
-    for at in log.steps(last, 10, 10, 0.9):
-        loss = log.loss(at / 10000, 6)
+@program("NVIDIA/waveglow", "train.py", 'print("{}:\\t{:.9f}".format(iteration, reduced_loss))')
+def waveglow(log: Log) -> Truth:
+    """A number, a colon and the loss, which is negative."""
+    last, loss = log.pick(60, 1800), 0.0
+    log.out("Epoch: 0")
+    for at in log.steps(last, 1, 0, 0.7):
+        loss = -log.loss(at / 3000, 9)
+        log.out(f"{at}:\t{loss:.9f}")
+        if at and at % 1000 == 0:
+            log.out(f"Saving model and optimizer state at iteration {at} to ckpt/waveglow_{at}")
+            log.out("Epoch: 1")
+    return Truth(steps=(last, last + 1), losses=(loss,), epochs=(last // 1000,))
+
+
+@program("facebookresearch/dlrm", "dlrm_s_pytorch.py", '"Finished {} it {}/{} of epoch {}, {:.2f}')
+def dlrm(log: Log) -> Truth:
+    size, last, loss = 30690, log.pick(1024, 29000, 1024), 0.0
+    log.out("time/loss/accuracy (if enabled):")
+    for at in log.steps(last, 1024, 1024, 0.01):
+        loss = log.loss(at / size, 6)
         log.out(
-            f" samples/sec: {log.near(31.0):.3f} | iteration {at:8d}/{total:8d} | elapsed time "
-            f"per iteration (ms): {log.near(900.0):.1f} | learning rate: 6.000E-04 | approx flops "
-            f"per GPU: 61.2TFLOPS | lm_loss: {loss:.6E} | loss scale: 65536.0 | number of skipped "
-            f"iterations:   0 | number of nan iterations:   0 |"
+            f"Finished training it {at}/{size} of epoch 0, {log.near(10.1):.2f} ms/it, loss "
+            f"{loss:.6f}"
         )
-    return Truth(steps=(last,), totals=(total,), losses=(round(loss, 6),))
+        if at % 10240 == 0:
+            log.out(f"Testing at - {at}/{size} of epoch 0,\n accuracy 77.012 %, best 77.012 %")
+    return Truth(steps=(last,), totals=(size, None), losses=(loss,), epochs=(0,))
 
 
-@program("tensorflow/estimator", "python/estimator/basic_session_run_hooks.py", '"loss = %s, step')
-def tf_estimator(log: Log) -> Truth:
-    last, loss = log.pick(900, 6000, 100), 0.0
-    for at in log.steps(last, 100, 0, 0.09):
+@program("DeepGraphLearning/KnowledgeGraphEmbedding", "codes/run.py",
+         "'%s %s at step %d: %f' % (mode, metric")  # fmt: skip
+def kge(log: Log) -> Truth:
+    """A line for each part of the loss, then one for the loss."""
+    last, loss = log.pick(300, 9000, 100), 0.0
+    log.err(f"{log.clock()} INFO     Start Training...")
+    for at in log.steps(last, 100, 100, 0.05):
         loss = log.loss(at / 20000, 6)
-        if at:
-            log.err(f"INFO:tensorflow:global_step/sec: {log.near(11.0):.5g}")
-        took = f" ({log.near(9.0):.3f} sec)" if at else ""
-        log.err(f"INFO:tensorflow:loss = {loss}, step = {at}{took}")
-        if at % 1000 == 0:
-            log.err(f"INFO:tensorflow:Saving checkpoints for {at} into /tmp/m/model.ckpt.")
-    return Truth(steps=(last, last + 1), losses=(loss,))
+        for name in ("positive_sample_loss", "negative_sample_loss", "loss"):
+            value = loss if name == "loss" else log.near(loss)
+            log.err(f"{log.clock()} INFO     Training average {name} at step {at}: {value:f}")
+        if at % 5000 == 0:
+            log.err(f"{log.clock()} INFO     Evaluating on Valid Dataset...")
+            for done in range(0, 2000, 1000):
+                log.err(f"{log.clock()} INFO     Evaluating the model... ({done}/2204)")
+            log.err(f"{log.clock()} INFO     Valid MRR at step {at}: {log.near(0.3):f}")
+    return Truth(steps=(last,), totals=(None,), losses=(loss,))
 
 
-@program("XPixelGroup/BasicSR", "basicsr/utils/logger.py", "[epoch:{epoch:3d}, iter:{current_iter")
-def basicsr(log: Log) -> Truth:
-    """Thousands with commas, and a loss of pixels alone."""
-    last, total = log.pick(1000, 9000, 100), 300_000
-    log.out(f"{log.stamp()} INFO: Training statistics:\n\tTotal epochs: 98; iters: {total}.")
-    for at in log.steps(last, 100, 100, 0.3):
-        log.out(
-            f"{log.stamp()} INFO: [101_E..][epoch:{at // 3078:3d}, iter:{at:8,d}, "
-            f"lr:(2.000e-04,)] [eta: 1 day, 1:02:40, time (data): {log.near(0.3):.3f} "
-            f"({log.near(0.01):.3f})] l_pix: {log.loss(at / 20000) / 100:.4e} "
-        )
-    return Truth(steps=(last,), totals=(total, None), epochs=(last // 3078, last // 3078 + 1))
+@program("zhouhaoyi/Informer2020", "exp/exp_informer.py", '"\\titers: {0}, epoch: {1} | loss: {2')
+def informer(log: Log) -> Truth:
+    """A line of the epoch names losses of three parts of the data behind a number of steps."""
+    size, last, loss, val = 265, log.pick(100, 200, 100), 0.0, 0.0
+    for epoch in (1, 2):
+        for at in log.steps(last if epoch == 2 else 200, 100, 100, 0.06):
+            loss = log.loss((epoch * size + at) / 2000, 7)
+            log.out(f"\titers: {at}, epoch: {epoch} | loss: {loss:.7f}")
+            log.out(f"\tspeed: {log.near(0.06):.4f}s/iter; left time: {log.near(90.0):.4f}s")
+        if epoch == 1:
+            val = log.loss(0.4, 7)
+            log.out(f"Epoch: {epoch} cost time: {log.near(16.0)}")
+            log.out(
+                f"Epoch: {epoch}, Steps: {size} | Train Loss: {log.loss(0.2, 7):.7f} Vali Loss: "
+                f"{val:.7f} Test Loss: {log.loss(0.4, 7):.7f}"
+            )
+            log.out("Validation loss decreased (inf --> 0.671234).  Saving model ...")
+    return Truth(
+        steps=(size + last,), losses=(loss,), val_losses=(val,), epochs=(1, 2)
+    )  # fmt: skip

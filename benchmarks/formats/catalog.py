@@ -13,6 +13,7 @@ from benchmarks.formats import (
     generative,
     language,
     met_later,
+    met_once,
     negatives,
     reinforcement,
     small,
@@ -31,6 +32,7 @@ PROGRAMS: tuple[ModuleType, ...] = (
     classic,
     small,
     met_later,
+    met_once,
 )
 
 

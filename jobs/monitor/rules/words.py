@@ -506,8 +506,8 @@ def _healthy(values: Values) -> str:
     pace = f", {values['step_s']:.3g} s a step" if _is_known(values["step_s"]) else ""
     tail = _time(values, "left_s", ", {} left")
     if _is_known(values.get("limit_left_s")):
-        needed, left = format_duration(values["left_s"]), format_duration(values["limit_left_s"])
-        tail = f"; it will not finish: it needs {needed}, and its time limit ends it in {left}"
+        needed, left = format_duration(values["left_s"]), _until(values["limit_left_s"])
+        tail = f"; it will not finish: it needs {needed}, and its time limit ends it {left}"
         tail += _checkpoint(values)
     if values["is_early"]:
         limit = format_duration(values["limit_s"])
@@ -574,9 +574,12 @@ def _preempted(values: Values) -> str:
 
 
 def _time_limit_near(values: Values) -> str:
-    left = format_duration(values["left_s"])
     needed = _time(values, "needed_s", ", and at its pace it needs {} more")
-    return f"the time limit ends it in {left}{needed}{_checkpoint(values)}"
+    return f"the time limit ends it {_until(values['left_s'])}{needed}{_checkpoint(values)}"
+
+
+def _until(seconds: float) -> str:
+    return f"in {format_duration(seconds)}" if seconds > 0 else "at any moment"
 
 
 def _checkpoint(values: Values) -> str:

@@ -47,6 +47,8 @@ ALIASES = {
 
 
 NOT_IN_ACCOUNTING = NotKnown("accounting does not tell it")
+PASSED = "INVALID"
+"""squeue's time left of a job that goes on after its limit."""
 NO_NODES = ("", "(null)", "None", "None assigned")
 _NO_OUTPUT = re.compile(r"RaisedSignal:53\b")
 """How slurmd spells that it could not make the output file: its error 4021 & 127."""
@@ -218,7 +220,7 @@ def parse_squeue_output(text: str) -> list[SchedulerJob]:
                 comment="" if comment == "(null)" else comment,
                 restarts=as_whole(restarts) or 0,
                 start=start,
-                left=parse_left(left, "squeue"),
+                left=parse_left("0:00" if left.strip() == PASSED else left, "squeue"),
                 limit=parse_left(limit, "squeue"),
                 end=end,
                 preempted=preempted,

@@ -118,6 +118,27 @@ def test_where_an_epoch_has_steps_that_were_not_printed_only_epochs_are_known() 
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("epochs", "steps", "told"),
+    [
+        ((0, 1), (1, 41), [("step", 1), ("step", 41), ("epoch", 1), ("epoch", 1)]),
+        ((0, 1), (0, 1), [("step", 0), ("step", 1), ("step", 2), ("step", 3)]),
+        ((0, 0), (1, 41), [("step", 1), ("step", 41), ("step", 1), ("step", 41)]),
+    ],
+)
+def test_a_line_may_name_the_epoch_of_the_steps_below_it(
+    epochs: tuple[int, ...], steps: tuple[int, ...], told: list[tuple[str, int]]
+) -> None:
+    """Step 321 of the second epoch was told as step 321; the same epoch again is a restart."""
+    lines = [
+        line
+        for epoch in epochs
+        for line in (f"[GPU0] Epoch {epoch} Training", *(f"Step: {at} | Loss: 2.5" for at in steps))
+    ]
+    found = read((None, line) for line in lines)
+    assert [(one.line.unit, one.line.step) for one in found] == told
+
+
 def test_bars_of_each_epoch_are_counted_through() -> None:
     bars = [f"train: 1%|x| {at}/100 [00:05<01:30,  2.00it/s]" for at in (50, 100, 50, 100)]
     assert list_steps(bars) == [50, 100, 150, 200]
@@ -231,6 +252,12 @@ LOSSES = [
     ("update {0} | train/policy_loss -0.01 | train/loss 0.42 | grad 1.1", 0.42),
     ("step {0}/90 | training loss 0.42 | aux_loss 0.01", 0.42),
     ("round {0}/90 train iteration, lm loss: 0.42", 0.42),
+    ("Train loss {0} 0.42 Grad Norm 1.3 0.71s/it", 0.42),
+    ("Training average sample_loss at step {0}: 0.9\nTraining average loss at step {0}: 0.42", 0.42),
+    ("Minibatch loss at step {0}: 0.42\nMinibatch accuracy: 51.0%", 0.42),
+    ("Training Iteration: {0}  average_loss : 0.9  step_loss : 0.42  learning_rate : 1e-4", 0.42),
+    ("train step {0}/90 avg_loss: 0.9 loss: 0.42", 0.42),
+    ("train step {0}/90 avg_loss: 0.9", 0.9),
 ]  # fmt: skip
 
 

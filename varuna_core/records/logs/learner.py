@@ -21,7 +21,7 @@ from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from varuna_core.records.logs.progress import names_loss
+from varuna_core.records.logs.progress import names_loss, names_mean
 
 LEAST_READINGS = 3
 LEAST_WHOLE = 8
@@ -162,6 +162,13 @@ _LOSS = re.compile(
 )
 _UNIT_OF_LOSS = re.compile(r" {1,4}(?:[a-zA-Z]{1,20} ){0,2}loss, {0,4}", re.IGNORECASE)
 """Behind the number, as a unit: `5.96 avg loss, 0.001 rate`."""
+_LOSS_AT = re.compile(
+    r"(?:(loss)|nll|cost)(?: (?:at|after|of|for|in))?(?: (?:global )?(?:step|iter|iteration|update|"
+    r"batch))?\W{0,6}$",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"[\])]? ?[:=]? ?")
+"""The name of a loss before the counter, and text between the counter and the loss."""
 _NOT_TRAINED = re.compile(r"val|eval|test|dev|best", re.IGNORECASE)
 FILE = re.compile(
     rf"[\w/.+{_N}-]{{1,120}}\.(?:py|c|cc|cpp|cu|h|hpp|rs|go|js|o|so|a|txt|jsonl?|ya?ml|csv|tar|gz|zip|"
@@ -574,7 +581,8 @@ class Learner:
         shape, words = mask(text)
         ours, other = self._shapes.get(self._chosen), self._shapes.get((rank, shape))
         if ours is not None and other is not None and ours.counts_as(other):
-            return _find_loss(shape.split(_N), words)  # the same step in a line of its own
+            at = other.candidates[0].at  # the same step in a line of its own
+            return _find_loss(shape.split(_N), words, at)
         before = shape.partition(_N)[0]
         if len(words) != 1 or not _LOSS_ROW.fullmatch(before) or _NOT_TRAINED.search(before):
             return None
@@ -725,21 +733,31 @@ class Learner:
             total = self.said_epochs
         is_other = shape_text != shape.text
         is_evaluation = is_other and _EVALUATES.search(shape_text) is not None
-        loss = None if is_evaluation else _find_loss(shape_text.split(_N), words)
+        loss = None
+        if not is_evaluation:
+            loss = _find_loss(shape_text.split(_N), words, chosen.at)
         unit = "epoch" if is_epoch else "step"
         return [Counted(*line, int(value), total, epoch, num_epochs, unit, loss, is_evaluation)]
 
 
-def _find_loss(parts: List[str], words: List[str]) -> Optional[float]:
-    """A loss by whatever name, of a line whose numbers stand behind these parts."""
+def _find_loss(parts: List[str], words: List[str], counter: int) -> Optional[float]:
+    """A loss by whatever name, of a line whose numbers stand behind these parts. Where the number
+    behind the name is the counter, as in `Train loss 12 2.31`, the one behind it is the loss."""
+    mean = None
     for at, (part, word) in enumerate(zip(parts, words)):
-        named = _LOSS.search(part)
-        if named is not None and at and _UNIT_OF_LOSS.fullmatch(part):
-            word = words[at - 1]
-        is_part = named is not None and named.group(1) and not names_loss(part)
-        if named is not None and not is_part and not _NOT_TRAINED.search(part):
-            return _parse(word)
-    return None
+        named = (_LOSS_AT if at == counter else _LOSS).search(part)
+        if named is None or _NOT_TRAINED.search(part):
+            continue
+        if named.group(1) and not names_loss(part[: named.end(1)]):
+            continue
+        if at == counter:
+            is_next = at + 1 < len(words) and _BETWEEN.fullmatch(parts[at + 1])
+            return _parse(words[at + 1]) if is_next else None
+        number = _parse(words[at - 1] if at and _UNIT_OF_LOSS.fullmatch(part) else word)
+        if not names_mean(part):
+            return number
+        mean = number if mean is None else mean
+    return mean
 
 
 def _are_same(one: _Shape, first: _Candidate, two: _Shape, second: _Candidate) -> bool:

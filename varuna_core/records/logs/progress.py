@@ -112,12 +112,14 @@ _AFTER = re.compile(
 )
 """Of an evaluation, or of all steps once the training is over."""
 _EVALUATED = re.compile(
-    r"\b(train|eval|valid|val|validation|test|dev)[_ /-]?((?:\w{1,20}_)?"
-    rf"(?:loss|ppl|perplexity|acc(?:uracy)?|error|time))['\"]?\s{{0,9}}[:=]?\s{{0,9}}['\"]?{_NUMBER}",
+    r"\b(train|eval|valid|vali|val|validation|test|dev)[_ /-]?((?:\w{1,20}_)?"
+    r"(?:loss|ppl|perplexity|acc(?:uracy)?|error|time))['\"]?(?: {1,9}\d{1,15}(?=: {1,9}[-+.\d]))?"
+    rf"\s{{0,9}}[:=]?\s{{0,9}}['\"]?{_NUMBER}",
     re.IGNORECASE,
 )
-"""The names under which an evaluation gives what it measured; of `train` only beside another."""
-_SPLITS = {"valid": "val", "validation": "val"}
+"""The names under which an evaluation gives what it measured; of `train` only beside another. A
+step may stand between the name and a colon."""
+_SPLITS = {"vali": "val", "valid": "val", "validation": "val"}
 
 # How trainers spell what a step has.
 
@@ -138,6 +140,9 @@ _NAME_OF_LOSS = re.compile(
     r"(?:(?<![a-z])([a-z]{1,30})[_ .-])?(?<![a-z])(?:train)?loss((?:/[a-z]{1,20}){0,3})"
     r"['\"]?\W{0,9}\Z",
     re.IGNORECASE,
+)
+_MEAN = re.compile(
+    r"(?<![a-z])(?:avg|average|mean|running|smooth(?:ed)?)[_ .-]loss['\"]?\W{0,9}\Z", re.IGNORECASE
 )
 MOST_NAME = 80
 _NORM = re.compile(rf"(?:grad[_ ]?norm|global_norm|gnorm){_BETWEEN}{_NUMBER}", re.IGNORECASE)
@@ -650,11 +655,22 @@ def names_loss(before: str) -> bool:
     return all(word.lower() in _WHOLE for word in words if word)
 
 
+def names_mean(before: str) -> bool:
+    """True if the text up to a number names a mean over several steps."""
+    return _MEAN.search(before[-MOST_NAME:]) is not None
+
+
 def _find_loss(text: str) -> Optional[float]:
+    """The loss of a step; one that is a mean of several only where the line has no other."""
+    mean = None
     for match in _LOSS.finditer(text):
-        if names_loss(text[: match.start()] + match.group().partition("oss")[0] + "oss"):
-            return _parse_number(match.group(match.lastindex or 0))
-    return None
+        before = text[: match.start()] + match.group().partition("oss")[0] + "oss"
+        if names_loss(before):
+            number = _parse_number(match.group(match.lastindex or 0))
+            if not names_mean(before):
+                return number
+            mean = number if mean is None else mean
+    return mean
 
 
 def _find_time_ms(text: str, low: str) -> Optional[float]:

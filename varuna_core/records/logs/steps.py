@@ -92,7 +92,7 @@ _OF_OTHERS = re.compile(r"[^\d%]{0,80}[a-zA-Z]{3}[^\d%]{0,80}\d{1,3}%\|")
 _STATE = (
     "strength", "num_steps", "_last", "_rank", "_raw", "_base", "_epoch", "_num_epochs",
     "_is_new_epoch", "_anchor", "_has_losses", "_is_untrained", "_is_lost", "_by", "_spent_ms",
-    "trains", "unit", "_first_epoch", "_is_cut", "_num_pairs", "_aside", "_is_through",
+    "trains", "unit", "_first_epoch", "_is_cut", "_num_pairs", "_aside", "_is_through", "_heading",
 )  # fmt: skip
 
 
@@ -172,6 +172,8 @@ class StepReader:
         """Step and number of steps of a shorter loop, and how often it began."""
         self._is_through = False
         """Steps went on as the epoch grew, so that their total is that of all epochs."""
+        self._heading: Optional[int] = None
+        """Epoch that a line without a step named last."""
         self._learner = Learner(is_partial=is_partial)
         self._tables = Tables()
 
@@ -309,7 +311,7 @@ class StepReader:
             return None
         if not readings:
             if "poch" in text:
-                self._note_epoch(text)
+                self._note_epoch(text, rank)
             return None
         taken = [self._take_learned(one, rank) for one in readings]
         found = [reading for reading in taken if reading is not None]
@@ -392,13 +394,12 @@ class StepReader:
         """Return the epoch as a step of unit `epoch`: the number of steps in an epoch is not
         known."""
         is_first, self.num_steps = self.unit == "step", found.num_epochs
-        self._last = found.epoch
-        if found.epoch is None:
+        is_named = found.epoch is not None or self.strength != LINE
+        self._last = epoch = found.epoch if is_named else self._heading
+        if epoch is None:
             return None
         self.unit = "epoch"
-        line = replace(
-            found, step=found.epoch, num_steps=found.num_epochs, time_ms=None, unit="epoch"
-        )
+        line = replace(found, step=epoch, num_steps=found.num_epochs, time_ms=None, unit="epoch")
         return StepReading(line, at, is_first, None, EPOCHS)
 
     def _is_followed(self, rank: Optional[int], step: int) -> bool:
@@ -415,9 +416,14 @@ class StepReader:
         self._turns.clear()
         return True
 
-    def _note_epoch(self, text: str) -> None:
-        """`Epoch 2/3` above a bar."""
+    def _note_epoch(self, text: str, rank: Optional[int]) -> None:
+        """Note `Epoch 2/3` above a bar, or `Epoch 2` among lines that prove themselves: where their
+        steps fall after it, they are counted in each epoch."""
         found = parse_epoch(text)
+        if found is not None and (self.strength < LINE or rank == self._rank):
+            is_later = self._heading is None or found[0] > self._heading
+            self._is_new_epoch = self._is_new_epoch or (self.strength == LINE and is_later)
+            self._heading = found[0]
         if found is None or found[1] is None or not 0 <= found[0] <= found[1]:
             return
         if found[0] == 0 or (self._epoch is not None and self._num_epochs is None):

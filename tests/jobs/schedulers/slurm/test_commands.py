@@ -158,6 +158,8 @@ def test_the_time_left_stands_behind_any_comment() -> None:
     row = "12|N/A|N/A|RUNNING|a1|None|0|2026-01-02T03:04:05|{}|1-00:00:10|2-00:00:00|N/A|N/A|x|0|\n"
     (info,) = parse_squeue_output(row.format("odd|10:00"))
     assert (info.comment, info.left) == ("odd|10:00", parse_left("1-00:00:10", "squeue"))
+    (late,) = parse_squeue_output(row.format("").replace("1-00:00:10", "INVALID"))
+    assert isinstance(late.left, Value) and late.left.value == 0.0  # its limit has passed
     (info,) = parse_show_job_output(SHOW_JOB_22_05)
     assert isinstance(info.left, Value) and info.left.value == 298.0
 
