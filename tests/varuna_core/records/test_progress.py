@@ -164,8 +164,10 @@ def test_the_tag_tells_the_rank(line: str, rank: int | None, rest: str) -> None:
         ),
         ("step 60: val_loss 4.2 val_acc: 0.3", {"val": {"loss": 4.2, "acc": 0.3}}),
         ("Validation loss 500:  3.731311  ", {"val": {"loss": 3.731311}}),
-        ("Epoch: 1, Steps: 9 | Vali Loss: 2.7 Test Loss: 2.8",
-         {"val": {"loss": 2.7}, "test": {"loss": 2.8}}),
+        (
+            "Epoch: 1, Steps: 9 | Vali Loss: 2.7 Test Loss: 2.8",
+            {"val": {"loss": 2.7}, "test": {"loss": 2.8}},
+        ),
         ("iter 8 | validation perplexity 17.5", {"val": {"perplexity": 17.5}}),
         (
             "validation: eval_loss 2.5, test_acc=0.25",

@@ -253,7 +253,7 @@ LOSSES = [
     ("step {0}/90 | training loss 0.42 | aux_loss 0.01", 0.42),
     ("round {0}/90 train iteration, lm loss: 0.42", 0.42),
     ("Train loss {0} 0.42 Grad Norm 1.3 0.71s/it", 0.42),
-    ("Training average sample_loss at step {0}: 0.9\nTraining average loss at step {0}: 0.42", 0.42),
+    ("Training average aux_loss at step {0}: 0.9\nTraining average loss at step {0}: 0.42", 0.42),
     ("Minibatch loss at step {0}: 0.42\nMinibatch accuracy: 51.0%", 0.42),
     ("Training Iteration: {0}  average_loss : 0.9  step_loss : 0.42  learning_rate : 1e-4", 0.42),
     ("train step {0}/90 avg_loss: 0.9 loss: 0.42", 0.42),
