@@ -109,15 +109,16 @@ def char_rnn(log: Log) -> Truth:
 
 @program("jcjohnson/torch-rnn", "train.lua", "'Epoch %.2f / %d, i = %d / %d, loss = %f'")
 def torch_rnn(log: Log) -> Truth:
-    total, last, loss, val = 17800, log.pick(200, 2400), 0.0, ()
+    total, last, loss = 17800, log.pick(200, 2400), 0.0
+    vals: tuple[float, ...] = ()
     log.out("Running in CPU mode")
     for at in log.steps(last, 1, 1, 0.12):
         loss = log.loss(at / total, 6)
         log.out(f"Epoch {1 + at / 356:.2f} / 50, i = {at} / {total}, loss = {loss:.6f}")
         if at % 1000 == 0:
-            val = (log.loss(at / total, 12),)
-            log.out(f"val_loss = \t{val[0]}\t")
-    return Truth(steps=(last,), totals=(total,), losses=(loss,), val_losses=val, num_epochs=50)
+            vals = (log.loss(at / total, 12),)
+            log.out(f"val_loss = \t{vals[0]}\t")
+    return Truth(steps=(last,), totals=(total,), losses=(loss,), val_losses=vals, num_epochs=50)
 
 
 @program("mozilla/DeepSpeech", "training/deepspeech_training/train.py", "' | Steps: '")
