@@ -58,12 +58,12 @@ AGAINST = (
 Row = dict[str, Any]
 
 
-def run_block(
-    worlds: Worlds, seed: int, first: int, count: int, defect: str | None = None
+def run_draws(
+    worlds: Worlds, seed: int, numbers: Sequence[int]
 ) -> Iterator[tuple[int, Spec, Verdict]]:
-    drawn = draw_specs(count, seed, first)
-    for number, spec, verdict in worlds.run(drawn, defect):
-        yield first + number, spec, verdict
+    drawn = [spec for number in numbers for spec in draw_specs(1, seed, number)]
+    for place, spec, verdict in worlds.run(drawn):
+        yield numbers[place], spec, verdict
 
 
 def describe(number: int, spec: Spec, verdict: Verdict) -> Row:
@@ -95,13 +95,10 @@ def run(options: argparse.Namespace) -> list[Row]:
     done = {row["draw"] for row in rows}
     began = time.monotonic()
     with Worlds(options.at_once, options.hang_s) as worlds, kept.open("a") as out:
-        for first in range(0, options.draws, BLOCK):
-            count = min(BLOCK, options.draws - first)
-            if all(number in done for number in range(first, first + count)):
-                continue
-            for number, spec, verdict in list(run_block(worlds, options.seed, first, count)):
-                if number in done:
-                    continue
+        missing = [number for number in range(options.draws) if number not in done]
+        for first in range(0, len(missing), BLOCK):
+            numbers = missing[first : first + BLOCK]
+            for number, spec, verdict in list(run_draws(worlds, options.seed, numbers)):
                 row = describe(number, spec, verdict)
                 if verdict.is_failure:
                     smaller = make_smaller(worlds, spec, verdict) if options.shrink else spec
