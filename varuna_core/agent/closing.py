@@ -7,6 +7,7 @@ rank's 9, and 0 for a step that never launched.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -38,12 +39,14 @@ from varuna_core.records.files import is_listed, read_json
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import GroupPlan, NodePlan, Plan
 from varuna_core.records.record import append_event, read_events
-from varuna_core.records.requests import REQUEUE, read_stop, write_stop
+from varuna_core.records.requests import REQUEUE, read_signal, read_stop, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
 LANDING_S = 3.0
 """For files that were written elsewhere before srun returned to show up here."""
 POLL_S = 0.3
+CALLERS = ("batch-", "supervisor-")
+"""Beginnings of the keys of signals that came from the scheduler."""
 
 
 @dataclass
@@ -90,7 +93,7 @@ def close_attempt(
     why_not, again = continue_run(
         run, plan, scene.attempt, judged.outcome, called=called, left_s=left_s
     )
-    judged = judged.with_note(why_not)
+    judged = judged.with_note(why_not or _tell_call(scene, judged))
     _tell(scene, None, judged)
     if again is not None:
         said = f"attempt {again.number} starts in {again.wait_s:g} s on the same nodes"
@@ -98,6 +101,15 @@ def close_attempt(
     is_hang = judged.outcome.code == HUNG and plan.hang_do == "requeue"
     comes_again = is_requeue(scene.attempt) or (is_hang and not why_not)
     return Closed(choose_code(run, judged.outcome.code), again, comes_again)
+
+
+def _tell_call(scene: Scene, judged: Judgement) -> str:
+    """A note on ranks that exited 0 after the batch script was told to have them save."""
+    asked = read_signal(scene.attempt)
+    is_called = asked is not None and asked[0] == signal.SIGUSR1 and asked[1].startswith(CALLERS)
+    if judged.end.cause is not EndCause.COMPLETED or not is_called:
+        return ""
+    return "SIGUSR1, as before the time limit, had asked them to save and leave"
 
 
 def is_requeue(attempt: AttemptFolder) -> bool:

@@ -237,7 +237,7 @@ def _render_node(node: Node, now: float, *, is_over: bool) -> list[str]:
     words = []
     if node.ranks:
         first, last = node.ranks[0], node.ranks[-1]
-        words.append(f"ranks {first}-{last}" if first != last else f"ranks {first}")
+        words.append(f"ranks {first}-{last}" if first != last else f"rank {first}")
     if node.phase == "done" or (node.phase and not is_over):
         words.append(node.phase)
     alive = max(filter(None, (node.beat_at, node.log_at)), default=None)

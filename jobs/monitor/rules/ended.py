@@ -496,12 +496,19 @@ def done(snapshot: Snapshot) -> Verdict | None:
     how = how or (snapshot.outcome.reason if snapshot.outcome else "")
     # A job that tells of no steps has none to be counted.
     steps = step_values(snapshot) if snapshot.progress is not None else {}
+    is_saved = is_short(snapshot) and snapshot.checkpoint_step is not None
+    end = End(EndCause.CANCELLED)  # whoever left early goes on as whoever was told to
+    again = list_remedies(end, checkpoint_step=snapshot.checkpoint_step) if is_saved else ()
     return conclude(
         Health.DONE,
         "done",
-        {**steps, "how": how or NotKnown("no record and no outcome tells how")},
+        {
+            **steps,
+            "how": how or NotKnown("no record and no outcome tells how"),
+            "is_short": is_short(snapshot),
+        },
         details=(Finding("stopped early"),) if is_short(snapshot) else (),
-        remedies=show(snapshot, Target.REPORT),
+        remedies=(*again, *show(snapshot, Target.REPORT)),
         end=snapshot.end or snapshot.attempt_end or _find_good_end(snapshot),
     )
 

@@ -102,7 +102,8 @@ def time_limit_near(snapshot: Snapshot) -> Iterator[Finding]:
     if left_s is None or not is_live(snapshot):
         return
     needed_s = find_left_s(snapshot)
-    if left_s > LIMIT_NEAR_S and (needed_s is None or needed_s <= left_s):
+    most_s = left_s if left_s > LIMIT_NEAR_S else left_s / 2
+    if left_s > LIMIT_NEAR_S if needed_s is None else needed_s <= most_s:
         return
     needed: Known[float] = NotKnown("the pace or the number of steps is not known")
     if needed_s is not None:

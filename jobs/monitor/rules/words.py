@@ -213,7 +213,8 @@ def _no_room(values: Values) -> str:
 
 def _done(values: Values) -> str:
     after = f" after {_step(values)}" if "step" in values else ""
-    return join([f"it ended well{after}", values["how"] if _is_known(values["how"]) else ""], ": ")
+    ended = "it ended" if values.get("is_short") else "it ended well"
+    return join([f"{ended}{after}", values["how"] if _is_known(values["how"]) else ""], ": ")
 
 
 def _abandoned(values: Values) -> str:

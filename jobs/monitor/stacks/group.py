@@ -169,10 +169,13 @@ def render_stacks(found: Stacks, *, whole: bool = False) -> str:
     many = len(found.groups) != 1
     lines = [found.hang] if found.hang else []
     lines += [*found.queues] if found.hang else []
-    lines += [
-        f"{num_seen} of {found.world} ranks, {len(found.groups)} different "
-        f"stack{'s' if many else ''}{', the fewest ranks first' if many else ''}"
-    ]
+    if found.groups:
+        lines += [
+            f"{num_seen} of {found.world} ranks, {len(found.groups)} different "
+            f"stack{'s' if many else ''}{', the fewest ranks first' if many else ''}"
+        ]
+    else:
+        lines.append(f"no stack of the {found.world} ranks could be read")
     for group in found.groups:
         lines += ["", *_render_group(group, whole=whole)]
     if found.failed or found.silent:

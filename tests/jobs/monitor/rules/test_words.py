@@ -141,3 +141,9 @@ def test_the_document_has_findings_with_their_remedies() -> None:
     findings = json.loads(render_json(blind, judge(blind)))["verdict"]["findings"]
     assert findings[0]["values"]["step_s"]["value"] > 0
     assert findings[-1]["values"]["gpus"]["not_known"] == "no answer"
+
+
+def test_a_time_limit_that_leaves_room_is_no_remark() -> None:
+    short = with_points(healthy(), make_points([0.3] * 9), num_steps=20)
+    verdict = judge(with_state(short, "RUNNING", left_s=600.0))
+    assert not [one for one in (verdict.reason, *verdict.remarks) if "time limit" in one]

@@ -172,6 +172,8 @@ no answer: n2: gone"""
     assert (shown["groups"][0]["ranks"], shown["groups"][0]["nodes"]) == ([3], ["n0"])
     assert shown["silent_nodes"] == {"n2": "gone"}
     assert json.dumps(shown)
+    unseen = render_stacks(replace(found, groups=(), failed=()))
+    assert unseen == "no stack of the 9 ranks could be read\n\nno answer: n2: gone"
     hung = replace(found, hang="rank 3 did not come", queues=("rank 3 has not read 9 bytes",))
     assert render_stacks(hung).splitlines()[:3] == [
         "rank 3 did not come",
