@@ -36,6 +36,8 @@ class Fate(Enum):
     REFERENCE = "by reference"
 
 
+KEPT_COUNT = "train.checkpoint.keep"
+"""Goes with the folder: its default holds for a script too."""
 OF_PROGRAMS = ("model", "data", "train", "parallel")
 """Sections that describe the training: only a program can act on them."""
 ELSEWHERE = ("parallel.profile",)
@@ -153,6 +155,7 @@ def build_variables(conf: JobConf, written: Collection[str]) -> dict[str, str]:
     """The variables of the keys that a script's conf writes; a key that is null sets none."""
     if conf.program.kind not in OWN_MODEL:
         return {}
+    written = {*written, *(KEPT_COUNT for folder in written if folder == "train.checkpoint.folder")}
     values = {key: find_value(conf, key) for key in VARIABLES if key in written}
     return {
         VARIABLES[key]: str(int(value)) if isinstance(value, bool) else str(value)

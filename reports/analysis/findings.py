@@ -65,6 +65,11 @@ DOUBTFUL_NS = 1_000_000
 """Clocks that agree to within less are good enough."""
 
 
+def name_saves_key(job: Job) -> str:
+    """The key for how often a run saves; empty where the program decides that by itself."""
+    return "" if job.plan.program in OWN_PROGRAMS else "train.checkpoint.every"
+
+
 def list_gaps(job: Job, analysis: Analysis) -> Iterator[Finding]:
     """Missing traces and details, doubtful clocks, files that were not read whole."""
     is_own = job.plan.program in OWN_PROGRAMS  # the conf's keys for traces do not reach it
@@ -319,8 +324,8 @@ def _on_pipeline(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=measured,
         sentence=(
             f"Ranks idle {percent(measured)} of a step's pipeline; the same order takes "
-            f"{percent(ideal)} with these stage times and free messages, and {percent(even)} "
-            "with equal stages."
+            f"{percent(min(ideal, measured))} with these stage times and free messages, and "
+            f"{percent(even)} with equal stages."
         ),
         evidence=f"{where}: {many} micro-batches, {len(step.stage_work_s)} stages",
         key="train.global_batch_size or parallel.schedule" if even > MUCH_BUBBLE else "",
@@ -484,7 +489,7 @@ def _on_outliers(job: Job, analysis: Analysis) -> Iterator[Finding]:
             f"{in_units(worst.median_s)}{cause}."
         ),
         evidence="steps " + ", ".join(str(found.step) for found in analysis.outliers),
-        key={"checkpoint": "train.checkpoint.every", "data": "data"}.get(worst.kind, ""),
+        key={"checkpoint": name_saves_key(job), "data": "data"}.get(worst.kind, ""),
     )
 
 
@@ -600,7 +605,7 @@ def _on_goodput(job: Job, analysis: Analysis) -> Iterator[Finding]:
         weight=1 - (share.high if isinstance(share, Within) else share.value),
         sentence=sentence + ".",
         evidence=f"{restarts + 1} attempt{'s' if restarts else ''}, first start to last end",
-        key="train.checkpoint.every" if repeated > MUCH_BUBBLE * goodput.wall_s else "",
+        key=name_saves_key(job) if repeated > MUCH_BUBBLE * goodput.wall_s else "",
     )
 
 
@@ -828,8 +833,8 @@ def _on_saves(job: Job, analysis: Analysis) -> Iterator[Finding]:
         return
     every = job.training.checkpoint_every if job.training is not None else 0
     many = f"every {every} steps " if every else ""
-    key = "train.checkpoint.every"
-    if every:
+    key = name_saves_key(job)
+    if key and every:
         key += f": {_round_up(every * share / HELPFUL_SAVING)}"
     yield Finding(
         rule="saves",
@@ -926,7 +931,8 @@ def _on_restarts(job: Job, analysis: Analysis) -> Iterator[Finding]:
         sentence=f"{len(attempts) - 1} restarts cost {percent(lost / total)} of the time: starts, "
         f"steps done again, and the time until a fault was noticed.{why}",
         evidence=f"{len(attempts)} attempts, their events and steps",
-        key="cluster.restarts and train.checkpoint.every, once the error is fixed",
+        key=" and ".join(filter(None, ("cluster.restarts", name_saves_key(job))))
+        + ", once the error is fixed",
         cause="restarts",
         lost_s=lost,
     )

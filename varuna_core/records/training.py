@@ -36,7 +36,8 @@ VARIABLES: Mapping[str, str] = {
     "parallel.schedule": "VJOB_SCHEDULE",
     "profile.timeline": "VJOB_TIMELINE",
 }
-"""Variables of a script's ranks by the keys of the conf; set where the conf writes the key."""
+"""Variables of a script's ranks by the keys of the conf; set where the conf writes the key, and
+for the number of checkpoints that are kept where it writes their folder."""
 LAYOUT_VARIABLES: Mapping[str, str] = {
     "parallel.pipeline": "VJOB_PIPELINE",
     "parallel.data": "VJOB_DATA",

@@ -27,10 +27,11 @@ class Options:
     """
 
     partition: str | Sequence[int] | Partition | FromConf | None = FROM_CONF
-    """Blocks of each stage, `"0-3-3-0"`, or these with what is before the first cut in the first
-    number and what is after the last cut in the last: of 6 blocks `"2-4"` is `"3-5"`. With several
-    stages a rank it has a number for each, in the order of the pipeline. Default: balanced by the
-    costs that the dry run counts."""
+    """Pieces of the model for each stage. N CutPoints make N + 1 pieces: the numbers sum to N + 1,
+    or to N - 1 without the first and the last piece. With a cut before each of 4 layers, both
+    `"2-3"` and `"1-2"` put the second cut between the stages. With several stages a rank it has a
+    number for each, in the order of the pipeline. Default: balanced by the costs that the dry run
+    counts."""
 
     schedule: str | FromConf = FROM_CONF
     """`gpipe`, `1f1b`, `varuna`, `zero_bubble`, `interleaved`, `zbv`, or `auto`, the default: the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -300,3 +301,13 @@ def test_findings_of_a_local_run_name_no_key_of_a_queue() -> None:
     assert findings._spell_exclude(job, "box") == ""
     job.plan = PlanFacts(scheduler="ssh")
     assert findings._spell_exclude(job, "n1") == "leave n1 out of the list of machines"
+
+
+@pytest.mark.parametrize(
+    ("program", "key"), [("pretrain_gpt", "train.checkpoint.every"), ("script", "")]
+)
+def test_no_script_is_told_a_key_that_it_does_not_read(
+    program: str, key: str, tmp_path: Path
+) -> None:
+    job = load_job(tmp_path)
+    assert findings.name_saves_key(replace(job, plan=replace(job.plan, program=program))) == key

@@ -164,7 +164,8 @@ class PoisonCheck:
         return (
             f"{what} made before {cut} by {made} is used after it, in stage {stage.index}, by "
             f"{user}, without passing the cut: pass it through every CutPoint between the two "
-            f"(x, y = cut(x, y)), or choose a partition that has no stage boundary there"
+            f"(x, y = cut(x, y); a cut of `cut_before` takes one argument alone: write a CutPoint "
+            f"into the forward), or choose a partition that has no stage boundary there"
         )
 
     def _find_use(self, maker: str) -> tuple[str, str]:
