@@ -368,7 +368,7 @@ def _build_port(draft: Draft, launch: Launch) -> None:
     once = {where for one in draft.found.recordings for where in one.once.values()}
     drawn = {one.value for one in draft.found.variables.values() if place(one) in once}
     if str(port) in drawn:
-        draft.note(f"{said} is not used: it is drawn anew in each run, as with port: auto")
+        draft.note(f"{said} is not used: each run draws another one, as with port: auto")
         return
     low, high = EPHEMERAL
     if 1024 <= port <= 65535 and not low <= port <= high:

@@ -309,5 +309,6 @@ def test_findings_of_a_local_run_name_no_key_of_a_queue() -> None:
 def test_no_script_is_told_a_key_that_it_does_not_read(
     program: str, key: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "n060.out").write_text("step 1/9 loss 2.5\n")
     job = load_job(tmp_path)
     assert findings.name_saves_key(replace(job, plan=replace(job.plan, program=program))) == key

@@ -170,7 +170,7 @@ def test_a_script_is_refused_with_the_reason(
         ("#SBATCH -p q\nsrun torchrun --nproc_per_node $SLURM_GPUS_ON_NODE t.py", "t.py",
          "--nproc_per_node (a count of the job) is not known"),
         ("export MASTER_PORT=$((12000 + RANDOM % 2000))\n./run 1", "./run 1",
-         "MASTER_PORT=13039 is not used: it is drawn anew"),
+         "MASTER_PORT=13039 is not used: each run draws another"),
         ("deepspeed train.py", "train.py", "takes all GPUs of a node, and their number is not"),
         ("A=$(seq 9000 | tail -1) B=$(head -1 x.sh; sort none)\n./run $A", "./run 9000", ""),
         ("A=$(nvidia-smi -L | wc -l)\n./run 1", "./run 1", ""),
