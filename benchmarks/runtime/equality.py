@@ -175,7 +175,7 @@ def write_table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     return "\n".join(lines)
 
 
-def render(rows: Sequence[Row], found: dict[str, Row], seed: int) -> str:
+def render(rows: Sequence[Row], found: dict[str, Row], seed: int, note: str) -> str:
     trained = [row for row in rows if row["status"] == "equal"]
     failed = [r for r in rows if r["status"] not in ("equal", "refused", "void")]
     refused = [row for row in rows if row["status"] == "refused"]
@@ -205,6 +205,7 @@ def render(rows: Sequence[Row], found: dict[str, Row], seed: int) -> str:
         for name, row in found.items()
         if name in defects.DEFECTS
     ]
+    head = ("defect", "found by draw", "of those so far that can show it", "as")
     failures = "\n".join(f"- draw {r['draw']}: {r['message']}\n  `{r['spec']}`" for r in failed)
     return f"""# Random models beside the plain one
 
@@ -212,7 +213,7 @@ Made by `python -m benchmarks.runtime.equality --draws {len(rows)} --seed {seed}
 {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, ranks as processes
 over gloo. Hypothesis draws a small model (blocks, cuts, what it returns), a layout and a training
 of three steps; half of the draws save after the second, and another layout, often of other size,
-takes the third.
+takes the third. {note}
 
 **{len(trained)} draws trained, differences: {len(failed)}**; {len(refused)} were refused
 ({len(refused) / len(rows):.1%}), {void} were void (the plain model itself overflows).
@@ -248,7 +249,7 @@ remedy (one that does not, one that comes later, a hang and a crash count as dif
 Each was in the runtime once; the old behaviour is patched into the ranks, and draws are run until
 one fails ({BOUND} at most).
 
-{write_table(("defect", "found by draw", "of those so far that can show it", "as"), again)}
+{write_table(head, again) if again else "None was put back for this page."}
 
 ## Covered
 Draws that trained and have
@@ -273,6 +274,7 @@ def main() -> None:
     parser.add_argument("--defect", action="append", default=[], help="a name, or all")
     parser.add_argument("--show", type=int, help="print one draw and what comes of it")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--note", default="", help="a sentence for the page")
     options = parser.parse_args()
     if options.show is not None:
         (spec,) = draw_specs(1, options.seed, options.show)
@@ -287,7 +289,7 @@ def main() -> None:
         return
     rows = run(options)
     found = find_defects([], options)
-    text = render(rows, found, options.seed)
+    text = render(rows, found, options.seed, options.note)
     print(text)
     if options.write:
         RESULT.write_text(text)
