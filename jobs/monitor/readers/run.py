@@ -131,7 +131,8 @@ class RunReader:
         self._silent = self._find_silent(shown.nodes, now) if _is_live(record) else ()
         plan, store = self._plan, self._store
         progress = shown.progress
-        is_later = progress is not None and progress.is_counted and len(attempts) > 1
+        may_resume = len(attempts) > 1 or self._asked.checkpoints is not None
+        is_later = progress is not None and progress.is_counted and may_resume
         is_other = progress is not None and progress.unit != "step"
         if progress is None or progress.num_steps is not None or is_later or is_other:
             pass  # the conf's number is not one of this attempt's steps

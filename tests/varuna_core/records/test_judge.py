@@ -127,6 +127,24 @@ def test_times_that_are_not_sure_make_no_step_up(pace: float, base: int) -> None
     assert read(found.total) == 9000
 
 
+@pytest.mark.parametrize("base", [53, 100, 158])
+@pytest.mark.parametrize("slack_s", [0.0, 0.5])
+def test_the_step_of_a_resumed_program_does_not_fall_back_to_a_count(
+    base: int, slack_s: float
+) -> None:
+    was_own = False
+    for done in range(1, 150):
+        numbers = [step for step in range(base + 1, base + done + 1) if step % 10 == 0]
+        if not numbers:
+            continue
+        by_lines = replace(lines(numbers, base=base, total=300, pace=0.13), slack_s=slack_s)
+        found = judge_steps(by_lines, {0: count(done, pace=0.13)})
+        assert not (was_own and found.is_counted), (done, found.step)
+        was_own = not found.is_counted
+        assert read(found.step) in (done, *range(numbers[-1], base + done + 1))
+    assert was_own
+
+
 def test_ranks_are_told_apart() -> None:
     found: Steps = judge_steps(None, {0: count(25), 1: count(400, pace=0.1)})
     assert read(found.step) == 400

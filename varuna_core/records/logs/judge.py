@@ -161,7 +161,7 @@ def judge_steps(
     if lines.unit == "epoch" and not own.is_captured:
         fit = fit if fit is not None and fit.unit is Unit.SEVERAL else None
     if fit is None:
-        if own.is_captured or (lines.unit == "step" and _may_be_steps(lines.step, own.count)):
+        if own.is_captured or (lines.unit == "step" and _may_be_steps(lines, own)):
             return _with(by_lines, done=done)
         total = NotKnown("it is not known yet what the lines count")
         return Steps(done, total, done, own.last_at, Source.COUNTER, None, lines.step, ranks)
@@ -179,14 +179,24 @@ def judge_steps(
     )
 
 
-def _may_be_steps(step: int, count: int) -> bool:
-    """False for a number far below the count, and for a multiple of it: that of a program that
-    counts micro-batches, most likely."""
-    if count < SAME:
+def _may_be_steps(lines: Lines, counts: StepCounts) -> bool:
+    """False for numbers far below the count, and for one multiple of it: those of a program that
+    counts micro-batches, most likely. A resumed program's numbers are a multiple by chance alone,
+    of one line and not of the next."""
+    pairs = [(step, round(counts.count_at(at))) for step, at in lines.points if at is not None]
+    late = [pair for pair in pairs or [(lines.step, counts.count)] if pair[1] >= SAME]
+    if not late:
         return True
-    parts = round(step / count)
-    is_multiple = parts > 1 and abs(step - parts * count) <= min(parts, count // EXACT)
-    return step >= count / 2 and not is_multiple
+    parts = {_find_parts(step, done) for step, done in late}
+    return len(parts) > 1 or None in parts
+
+
+def _find_parts(step: int, done: int) -> Optional[int]:
+    """The whole number of counts in a step, 0 for less than a half; None where there is none."""
+    parts = round(step / done)
+    if step < done / 2:
+        return 0
+    return parts if parts > 1 and abs(step - parts * done) <= min(parts, done // EXACT) else None
 
 
 def fit_lines(lines: Lines, counts: StepCounts) -> Optional[Fit]:
