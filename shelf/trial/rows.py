@@ -91,7 +91,8 @@ def describe_checkpoint(
     free, room = folder.free_bytes, ""
     if free is not None:
         room = f", {format_size(free)} free"
-    is_saved = find_newest(folder.here) is not None
+    # A script may save in a format of its own: the folder is the try's alone.
+    is_saved = find_newest(folder.here) is not None or (not is_built_in and folder.measure() > 0)
     if not is_saved and is_built_in:
         cause = f"it ended well and no checkpoint is in {folder.asked}"
         return unknown(NAME, "none was saved"), Trouble(what=NAME, rule="not saved", cause=cause)

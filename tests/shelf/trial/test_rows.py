@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from vjob.jobs.conf.schema import Cluster, JobConf, NodeGroup, Program
 from vjob.jobs.monitor.stacks.group import Frame, RankStack, Thread, group_stacks
 from vjob.jobs.schedulers.slurm.scheduler import refuse
+from vjob.shelf.trial.folder import CheckpointFolder
 from vjob.shelf.trial.result import Result, Row, Trouble, render
-from vjob.shelf.trial.rows import build_refusal
+from vjob.shelf.trial.rows import build_refusal, describe_checkpoint
+from vjob.shelf.trial.smaller import Trial
 from vjob.shelf.trial.watch import find_place
 
 REFUSED = "sbatch: error: Batch job submission failed: Invalid partition name specified"
@@ -49,3 +54,18 @@ def test_the_table_fits_80_columns_and_has_what_was_found_first() -> None:
     assert lines[0].startswith("FOUND      it broke")
     assert all(len(line) <= 80 for line in lines)
     assert lines[-1] == "differs    one node"
+
+
+@pytest.mark.parametrize(
+    ("files", "text"), [(["own.pt"], "saved, 5 B"), ([], "the folder can be written; none was")]
+)
+def test_a_script_saves_in_a_format_of_its_own(files: list[str], text: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).write_text("state")
+    nodes = (NodeGroup(group="all", ranks=1),)
+    program = Program(kind="script", path="train.py")
+    conf = JobConf(name="x", program=program, cluster=Cluster(nodes=nodes))
+    trial = Trial(conf=conf, notes=(), certainty="measured", is_small=False)
+    folder = CheckpointFolder(asked="ckpt", seen=str(tmp_path), here=tmp_path)
+    row, trouble = describe_checkpoint(trial, folder)
+    assert row.text.startswith(text) and trouble is None
