@@ -24,6 +24,8 @@ PLAN_FORMAT = 1
 
 ENTER = "VJOB_ENTER"
 """The one variable that a container runtime passes in: the agent's code that sets all others."""
+UNDER_SLURM = ("slurm", "allocation")
+"""Schedulers whose agents a real srun starts; batch scripts of others call a stand-in of it."""
 
 
 @dataclass(frozen=True)

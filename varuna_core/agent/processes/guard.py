@@ -60,7 +60,7 @@ from varuna_core.hang.signs import (
 from varuna_core.records.exits import HUNG
 from varuna_core.records.files import read_json
 from varuna_core.records.logs.step_counts import HEAD_BYTES, parse_counts
-from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.plan import UNDER_SLURM, NodePlan, Plan
 from varuna_core.records.requests import HANG, read_signal, write_stop
 from varuna_core.records.runfolder import AttemptFolder, RunFolder
 
@@ -350,7 +350,7 @@ class Guard(threading.Thread):
 
     def _ask_scheduler(self, hosts: Mapping[str, int]) -> List[int]:
         """Nodes that Slurm calls down, or that do not answer it."""
-        if self._plan.scheduler != "slurm" or time.monotonic() < self._next_question:
+        if self._plan.scheduler not in UNDER_SLURM or time.monotonic() < self._next_question:
             return self._down
         self._next_question = time.monotonic() + QUESTION_S
         argv = ["scontrol", "--oneliner", "show", "node", ",".join(filter(None, hosts))]

@@ -20,11 +20,9 @@ from itertools import groupby
 from typing import Dict, Mapping, Optional, Tuple
 
 from varuna_core.records.formatting import fold_names
-from varuna_core.records.plan import NodePlan, Plan
+from varuna_core.records.plan import UNDER_SLURM, NodePlan, Plan
 
 TORCHRUN, SRUN, PYTHON, NODE = LAUNCHES = ("torchrun", "srun", "python", "node")
-UNDER_SLURM = ("slurm", "allocation")
-"""Schedulers whose agents a real srun starts; batch scripts of others call a stand-in of it."""
 STAND_INS = "local-bin."
 """In the run folder, on the PATH of such a batch script: a stand-in of srun (jobs/schedulers)."""
 STORE_OF_RANK_0 = str(False)
