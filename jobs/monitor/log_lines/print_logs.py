@@ -22,6 +22,7 @@ from varuna_core.records.exits import RankExit, read_exception, read_exits
 from varuna_core.records.files import list_files
 from varuna_core.records.logs.rank_output import RankOutput, locate_output
 from varuna_core.records.logs.tail import READ_BYTES, Follower, clean, clean_name
+from varuna_core.records.logs.traceback import MARK, PREFIX
 from varuna_core.records.nodes import read_reports
 from varuna_core.records.plan import Plan, read_attempt_plan, read_plan
 from varuna_core.records.runfolder import MOST_NODES, AttemptFolder, RunFolder
@@ -60,7 +61,6 @@ MOST_OTHERS = 10
 MOST_CPU_S = 6.0
 """Processor time for the search of an error; a line takes some microseconds."""
 LINES_AT_ONCE = 4096
-TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +184,9 @@ def _read_stack(attempt: AttemptFolder | None, root: Line) -> Iterator[str]:
 def _cut_before(lines: list[str]) -> list[str]:
     """From the traceback on that ends here, else the last few."""
     for at in range(len(lines) - 1, -1, -1):
-        if TRACEBACK in lines[at]:
-            is_open = all(line[:1].isspace() or not line for line in lines[at + 1 :])
+        if MARK in lines[at]:
+            inner = (PREFIX.sub("", line, count=1) for line in lines[at + 1 :])
+            is_open = all(line[:1].isspace() or not line for line in inner)
             if is_open:
                 return lines[at:]
             break

@@ -24,7 +24,7 @@ from typing import Optional
 from varuna_core.facts.deciding import FALLOUT
 
 MARK = "Traceback (most recent call last)"
-_PREFIX = re.compile(r"\[rank\d+\]: ?")
+PREFIX = re.compile(r"\[rank\d+\]: ?")
 """Before each line of a traceback, where torch's hook writes it."""
 _FRAME = re.compile(r'  File ".*", line \d+')
 _NAME = re.compile(r"[A-Za-z_][\w.]*(:|$)")
@@ -78,7 +78,7 @@ class TracebackReader:
 
     def feed(self, line: str, place: int) -> Optional[Raised]:
         """Read one line; returns the exception whose line it is."""
-        line = _PREFIX.sub("", line, count=1).rstrip()
+        line = PREFIX.sub("", line, count=1).rstrip()
         if not line:
             return None
         before, self._before = self._before, line
