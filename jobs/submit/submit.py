@@ -390,7 +390,7 @@ def check_start(run: RunFolder) -> str:
         reasons = [info.reason_text for info in view.infos if info.state is JobState.PENDING]
         trouble = explain_reason(view.infos)
         if trouble or "" not in reasons:
-            return trouble
+            return f"{trouble}; `vjob cancel {run.path.name}` ends it" if trouble else ""
     return ""
 
 

@@ -668,7 +668,7 @@ def _on_end(job: Job, analysis: Analysis) -> Iterator[Finding]:
     if has_ended_badly(job):
         advice = ""
         if job.sources.run is not None and not state.startswith("CANCELLED"):
-            advice = f"; `vjob status {job.sources.name}` says what to do"
+            advice = f"; `vjob logs {job.sources.name} --errors` shows the lines that say so"
         yield Finding(
             rule="ended badly",
             values={"state": state},

@@ -253,6 +253,7 @@ def test_a_job_that_can_never_run_is_told_at_once_with_the_remedy(vjob: Vjob) ->
     nodes = "    - {group: many, count: 60, queue: gpu1}"
     said = vjob("submit", vjob.write(conf(nodes=nodes)))
     assert "will not start: PartitionConfig" in said.stderr and "lower count" in said.stderr
+    assert "`vjob cancel " in said.stderr
     assert "lower count" in vjob("status", "last", code=12).stdout
     vjob("cancel", "last")
     assert vjob.status("last")["state"] == "CANCELLED"
