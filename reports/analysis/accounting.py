@@ -59,6 +59,8 @@ def name_class(kind: str) -> str:
 
 TOLERANCE = 0.001
 """Classes may exceed the time that there was by this part of it."""
+ROUNDED_S = 1e-5
+"""Rank-seconds below which a sum is what rounding left of it."""
 WAITS = ("attempt", "rank", "bubble_s", "transfer_s", "exposed_s", "overlapped_s", "late_s")
 """Columns of how the waits of the steps with details divide: waits of actions for work and for
 messages, communication beside no work and beside work, and the part of the former for ranks that
@@ -108,9 +110,9 @@ class Accounting:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Rank-seconds by class, without classes that have none."""
+        """Rank-seconds by class, without classes that have none but what sums are rounded by."""
         sums = {name: float(self.rows[f"{name}_s"].sum()) for name in CLASSES}
-        return {name: seconds for name, seconds in sums.items() if seconds > 0}
+        return {name: seconds for name, seconds in sums.items() if seconds > ROUNDED_S}
 
     @property
     def shares(self) -> dict[str, float]:

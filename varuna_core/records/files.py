@@ -198,12 +198,12 @@ def scan(folder: Path) -> List["os.DirEntry[str]"]:
 
 
 def list_files(folder: Path, pattern: str = "*") -> List[Path]:
-    """What lies in a folder under such a name, sorted; nothing where the folder is missing."""
+    """The paths in a folder under such a name, sorted; nothing where the folder is missing."""
     return [folder / name for name in sorted(fnmatch.filter(list_names(folder), pattern))]
 
 
 def walk_files(folder: Path, most: int) -> Iterator[Path]:
-    """What lies below a folder at any depth, without following links; at most so many names."""
+    """The files below a folder at any depth, without following links; at most so many names."""
     left, folders = most, [folder]
     while folders:
         for entry in sorted(scan(folders.pop()), key=lambda entry: entry.name):

@@ -526,11 +526,11 @@ class RunFolder:
         return list_files(self.path, "events*.jsonl")
 
     def batch_logs(self) -> list[Path]:
-        """What the batch scripts printed, and srun and slurmstepd with them."""
+        """The logs of the batch scripts, which srun and slurmstepd write to as well."""
         return list_files(self.path, "scheduler*.out")
 
     def local_states(self) -> list[Path]:
-        """Where the jobs of this machine stand."""
+        """The files of the states of jobs on this machine."""
         return list_files(self.path, "local*.json")
 
     def attempt(self, number: int) -> AttemptFolder:
