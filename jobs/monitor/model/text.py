@@ -149,12 +149,12 @@ def _tells_end(snapshot: Snapshot, verdict: Verdict | None) -> bool:
 
 
 def format_queue_age(snapshot: Snapshot) -> str:
-    """`queue 12 s ago`: the age of what is known of the jobs; empty where it is as of now."""
+    """`scheduler asked 12 s ago`: the age of what is known of the jobs; empty where it is as of now."""
     scheduler = snapshot.scheduler
     is_live = snapshot.record_state == "submitted" and bool(scheduler.jobs)
     if not is_live or scheduler.problem or scheduler.age_s < 1:
         return ""
-    return f"queue {format_duration(scheduler.age_s)} ago"
+    return f"scheduler asked {format_duration(scheduler.age_s)} ago"
 
 
 def _render_verdict(verdict: Verdict) -> list[str]:
@@ -266,8 +266,8 @@ def _render_items(snapshot: Snapshot) -> list[str]:
     if not names:
         return []
     if len(snapshot.nodes) > MANY_NODES:
-        return [f"items: {len(names):,} logs of {len(snapshot.nodes):,} nodes"]
-    return [f"items: {' '.join(names)}"]
+        return [f"logs: {len(names):,} of {len(snapshot.nodes):,} nodes"]
+    return [f"logs: {' '.join(names)}"]
 
 
 def _render_settings(echoes: Iterable[Echo]) -> list[str]:

@@ -97,7 +97,7 @@ def test_the_command_prints_the_seeds_folder(tmp_path: Path) -> None:
         "step 50 of 50, 1.41 s a step, loss 10.1772",
         "out 21 lines, err 2 lines, gpu 12 lines",
         "  WORLD_SIZE: 32\n",
-        "items: n060.err n060.gpu n060.out n061.err",
+        "logs: n060.err n060.gpu n060.out n061.err",
         "  iteration 10 : 4.5416 s\n  iteration 20 : 1.4015 s\n",
         "  gpu  [3] NVIDIA A10       | 49'C,   3 % |     0 / 22731 MB |",
     ):

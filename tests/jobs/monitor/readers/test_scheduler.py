@@ -116,7 +116,9 @@ def test_a_shared_answer_is_shown_with_its_age(run: RunFolder, tools: StubProgra
     broker._memory.clear()
     found = open_reader(str(run.path), run.path).read()
     assert 12 <= found.scheduler.age_s < 25 and len(tools.calls("squeue")) == 1
-    assert re.search(r"\n  job 77 .*\n  queue 1\d s ago\n", render(found, None, all_nodes=True))
+    assert re.search(
+        r"\n  job 77 .*\n  scheduler asked 1\d s ago\n", render(found, None, all_nodes=True)
+    )
     assert json.loads(render_json(found, None))["scheduler"]["age_s"] == found.scheduler.age_s
 
 
