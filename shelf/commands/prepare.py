@@ -140,7 +140,7 @@ def doctor(as_json: bool, archive: bool) -> None:
 
     \b
     vjob doctor                      where you submit
-    srun -N2 vjob doctor             on two nodes, where the containers are
+    srun -l -N2 vjob doctor          on two nodes, where the containers are
     vjob doctor --report             for a bug report: this, and the versions
 
     A program with its GPUs and its container is tried by `vjob try`. The archive of --report has

@@ -149,7 +149,7 @@ def _tells_end(snapshot: Snapshot, verdict: Verdict | None) -> bool:
 
 
 def format_queue_age(snapshot: Snapshot) -> str:
-    """`scheduler asked 12 s ago`: the age of what is known of the jobs; empty where it is as of now."""
+    """`scheduler asked 12 s ago`: the age of its answer; empty where that is as of now."""
     scheduler = snapshot.scheduler
     is_live = snapshot.record_state == "submitted" and bool(scheduler.jobs)
     if not is_live or scheduler.problem or scheduler.age_s < 1:

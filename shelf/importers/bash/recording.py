@@ -53,6 +53,8 @@ _TOKEN = re.compile(r"@(?P<kind>OUT|ARG|UNSET|ENV|NODE|IP|NODELIST|SUBMIT|NAME)(
 _MARK = re.compile(r"@(?:ARG\d*|(?:UNSET|ENV):\w+)@")
 REST = "@ARG@"
 """The mark of all further arguments."""
+_NEEDS_MORE = re.compile(r"(.*/)?python[\d.]*|-m")
+"""A word without which the next one names no program."""
 PLACEHOLDER = re.compile(r"<[^<>\n=]+>|\{\{[^{}\n]+\}\}|\{[A-Z][A-Z_ ]+\}")
 """A word to be replaced by the user."""
 _UNREAD = re.compile(r"[a-z]+: .*(?:No such file or directory|Permission denied|Is a directory)")
@@ -644,8 +646,13 @@ def _open_patterns(words: Sequence[Word], matched: Record | None) -> tuple[Word,
 
 
 def _drop_rest(words: Sequence[str]) -> list[str]:
-    """Words without the mark of "$@", which may well be nothing."""
-    return [word.replace(REST, "") for word in words if word != REST]
+    """Words without the mark of "$@", which may well be nothing, but not after an interpreter."""
+    pairs = zip(["", *words], words, strict=False)
+    return [
+        word if _NEEDS_MORE.fullmatch(before) else word.replace(REST, "")
+        for before, word in pairs
+        if word != REST or _NEEDS_MORE.fullmatch(before)
+    ]
 
 
 def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
@@ -667,7 +674,8 @@ def _merge(mine: Sequence[str], marked: Sequence[str]) -> list[str]:
             found += theirs
         elif all(map(_MARK.fullmatch, theirs)):
             found += [word for at, word in enumerate(theirs, c)
-                      if at == 0 or re.match(r"--?[A-Za-z]", marked[at - 1])]  # fmt: skip
+                      if at == 0 or re.match(r"--?[A-Za-z]", marked[at - 1])
+                      or _NEEDS_MORE.fullmatch(marked[at - 1])]  # fmt: skip
     return found
 
 

@@ -104,6 +104,7 @@ def test_what_only_the_job_knows_is_filled_in_there(tmp_path: Path) -> None:
     [
         ("python t.py --lr $1", "ARGUMENTS", r"x.sh:1: .*\$1; give the script's arguments"),
         ("torchrun t.py --lr $1 --wd $WD", "ARGUMENTS VARIABLES", r"\$\{WD\}; give .*; set WD in"),
+        ("mpirun -np 2 python3.6 $*", "ARGUMENTS", r"\$@; give the script's arguments"),
         ("exec \"$@\"", "ARGUMENTS", r"\$@; give the script's arguments"),
         ("python t.py --lr $LR", "VARIABLES", r"\$\{LR\}; set LR in your shell"),
         ("$RUN --lr 1", "VARIABLES", r"\$\{RUN\}; set RUN in your shell"),
