@@ -198,6 +198,8 @@ def read_training(path: Path) -> Training:
         value = parse_json(read_bytes(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+    if value is None:
+        raise ValueError(f"{path} cannot be read: it is no JSON, or cut")
     if not isinstance(value, dict) or value.get("format") != TRAINING_FORMAT:
         raise ValueError(f"{path} is not a training.json of this version of vjob; submit again")
     return parse_training(value, str(path))

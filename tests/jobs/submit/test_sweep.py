@@ -206,7 +206,7 @@ def test_a_sweep_on_this_machine_runs_two_at_once_and_is_listed_with_its_values(
     wait_for(lambda: "ready" in read_out(runs[2]), 30, lambda: vjob.explain(runs[2]))
     assert list_rows(vjob, "sides")[3]["state"] == "PENDING"
     said = vjob("cancel", "--sweep", "sides").stdout
-    assert "3 runs are cancelled, 2 of them after a checkpoint" in said
+    assert "3 runs are cancelled, 2 of them after they were asked to save" in said
     states = [row["state"] for row in list_rows(vjob, "sides")]
     assert states == ["COMPLETED", "COMPLETED", "COMPLETED", "CANCELLED"]
     assert not runs[3].attempts(), "it did not start as those before it ended"
