@@ -133,7 +133,7 @@ COMMANDS: Mapping[str, tuple[BuiltIn, ...]] = {
             "container:container",
             "Fetch, list and clear away container images.",
         ),
-        _row("data", "data:data", "Make training data from text, and look at it."),
+        _row("data", "data:data", "Make training data from text."),
         _row("completion", "prepare:completion", "Print the completion script of SHELL."),
     ),
     "Keep and share": (
