@@ -198,7 +198,7 @@ def test_ctrl_c_to_who_follows_saves_and_ends_the_run(vjob: Vjob, machines: Mach
     wait_for_checkpoint(vjob, run, 10)
     os.killpg(terminal.pid, signal.SIGINT)
     assert terminal.wait(90) == 130
-    assert vjob.wait_over(run, 10)["verdict"] == "COMPLETED", vjob.explain(run)
+    assert vjob.wait_over(run, 10)["verdict"] == "CANCELLED", vjob.explain(run)
 
 
 @pytest.mark.long
