@@ -134,7 +134,7 @@ def rounds_alike(spec: Spec) -> bool:
         and layout.schedule != "zbv"
         and not spec.tied
         and not spec.tokens
-        and not spec.has("shared", "tied_use", "twice", "shared_twice", "gain")
+        and not spec.has("shared", "tied_use", "twice", "shared_twice", "gain", "force")
     )
 
 
