@@ -53,13 +53,15 @@ if os.environ["RANK"] == "0":
     with open("port.part", "w") as file:
         file.write(str(held.getsockname()[1]))
     os.rename("port.part", "port")
+    time.sleep(1000)
 else:
     while not os.path.exists("port"):
         time.sleep(0.1)
     with open("port") as file:
         held.bind(("127.0.0.1", int(file.read())))
 """
-"""The second rank wants the first one's port, whichever of them starts first."""
+"""The second rank wants the first one's port, whichever of them starts first; the first waits for
+it, as in any rendezvous."""
 
 
 @dataclass(frozen=True, kw_only=True)
