@@ -170,8 +170,8 @@ def find_group(name: str) -> int:
     try:
         number = grp.getgrnam(name).gr_gid
     except KeyError:
-        told = as_whole(name)
-        number = told if told is not None and told < 10**9 else -1
+        found = as_whole(name)
+        number = found if found is not None and found < 10**9 else -1
     if number >= 0 and (number in mine or os.geteuid() == 0):
         return number
     known = []

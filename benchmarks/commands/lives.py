@@ -807,7 +807,7 @@ def build_batches(names: Sequence[str]) -> list[list[str]]:
 AGAIN = (
     "Once more on 2026-11-28, on a machine at load 33 (281 moments): seven lives differed. Four "
     "of them passed when they were repeated. Of the others, a limit that had passed was not "
-    "stated, as squeue gives INVALID for its time left (mended); a preemption was looked for "
+    "stated, as squeue gives INVALID for its time left (fixed); a preemption was looked for "
     "before Slurm had begun it (the life waits for it now); and a limit was not known after the "
     "controller was away, which did not come again in nine repetitions and is not explained. This "
     "table is of the earlier run."

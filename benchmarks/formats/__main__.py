@@ -41,7 +41,7 @@ the 30, one step and two totals were wrong then, and one of 15 more logs without
 false step; of the 16, one step and one loss. The formats apart were written when the reader was
 done. At their first reading 9 of 16 were right and 7 not known; no step and no total was wrong, but
 two losses were: a mean was taken beside the step's own, and a test for the validation (`Vali`).
-Both kinds were mended."""
+Both kinds were fixed."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Programs that the reader met once, when it was done; the two faults found were mended later."""
+"""Programs that the reader met once, when it was done; the two faults found were fixed later."""
 
 from __future__ import annotations
 

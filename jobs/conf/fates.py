@@ -37,7 +37,7 @@ class Fate(Enum):
 
 
 KEPT_COUNT = "train.checkpoint.keep"
-"""Goes with the folder: its default holds for a script too."""
+"""Reaches a script whose conf writes train.checkpoint.folder, even if it is left at its default."""
 OF_PROGRAMS = ("model", "data", "train", "parallel")
 """Sections that describe the training: only a program can act on them."""
 ELSEWHERE = ("parallel.profile",)
@@ -155,8 +155,10 @@ def build_variables(conf: JobConf, written: Collection[str]) -> dict[str, str]:
     """The variables of the keys that a script's conf writes; a key that is null sets none."""
     if conf.program.kind not in OWN_MODEL:
         return {}
-    written = {*written, *(KEPT_COUNT for folder in written if folder == "train.checkpoint.folder")}
-    values = {key: find_value(conf, key) for key in VARIABLES if key in written}
+    keys = set(written)
+    if "train.checkpoint.folder" in keys:
+        keys.add(KEPT_COUNT)
+    values = {key: find_value(conf, key) for key in VARIABLES if key in keys}
     return {
         VARIABLES[key]: str(int(value)) if isinstance(value, bool) else str(value)
         for key, value in values.items()

@@ -1,4 +1,4 @@
-"""The resolved conf in a run folder, whoever owns it."""
+"""The resolved conf in a run folder, which may be another user's."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def read_resolved(run: RunFolder) -> dict[str, Any]:
 
 
 def parse_resolved(text: str) -> dict[str, Any]:
+    """Parse the text of a resolved conf; empty if it is no mapping in YAML."""
     import yaml  # a run of a built-in program needs none of it
 
     try:

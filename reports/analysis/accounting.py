@@ -110,7 +110,8 @@ class Accounting:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Rank-seconds by class, without classes that have none but what sums are rounded by."""
+        """Rank-seconds by class. Classes of less than ROUNDED_S are left out: that is an error of
+        rounding and no time."""
         sums = {name: float(self.rows[f"{name}_s"].sum()) for name in CLASSES}
         return {name: seconds for name, seconds in sums.items() if seconds > ROUNDED_S}
 

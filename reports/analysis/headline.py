@@ -335,7 +335,8 @@ def has_ended_badly(job: Job) -> bool:
 
 
 def goes_on(job: Job) -> bool:
-    """True where the scheduler says that the run has not ended."""
+    """Return True if the scheduler's state of the job is one of a run that has not ended; False
+    also if no scheduler was asked, as for a folder of logs."""
     return job.state.partition(":")[0] in ("RUNNING", "COMPLETING", "SUSPENDED")
 
 

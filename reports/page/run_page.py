@@ -168,7 +168,8 @@ def draw_training(analysis: Analysis) -> Figure | None:
 
 
 def _draw_losses(table: pd.DataFrame) -> list[Figure]:
-    """The losses, and over many of them the line of their running mean."""
+    """Draw the loss of each attempt by step; of LEAST_SMOOTHED lines or more, fainter and with
+    their running mean above it."""
     lines = draw_lines(table, "loss", "loss", GREEN)
     width = 2 * (len(table) // LEAST_SMOOTHED) + 3
     if len(table) < LEAST_SMOOTHED:

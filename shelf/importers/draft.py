@@ -95,11 +95,13 @@ def place(one: Variable) -> str:
 
 
 def spell(name: str, text: str) -> str:
-    """`NAME=value` without secrets."""
+    """Write a variable as `NAME=value` for a note to the user; a secret value is hidden, and what
+    cannot be printed becomes `?`."""
     return _make_printable(redact_string(f"{name}={text}"))
 
 
 def _make_printable(text: str) -> str:
+    """Replace each character that cannot be printed with `?`."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 

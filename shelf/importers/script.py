@@ -54,7 +54,8 @@ def collect(recordings: Sequence[Recording], folder: str) -> ShellConf:
 
 
 def _walk(recording: Recording, *, is_step: bool = False) -> Iterator[Command]:
-    """Commands; of one that runs a text or a script of the folder, first what stands before."""
+    """Yield the commands that a script starts. Where one starts another script of the folder, or
+    passes a text to a shell, the commands of that follow, after the words that stand before it."""
     for one in recording.launches:
         before = one.words[: locate_program(one.texts)]
         is_own = is_step or any(posixpath.basename(word.text) == "srun" for word in before)

@@ -93,7 +93,7 @@ def close_attempt(
     why_not, again = continue_run(
         run, plan, scene.attempt, judged.outcome, called=called, left_s=left_s
     )
-    judged = judged.with_note(why_not or _tell_call(scene, judged))
+    judged = judged.with_note(why_not or _describe_call(scene, judged))
     _tell(scene, None, judged)
     if again is not None:
         said = f"attempt {again.number} starts in {again.wait_s:g} s on the same nodes"
@@ -103,8 +103,8 @@ def close_attempt(
     return Closed(choose_code(run, judged.outcome.code), again, comes_again)
 
 
-def _tell_call(scene: Scene, judged: Judgement) -> str:
-    """A note on ranks that exited 0 after the batch script was told to have them save."""
+def _describe_call(scene: Scene, judged: Judgement) -> str:
+    """A note on ranks that exited 0 after the batch script was asked to have them save."""
     asked = read_signal(scene.attempt)
     is_called = asked is not None and asked[0] == signal.SIGUSR1 and asked[1].startswith(CALLERS)
     if judged.end.cause is not EndCause.COMPLETED or not is_called:

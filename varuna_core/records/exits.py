@@ -137,10 +137,10 @@ class RankException:
 def read_exception(path: Path) -> RankException | None:
     """The exception in an error file; None where there is none. The rank may write anything."""
     try:
-        told = parse_json(read_bytes(path, MOST_ERROR_BYTES, follows=False))["message"]
-        is_whole = isinstance(told, dict)
-        message = told["message"] if is_whole else told
-        stack = told.get("extraInfo", {}).get("py_callstack") if is_whole else None
+        content = parse_json(read_bytes(path, MOST_ERROR_BYTES, follows=False))["message"]
+        is_whole = isinstance(content, dict)
+        message = content["message"] if is_whole else content
+        stack = content.get("extraInfo", {}).get("py_callstack") if is_whole else None
         text = next(line.strip() for line in message.splitlines() if line.strip())
     # What a program wrote there may be no JSON, or other JSON.
     except (OSError, LookupError, TypeError, AttributeError, StopIteration):

@@ -53,7 +53,7 @@ def save(step):
 
 
 def is_asked():
-    """The same answer on all ranks, though the signal reaches each at another moment."""
+    """Return True on all ranks once any of them has got the signal, which comes at other times."""
     flag = torch.tensor(len(asked), device=device)
     dist.all_reduce(flag, dist.ReduceOp.MAX)
     return flag.item() > 0

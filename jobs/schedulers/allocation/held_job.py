@@ -58,8 +58,8 @@ def find_job_id(environ: Mapping[str, str]) -> str:
 
 def is_step(environ: Mapping[str, str]) -> bool:
     """True where the shell is a step of the job, so that it has a part of the job's resources."""
-    step = environ.get("SLURM_STEP_ID", "")
-    return (as_whole(step) or 0) < ORDINARY_STEPS and step.isdecimal()
+    step = as_whole(environ.get("SLURM_STEP_ID", ""))
+    return step is not None and step < ORDINARY_STEPS
 
 
 def ask_held_job(job: str, *, floor_s: float) -> list[HeldPart]:

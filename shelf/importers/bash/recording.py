@@ -377,8 +377,9 @@ class _Reader:
         return found
 
     def _run(self, given: _ScriptInput, how: _How, *, rank: int = 0) -> tuple[Pass, frozenset[int]]:
-        """A pass, and the lines that it took to repair. A batch script runs on the first node; a
-        step's on its own."""
+        """Run the script once as `rank` and record its commands. Return the record, and the numbers
+        of the lines whose output `repair` had to send elsewhere. A batch script runs on the
+        first node, and the script of a step on the node of the rank."""
         env = build_environment(how.options, rank, is_job=how.is_job)
         own = pwd.getpwuid(os.getuid())
         env["HOME"] = self.environ.get("HOME", own.pw_dir)

@@ -1,4 +1,4 @@
-"""A loop that cannot end by itself is told from one that works."""
+"""A loop that cannot end by itself is distinguished from one that works."""
 
 import dis
 import textwrap

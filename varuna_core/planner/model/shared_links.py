@@ -24,8 +24,9 @@ from varuna_core.schedule.compiled import Compiled
 def run_together(
     compiled: Compiled, costs: ActionCosts, sharing: Sequence[int], draw: random.Random
 ) -> float:
-    """Simulate a step of replicas that send at the same time; return the time at which the last one
-    ends. `sharing` has the number of replicas on the link of each boundary."""
+    """Simulate one training step of several replicas of a pipeline that share network links, and
+    return the time at which the last replica ends. `sharing` has, for each boundary between two
+    stages, the number of replicas that send over the same link."""
     return _Together(compiled, costs, sharing, draw).run()
 
 

@@ -180,9 +180,10 @@ def judge_steps(
 
 
 def _may_be_steps(lines: Lines, counts: StepCounts) -> bool:
-    """False for numbers far below the count, and for one multiple of it: those of a program that
-    counts micro-batches, most likely. A resumed program's numbers are a multiple by chance alone,
-    of one line and not of the next."""
+    """Return True unless the numbers in the lines count something other than optimizer steps: all
+    of them are less than half of the optimizer's count, as epochs are, or all are the same multiple
+    of it, as micro-batches are. The numbers of a resumed program may be a multiple by chance, but
+    not the same one in the next line."""
     pairs = [(step, round(counts.count_at(at))) for step, at in lines.points if at is not None]
     late = [pair for pair in pairs or [(lines.step, counts.count)] if pair[1] >= SAME]
     if not late:
@@ -192,7 +193,8 @@ def _may_be_steps(lines: Lines, counts: StepCounts) -> bool:
 
 
 def _find_parts(step: int, done: int) -> Optional[int]:
-    """The whole number of counts in a step, 0 for less than a half; None where there is none."""
+    """Return how many times `done`, the optimizer's count, goes into `step`, the number in a line:
+    0 for less than half of it, None for once or for no whole number of times."""
     parts = round(step / done)
     if step < done / 2:
         return 0

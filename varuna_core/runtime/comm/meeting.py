@@ -185,9 +185,10 @@ def _shorten(text: str) -> str:
 
 
 def refuse_batches(batches: Mapping[int, str]) -> NoReturn:
-    """`batches` are the shapes of those that ranks of a replica were given, in words."""
-    told = ", ".join(f"rank {rank} has {batch}" for rank, batch in batches.items())
-    raise ValueError(f"the ranks of a replica take the same batch in each step: {told}")
+    """Raise ValueError because the ranks of a replica were given different batches. `batches` has
+    a description of the batch of each rank, such as its shapes."""
+    given = ", ".join(f"rank {rank} has {batch}" for rank, batch in batches.items())
+    raise ValueError(f"the ranks of a replica take the same batch in each step: {given}")
 
 
 def open_meeting(rank: int, ranks: Sequence[int], part: str = "all") -> Meeting:

@@ -33,7 +33,7 @@ def describe(dtype: torch.dtype, shape: Sequence[int]) -> str:
 
 
 def is_inexact(dtype: torch.dtype) -> bool:
-    """Real or complex numbers, which may take a gradient and be NaN."""
+    """Return True for real and complex numbers, which may take a gradient and be NaN."""
     return dtype.is_floating_point or dtype.is_complex
 
 

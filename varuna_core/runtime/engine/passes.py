@@ -357,7 +357,8 @@ class Passes:
 
 
 def list_learning(output: Any) -> Sequence[bool]:
-    """The tensors that take a gradient, of those that cross a cut."""
+    """List, for each tensor of an output that crosses a cut, whether it takes a gradient; empty for
+    other outputs, and where the dry run decides it."""
     structure = output.structure if isinstance(output, Crossing) else None
     return (structure and structure.learning) or ()
 

@@ -215,9 +215,11 @@ class Sharding:
         ends = torch.tensor([digest, -digest])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self.group)
         if int(ends.sum()):
-            told: list[str] = [""] * self.size
-            dist.all_gather_object(told, batch, group=self.group)
-            refuse_batches(dict(zip(dist.get_process_group_ranks(self.group), told, strict=True)))
+            batches: list[str] = [""] * self.size
+            dist.all_gather_object(batches, batch, group=self.group)
+            refuse_batches(
+                dict(zip(dist.get_process_group_ranks(self.group), batches, strict=True))
+            )
 
     def compare(self, gradients: Mapping[str, Tensor]) -> bool:
         """Refuse a parameter that the plan does not name and whose gradient is not the same on all
