@@ -1,9 +1,10 @@
 """Stages hangs, and healthy runs that look like one; writes their part of results/hangs.md.
 
-    python -m benchmarks.hangs [--on lab] [--only WORD ...] [--at-once 3]
-                               [--rows rows.json] [--part HEADING] [--folder FOLDER]
+    python -m benchmarks.hangs [--on lab] [--only WORD ...] [--at-once 2] [--minutes 60]
+                               [--folder FOLDER]
 
-With --rows, local rows of earlier calls are taken from that file, and not staged again.
+Rows whose runs in FOLDER are over are read, with the commit and the load that they were staged at,
+so that a call goes on where the one before it ended.
 
 A hang counts from the last optimizer step that any rank did before it to the first one after the
 restart, by the counts that the ranks keep. The program reads real bytes; its last loss is compared
@@ -14,24 +15,29 @@ server, no GPU.
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import os
 import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks import RESULTS
 from benchmarks.hangs.held_mount import end_held, mount_held
-from varuna_core.facts.hang import Hang, parse_hang
+from benchmarks.hangs.staging import (
+    SCRIPTS,
+    describe_staging,
+    find_python,
+    note_staging,
+    write_part,
+)
+from varuna_core.facts.hang import Hang
 from varuna_core.hang.signs import read_hang
 from varuna_core.records.exits import read_outcome
 from varuna_core.records.files import read_json
@@ -46,13 +52,6 @@ cluster: {{scheduler: local, restarts: 2, nodes: [{{group: a, ranks: {ranks}}}]}
 {more}
 log_folder: {folder}
 """
-SCRIPTS = {
-    "lightning": "with_lightning.py",
-    "trainer": "with_trainer.py",
-    "accelerate": "with_accelerate.py",
-}
-PYTHON = Path(sys.prefix, "recipes/bin/python")
-"""It has the frameworks: `make .venv/.installed-recipes`."""
 FRAMEWORKS = {
     "fsdp2": "FSDP2",
     "lightning": "Lightning",
@@ -92,12 +91,9 @@ def list_framework_cases() -> list[Case]:
     for kind, words in FRAMEWORKS.items():
         found += [
             Case(f"stopped rank, {words}", fault("sigstop"), "stopped", kind=kind),
-            Case(f"a missed barrier, {words}", fault("barrier"), "mismatched", kind=kind),
             Case(f"another collective, {words}", fault("mismatch"), "mismatched", kind=kind),
-            Case(f"a worker that hangs, {words}", fault("worker"), "silent", kind=kind),
             Case(f"a native call that holds Python, {words}", fault("native-held"), "silent",
                  kind=kind),
-            Case(f"a worker is killed, {words}", fault("worker-dies"), kind=kind, ends_itself=True),
         ]  # fmt: skip
     return found
 
@@ -159,6 +155,8 @@ class Result:
     """The line of the last step."""
     attempts: int
     code: int | None
+    staged: str
+    """The commit and the load that it was staged at."""
 
     @property
     def is_right(self) -> bool:
@@ -173,10 +171,6 @@ class Result:
         )
 
 
-def parse_result(row: dict[str, Any]) -> Result:
-    return Result(**{**row, "case": Case(**row["case"]), "hang": parse_hang(row["hang"])})
-
-
 def read_counts(attempt: AttemptFolder) -> list[StepCounts]:
     found = (parse_counts(path.read_bytes()) for path in attempt.list_steps().values())
     return [one for one in found if one is not None and one.count]
@@ -188,29 +182,36 @@ def read_last_loss(attempt: AttemptFolder) -> str:
 
 
 def stage(
-    case: Case, folder: Path, steps: int = STEPS, env: Mapping[str, str] | None = None
-) -> Result:
-    """Stage a case, or read its run where the folder has one that is over."""
+    case: Case,
+    folder: Path,
+    steps: int = STEPS,
+    env: Mapping[str, str] | None = None,
+    until: float = math.inf,
+) -> Result | None:
+    """Stage a case, or read its run where the folder has one that is over; None after `until`."""
     name = re.sub(r"\W+", "-", case.name)
     run = RunFolder(Path(os.path.realpath(folder / name / name)))
     if is_over(run):
         return read_result(case, run)
+    if time.monotonic() > until:
+        return None
     script = Path(__file__).with_name(SCRIPTS.get(case.kind, "train.py"))
     conf, env = folder / f"{name}.yaml", dict(env or {})
     mount = mount_held(folder / f"{name}.data", env) if case.fault.startswith("nfs") else None
     values = {"fault": case.fault, "kind": case.kind, "steps": steps, "ranks": case.ranks}
     values["env"] = "".join(f", {name}: '{value}'" for name, value in env.items())
-    values |= {"more": case.more, "python": PYTHON if case.kind in SCRIPTS else sys.executable}
+    values |= {"more": case.more, "python": find_python(case.kind)}
     conf.write_text(CONF.format(name=name, script=script, folder=folder / name, **values))
     subprocess.run(
         [sys.executable, "-m", "vjob", "submit", str(conf)], check=True, stdout=subprocess.DEVNULL
     )
     run = RunFolder(Path(os.path.realpath(folder / name / name)))
-    until = time.monotonic() + LIMIT_S
-    while time.monotonic() < until and not is_over(run):
+    last = time.monotonic() + LIMIT_S
+    while time.monotonic() < last and not is_over(run):
         time.sleep(1)
     if mount is not None:
         end_held(mount, env)
+    note_staging(folder / name)
     return read_result(case, run)
 
 
@@ -236,6 +237,7 @@ def read_result(case: Case, run: RunFolder) -> Result:
         loss=read_last_loss(attempts[-1]),
         attempts=len(attempts),
         code=None if outcome is None else outcome.code,
+        staged=describe_staging(run.path.parent),
     )
 
 
@@ -250,8 +252,8 @@ def render(results: list[Result]) -> str:
         "the begin of the hang where there was none, to the first one after the restart, the",
         "program's start included.",
         "",
-        "| staged | said | rank | s | named right | last loss as without |",
-        "|---|---|---|---|---|---|",
+        "| staged | said | rank | s | named right | last loss as without | commit, load |",
+        "|---|---|---|---|---|---|---|",
     ]
     for one in (result for result in results if result.case.witness or result.case.ends_itself):
         said = one.hang.witness.value if one.hang else "nothing"
@@ -261,7 +263,9 @@ def render(results: list[Result]) -> str:
             "yes" if x else "no"
             for x in (one.is_right, one.loss == losses[one.case.kind, one.case.ranks])
         )
-        rows.append(f"| {one.case.name} | {said} | {rank} | {time_s} | {right} | {same} |")
+        rows.append(
+            f"| {one.case.name} | {said} | {rank} | {time_s} | {right} | {same} | {one.staged} |"
+        )
     for name, words in KINDS.items():
         values = [x.seconds for x in results if x.case.witness in words and x.seconds]
         if values:
@@ -271,73 +275,46 @@ def render(results: list[Result]) -> str:
             ]
     if any(one.case.ranks == 3 for one in results):
         rows += ["", *NOTE]
-    rows += ["", "| healthy | attempts | said | left alone |", "|---|---|---|---|"]
+    rows += [
+        "",
+        "| healthy | attempts | said | left alone | commit, load |",
+        "|---|---|---|---|---|",
+    ]
     for one in (x for x in results if not x.case.witness and not x.case.ends_itself):
         said = one.hang.witness.value if one.hang else "nothing"
         right = "yes" if one.is_right else "no"
-        rows.append(f"| {one.case.name} | {one.attempts} | {said} | {right} |")
+        rows.append(f"| {one.case.name} | {one.attempts} | {said} | {right} | {one.staged} |")
     return "\n".join(rows) + "\n"
-
-
-def read_part(heading: str) -> str:
-    _, _, rest = (RESULTS / "hangs.md").read_text().partition(f"\n## {heading}\n")
-    return rest.partition("\n## ")[0]
-
-
-def write_part(heading: str, rows: list[str]) -> None:
-    """Replace one part of the page, and leave the other as its own command made it."""
-    page = RESULTS / "hangs.md"
-    begin, _, rest = page.read_text().partition(f"\n## {heading}\n")
-    _, mark, after = rest.partition("\n## ")
-    page.write_text(begin + "\n".join(["", f"## {heading}", "", *rows, ""]) + mark + after)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--on", choices=("local", "lab"), default="local")
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--at-once", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=60, help="no case on the lab begins later")
-    parser.add_argument("--folder", type=Path, help="keep the lab's runs there, or go on with them")
-    parser.add_argument("--rows", type=Path)
-    parser.add_argument("--part", help="heading of the page's part with these rows")
+    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=60, help="no case begins later")
+    parser.add_argument("--folder", type=Path, help="keep the runs there, or go on with them")
     options = parser.parse_args()
-    if options.on == "lab":
-        from benchmarks.hangs.lab import HEADING, stage_on_lab
-
-        before = read_part(HEADING)
-        rows = stage_on_lab(options.only, options.at_once, options.minutes, before, options.folder)
-        write_part(HEADING, rows)
-        return
-    cases = [x for x in CASES if not options.only or any(word in x.name for word in options.only)]
-    held: dict[str, Any] = {}
-    if options.rows is not None and options.rows.exists():
-        held = json.loads(options.rows.read_text())
-    lock = threading.Lock()
-
-    def stage_and_keep(case: Case) -> None:
-        row = asdict(stage(case, folder))
-        with lock:
-            held[case.name] = row
-            if options.rows is not None:
-                options.rows.write_text(json.dumps(held, indent=1))
-
     with tempfile.TemporaryDirectory(prefix="hangs-") as text:
-        folder = Path(text)
+        folder = options.folder or Path(text)
+        folder.mkdir(exist_ok=True)
+        if options.on == "lab":
+            from benchmarks.hangs.lab import HEADING, stage_on_lab
+
+            rows = stage_on_lab(options.only, options.at_once, options.minutes, folder)
+            write_part(HEADING, rows)
+            return
+        until = time.monotonic() + 60 * options.minutes
+        cases = [x for x in CASES if not options.only or any(w in x.name for w in options.only)]
         kinds = sorted({(case.kind, case.ranks) for case in cases})
         plain = [Case(f"plain {kind} {ranks}", "", "", None, kind, ranks) for kind, ranks in kinds]
         with ThreadPoolExecutor(options.at_once) as pool:
-            list(pool.map(stage_and_keep, [x for x in [*plain, *cases] if x.name not in held]))
-    results = [parse_result(row) for row in held.values()]
-    results.sort(key=lambda one: [case.name for case in CASES].index(one.case.name)
-                 if one.case.fault else -1)  # fmt: skip
+            found = pool.map(lambda case: stage(case, folder, until=until), [*plain, *cases])
+            results = [one for one in found if one is not None]
     print(render(results))
-    if options.part:
-        write_part(options.part, render(results).splitlines()[2:])
-    elif {case.name for case in CASES} <= set(held):
-        page = RESULTS / "hangs.md"
-        _, mark, other = page.read_text().partition("\n## ")
-        page.write_text(render(results) + mark + other)
+    page = RESULTS / "hangs.md"
+    _, mark, other = page.read_text().partition("\n## ")
+    page.write_text(render(results) + mark + other)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,14 @@ import argparse
 import json
 import random
 import tempfile
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.hangs.__main__ import Case, Result, stage, write_part
+from benchmarks.hangs.__main__ import Case, Result, stage
 from benchmarks.hangs.simulated import simulate
+from benchmarks.hangs.staging import write_part
 
 STEPS, NUM_EACH = 60, 2
 SECONDS = {
@@ -50,10 +52,10 @@ def draw(seed: int, world: int) -> list[tuple[int, str, int, int]]:
     return found
 
 
-def run(seed: int, folder: Path) -> Result:
+def run(seed: int, folder: Path, until: float) -> Result | None:
     disturbances = json.dumps(draw(seed, 2))
     case = Case(f"healthy {seed}", "", kind=("ddp", "loop")[seed % 2])
-    return stage(case, folder, steps=STEPS, env={"DISTURB": disturbances})
+    return stage(case, folder, STEPS, {"DISTURB": disturbances}, until)
 
 
 def render(results: list[Result], first: int) -> list[str]:
@@ -76,6 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=18)
+    parser.add_argument("--minutes", type=float, default=240, help="no run begins later")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep the runs there, or go on with them")
     parser.add_argument("--simulated", type=int, default=0)
@@ -88,9 +91,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="healthy-") as text:
         folder = options.folder or Path(text)
         folder.mkdir(exist_ok=True)
+        until = time.monotonic() + 60 * options.minutes
         seeds = range(options.seed, options.seed + options.runs)
         with ThreadPoolExecutor(options.at_once) as pool:
-            results = list(pool.map(lambda seed: run(seed, folder), seeds))
+            found = pool.map(lambda seed: run(seed, folder, until), seeds)
+            results = [one for one in found if one is not None]
     rows = render(results, options.seed)
     print("\n".join(rows))
     write_part(HEADING, rows)

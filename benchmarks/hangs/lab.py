@@ -14,7 +14,6 @@ import re
 import signal
 import statistics
 import subprocess
-import tempfile
 import threading
 import time
 import traceback
@@ -23,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.hangs.held_mount import end_held, mount_held
+from benchmarks.hangs.staging import SCRIPTS, describe_staging, find_python, note_staging
 from tests.cluster.lab import Lab
 from tests.cluster.processes import find_in_namespace
 from tests.command import Vjob
@@ -39,8 +39,8 @@ STEPS, AT, LIMIT_S = 160, 90, 450
 SAME = 2e-5
 SCRIPT = """
 name: {name}
-program: {{script: {script}, snapshot: none}}
-env: {{FAULT: "{fault}", KIND: ddp, STEPS: "{steps}", BATCH: "96", OMP_NUM_THREADS: "1"{env}}}
+program: {{script: {script}, snapshot: none, python: {python}}}
+env: {{FAULT: "{fault}", KIND: {kind}, STEPS: "{steps}", BATCH: "96", OMP_NUM_THREADS: "1"{env}}}
 {rest}
 cluster:
   scheduler: slurm
@@ -53,7 +53,6 @@ cluster:
 log_folder: {folder}
 """
 GROUP = "{{group: {name}, count: {count}, queue: gpu2, ranks: {ranks}, sbatch: {{{sbatch}}}}}"
-TEXT = Path(__file__).with_name("train.py")
 BUILT_IN = """
 program: pretrain_gpt
 model: {layers: 4, hidden: 16, heads: 2, sequence: 8, vocab: 64, dropout: 0.0}
@@ -89,7 +88,8 @@ class Case:
     """Nodes that the attempts of a run which morphs have in the end; 0 for a fixed one."""
     nodes: int = 2
     ranks: int = 1
-    built_in: bool = False
+    kind: str = "ddp"
+    """A program of this folder, or built-in."""
     more: str = "restarts: 2"
     ends: str = "done"
     """The end of the run: done, or hang."""
@@ -105,8 +105,8 @@ class Case:
     """Its ranks fail, and are started again without the guard's doing."""
 
     @property
-    def shape(self) -> tuple[int, int, bool]:
-        return self.nodes, self.ranks, self.built_in
+    def shape(self) -> tuple[int, int, str]:
+        return self.nodes, self.ranks, self.kind
 
     @property
     def is_plain(self) -> bool:
@@ -122,22 +122,18 @@ def elastic(case: Case, morph: int = 2) -> Case:
 
 
 KILL = "kill-manager"
-COMES_BACK = Case("comes back", fault("mismatch"), witness="mismatched", again=True, ends="hang")
 CASES = [
     # Fixed runs.
     Case("stopped rank", act="stop-rank", witness="stopped"),
-    Case("stopped rank 0", act="stop-rank", witness="stopped", rank=0, node=0),
     Case("stopped rank, two a node", act="stop-rank", witness="stopped", rank=3, ranks=2),
     Case("stopped in the first step", fault("sigstop", step=1), witness="stopped"),
     Case("another collective", fault("mismatch"), witness="mismatched"),
-    Case("a broadcast of its own", fault("broadcast"), witness="mismatched"),
     Case("a missed barrier", fault("barrier"), witness="mismatched"),
     Case("a data loader's worker that hangs", fault("worker"), witness="silent"),
     Case("a rank that sleeps", fault("sleep"), witness="silent"),
     Case("a rank that computes for ever", fault("spin"), witness="spinning"),
     Case("a native call that holds Python", fault("native-held"), witness="silent"),
     Case("a native call that never returns", fault("native"), witness="silent"),
-    Case("a lock that nobody gives back", fault("thread"), witness="silent"),
     Case("a file server that is gone, one reads", fault("nfs"), witness="silent"),
     Case(
         "a file server that is gone, all read",
@@ -158,7 +154,15 @@ CASES = [
     Case("link cut, requeue", act="cut", rank=None, more="requeue: true"),
     Case("a rank that never joins", fault("join"), witness="silent", after=90),
     Case("a dataset that never loads", fault("load"), witness="silent", after=90),
-    Case("stopped rank, built-in", act="stop-rank", witness="stopped", nodes=4, built_in=True),
+    Case("stopped rank, built-in", act="stop-rank", witness="stopped", nodes=4, kind="built-in"),
+    *(
+        Case(f"{name}, {words}", what, act, witness=witness, kind=kind)
+        for kind, words in (("fsdp2", "FSDP2"), ("lightning", "Lightning"))
+        for name, what, act, witness in (
+            ("stopped rank", "", "stop-rank", "stopped"),
+            ("another collective", fault("mismatch"), "", "mismatched"),
+        )
+    ),
     # What is done about it.
     Case("stopped rank, stop", act="stop-rank", witness="stopped", do="stop", ends="hang"),
     Case(
@@ -177,14 +181,7 @@ CASES = [
         do="requeue",
         more="requeue: true",
     ),
-    Case(
-        "another collective, requeue",
-        fault("mismatch"),
-        witness="mismatched",
-        do="requeue",
-        more="requeue: true",
-    ),
-    COMES_BACK,
+    Case("comes back", fault("mismatch"), witness="mismatched", again=True, ends="hang"),
     # Runs that morph, of three nodes.
     elastic(Case("stopped rank", act="stop-rank", witness="stopped")),
     elastic(Case("stopped rank 0", act="stop-rank", witness="stopped", rank=0, node=0)),
@@ -206,10 +203,11 @@ CASES = [
     ),
     elastic(Case("link cut, manager killed", act="cut", and_then=KILL, witness="lost", rank=None)),
     replace(
-        elastic(Case("stopped rank, built-in", act="stop-rank", witness="stopped", built_in=True)),
+        elastic(
+            Case("stopped rank, built-in", act="stop-rank", witness="stopped", kind="built-in")
+        ),
         nodes=4,
     ),
-    replace(elastic(COMES_BACK, 3), ends="hang"),
 ]
 
 
@@ -226,8 +224,8 @@ class Result:
     attempts: int
     without: bool
     end: str
-    told: str = ""
-    """The reason that `vjob status` gave before anything was done."""
+    staged: str
+    """The commit and the load that it was staged at."""
 
     @property
     def named_right(self) -> bool:
@@ -381,7 +379,7 @@ class Stage:
             said = self.vjob("submit", str(conf), "--json").stdout
         run = RunFolder(Path(json.loads(said)["folder"]))
         until = time.monotonic() + LIMIT_S
-        node, struck, told = "", False, ""
+        node, struck = "", False
         while time.monotonic() < until and not self.is_over(run):
             if not struck and self.count_steps(run) >= AT:
                 struck = True
@@ -390,19 +388,13 @@ class Stage:
                 for act in filter(None, (case.act, case.and_then)):
                     target = hosts[0] if act == "kill-manager" else node
                     strike(self.lab, run, act, target, case.rank)
-            if not told and run.attempt(0).hanging.exists():
-                told = self.ask_status(run)
             time.sleep(0.5)
         if not self.is_over(run):
             self.vjob("cancel", str(run.path), "--now", code=None)
         if case.act == "cut":
             self.lab.mend_link(node)
-        return replace(self.read_result(case, run), told=told)
-
-    def ask_status(self, run: RunFolder) -> str:
-        """The verdict while the ranks stand, and nothing is done yet."""
-        said = self.vjob("status", str(run.path), "--json", code=None).stdout
-        return str(json.loads(said)["verdict"]["reason"])
+        note_staging(self.folder / name)
+        return self.read_result(case, run)
 
     def write_conf(self, case: Case, name: str, env: dict[str, str]) -> str:
         after = "" if case.after is None else f", after: {case.after}"
@@ -418,7 +410,9 @@ class Stage:
         ]
         text = SCRIPT.format(
             name=name,
-            script=TEXT,
+            script=Path(__file__).with_name(SCRIPTS.get(case.kind, "train.py")),
+            python=find_python(case.kind),
+            kind=case.kind,
             fault=case.fault,
             env="".join(f", {word}: '{value}'" for word, value in env.items()),
             steps=STEPS,
@@ -432,7 +426,7 @@ class Stage:
             text = text.replace("scheduler: slurm", f"scheduler: slurm\n  hetero: {case.hetero}")
         if case.again:
             text = text.replace("env: {", 'env: {AGAIN: "1", ')
-        if not case.built_in:
+        if case.kind != "built-in":
             return text
         text = re.sub(r"program: .*\nenv: .*\n", "", text)
         own = BUILT_IN.replace("TEXT", str(self.folder / "text"))
@@ -465,11 +459,12 @@ class Stage:
             elif after and hang:
                 seconds = after[0] - hang.since
             without = node not in read_hosts(run, trained[0].number)
-        if case.built_in:
+        if case.kind == "built-in":
             loss = str(read_losses(run).get(STEPS, ""))
         else:
             text = "".join(p.read_text() for p in attempts[-1].path.glob("*.out"))
-            loss = (re.findall(r"end loss (\S+)", text) or [""])[-1]
+            last = re.findall(rf"step {STEPS}/{STEPS} loss (\S+)", text)
+            loss = (re.findall(r"end loss (\S+)", text) or last or [""])[-1]
         return Result(
             case=case,
             hang=hang,
@@ -479,28 +474,18 @@ class Stage:
             attempts=len(attempts),
             without=without,
             end=describe_end(run),
+            staged=describe_staging(run.path.parent),
         )
 
 
-def stage_on_lab(
-    names: list[str], at_once: int, minutes: float, before: str, kept: Path | None
-) -> list[str]:
-    """Lines of the page: rows of the named cases, or all; others stay as they were `before`. Runs
-    that are in the folder `kept` are read."""
-    with tempfile.TemporaryDirectory(prefix="hangs-") as text:
-        folder = kept or Path(text)
-        folder.mkdir(exist_ok=True)
-        folder.chmod(0o755)
-        found = run_on_lab(names, at_once, folder, minutes)
-        return render_rows(found, before if names else "")
-
-
-def run_on_lab(names: list[str], at_once: int, folder: Path, minutes: float = 60) -> list[Result]:
+def stage_on_lab(names: list[str], at_once: int, minutes: float, folder: Path) -> list[str]:
+    """Lines of the page: the rows of the named cases, or all."""
+    folder.chmod(0o755)
     cases = [case for case in CASES if not names or case.name in names]
     shapes = sorted({case.shape for case in cases})
     plain = [
-        Case(f"plain {nodes} {ranks} {built_in}", nodes=nodes, ranks=ranks, built_in=built_in)
-        for nodes, ranks, built_in in shapes
+        Case(f"plain {nodes} {ranks} {kind}", nodes=nodes, ranks=ranks, kind=kind)
+        for nodes, ranks, kind in shapes
     ]
     write_text(folder)
     write_slow_steps(folder / "calm", 0.02)
@@ -508,7 +493,7 @@ def run_on_lab(names: list[str], at_once: int, folder: Path, minutes: float = 60
     try:
         with ThreadPoolExecutor(at_once) as pool:
             found = pool.map(Stage(lab, folder, minutes).try_stage, [*plain, *cases])
-            return [one for one in found if one is not None]
+            return render_rows([one for one in found if one is not None])
     finally:
         if lab.started_here:
             lab.stop()
@@ -531,37 +516,26 @@ def render_row(one: Result, plain: str) -> str:
     same = describe_difference(one.loss, plain) if one.end == "completed" else ""
     seconds = "" if one.seconds is None else f"{one.seconds:.0f}"
     right = "yes" if one.named_right else "no"
-    cells = (one.case.name, one.case.do, said, who, seconds, right, then, same)
+    cells = (one.case.name, one.case.do, said, who, seconds, right, then, same, one.staged)
     return f"| {' | '.join(cells)} |"
 
 
-def render_rows(results: list[Result], before: str) -> list[str]:
-    """The part of the page, with the rows of `before` that were not staged now."""
+def render_rows(results: list[Result]) -> list[str]:
     plain = {x.case.shape: x.loss for x in results if x.case.is_plain}
-    held = {
-        line.split(" | ")[0]: line
-        for line in before.splitlines()
-        if line.startswith("| ") and not line.startswith("| staged")
-    }
-    for one in results:
-        if not one.case.is_plain:
-            held[f"| {one.case.name}"] = render_row(one, plain.get(one.case.shape, ""))
+    staged = [x for x in results if not x.case.is_plain]
     rows = [
-        "Jobs on virtual nodes of a real Slurm, by `python -m benchmarks.hangs --on lab`: from",
-        "`vjob submit` to the next step. Processors and memory are those of one machine.",
+        "Jobs on virtual nodes of a real Slurm, by `python -m benchmarks.hangs --on lab`. Seconds",
+        "count as above. Processors and memory are those of one machine.",
         "",
-        "| staged | do | said | rank, node | s | named right | then | last loss as without |",
-        "|---|---|---|---|---|---|---|---|",
-        *held.values(),
+        "| staged | do | said | rank, node | s | named right | then | last loss as without "
+        "| commit, load |",
+        "|---|---|---|---|---|---|---|---|---|",
+        *(render_row(one, plain.get(one.case.shape, "")) for one in staged),
     ]
-    times: dict[bool, list[int]] = {}
-    for line in held.values():
-        cells = line.strip("| ").split(" | ")
-        if cells[4].strip():
-            times.setdefault(cells[2] in ("stopped", "dead", "mismatched"), []).append(
-                int(cells[4])
-            )
-    for is_sure, values in sorted(times.items(), reverse=True):
-        what = "Stopped, dead or mismatched" if is_sure else "Where nobody can tell"
-        rows += ["", f"{what}: median {statistics.median(values):.0f}, worst {max(values)} s."]
+    sure = ("stopped", "dead", "mismatched")
+    for is_sure, what in ((True, "Stopped, dead or mismatched"), (False, "Where nobody can tell")):
+        values = [x.seconds for x in staged if x.seconds and (x.case.witness in sure) == is_sure]
+        if values:
+            middle = statistics.median(values)
+            rows += ["", f"{what}: median {middle:.0f}, worst {max(values):.0f} s."]
     return rows
