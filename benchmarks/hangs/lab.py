@@ -152,7 +152,7 @@ CASES = [
     Case("stopped node", act="stop-node", witness="lost", rank=None),
     Case("stopped node 0", act="stop-node", witness="lost", rank=None, node=0),
     Case("link cut, requeue", act="cut", rank=None, more="requeue: true"),
-    Case("a rank that never joins", fault("join"), witness="silent", after=90),
+    Case("a rank that never joins", fault("join"), witness="silent"),
     Case("a dataset that never loads", fault("load"), witness="silent", after=90),
     Case("stopped rank, built-in", act="stop-rank", witness="stopped", nodes=4, kind="built-in"),
     *(

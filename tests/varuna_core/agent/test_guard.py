@@ -52,7 +52,7 @@ class Watched:
         monkeypatch.setattr(guard, "ANSWER_S", 0.0)
         # This process reads and computes for the guard.
         monkeypatch.setattr(guard, "_read_bytes", lambda pid: self.moved * (pid == os.getpid()))
-        monkeypatch.setattr(guard, "_measure_received", lambda: 0)
+        monkeypatch.setattr(guard, "read_received", lambda port: {})
         monkeypatch.setattr(guard, "_read_main_thread", lambda pid: self.main_s)
         self.now = 0.0
         for self.token in range(1, steps + 1):
@@ -192,6 +192,52 @@ def test_a_start_stands_still_by_its_rate_of_bytes(bytes_s, is_still, tmp_path, 
         watched.tick()
     seen = read_signs(watched.attempt, 1)[0].ranks[0]
     assert (seen.still_s > 0) == is_still
+
+
+OWN, OTHERS = 1, 2
+
+
+@pytest.mark.parametrize(
+    ("receives", "is_answered", "is_still"),
+    [
+        pytest.param(OWN, True, False, id="the rank downloads"),
+        pytest.param(OTHERS, True, True, id="another job of its node downloads"),
+        pytest.param(OTHERS, False, False, id="who does is not known"),
+    ],
+)
+def test_a_start_moves_by_what_its_own_connections_receive(
+    receives, is_answered, is_still, tmp_path, monkeypatch
+):
+    watched = Watched(tmp_path, monkeypatch, steps=0)
+
+    def read_received(port):
+        if not is_answered:
+            raise OSError("no sock_diag")
+        return {receives: int(100_000 * watched.now)}
+
+    monkeypatch.setattr(guard, "read_received", read_received)
+    monkeypatch.setattr(guard, "measure_received", lambda pid: int(100_000 * watched.now))
+    monkeypatch.setattr(guard, "list_inodes", lambda pid: [OWN] if pid == os.getpid() else [])
+    for _ in range(20):
+        watched.tick()
+    assert (read_signs(watched.attempt, 1)[0].ranks[0].still_s > 0) == is_still
+
+
+def test_a_mapped_file_that_is_read_slowly_is_movement(tmp_path, monkeypatch):
+    watched = Watched(tmp_path, monkeypatch)
+    stat = read_stat(os.getpid())
+    stats = [{os.getpid(): stat._replace(faults=at // 4)} for at in range(8)]
+    monkeypatch.setattr(guard, "list_stats", lambda: stats.pop(0))
+    assert [watched.look().still_s for _ in range(8)] == [
+        0.0,
+        5.0,
+        10.0,
+        15.0,
+        0.0,
+        5.0,
+        10.0,
+        15.0,
+    ]
 
 
 def test_a_helper_that_prints_is_no_movement_of_a_rank_in_a_collective(tmp_path, monkeypatch):

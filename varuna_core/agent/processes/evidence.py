@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import struct
 import threading
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Tuple
 
 from varuna_core.agent.processes.proc import list_below, list_stats, read_environment
+from varuna_core.agent.processes.sockets import list_inodes
 
 LIMIT_S = 8.0
 MOST_THREADS, MOST_SOCKETS, MOST_LINES = 64, 256, 100
@@ -117,7 +117,7 @@ def list_sockets(ranks: Mapping[int, int]) -> List[Dict[str, Any]]:
                 space = os.readlink(f"/proc/{pid}/ns/net")
             if space not in tables:
                 tables[space] = {one["inode"]: one for one in _read_tables(pid)}
-            for inode in _list_inodes(pid):
+            for inode in list_inodes(pid):
                 if inode in tables[space]:
                     found.append({"rank": rank, "pid": pid, **tables[space][inode]})
     owners = {(tuple(one["local"]), tuple(one["remote"])): one["rank"] for one in found}
@@ -127,15 +127,6 @@ def list_sockets(ranks: Mapping[int, int]) -> List[Dict[str, Any]]:
     # Those with bytes in a queue first: they are what somebody waits for.
     found.sort(key=lambda one: -(one["unsent"] + one["unread"]))
     return found[:MOST_SOCKETS]
-
-
-def _list_inodes(pid: int) -> Iterator[int]:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                match = re.fullmatch(r"socket:\[(\d+)\]", os.readlink(f"/proc/{pid}/fd/{name}"))
-                if match:
-                    yield int(match.group(1))
 
 
 def _read_tables(pid: int) -> Iterator[Dict[str, Any]]:

@@ -40,6 +40,12 @@ from typing import (
 
 from varuna_core.agent.processes.proc import Stat, list_below, list_stats, read_stat
 from varuna_core.agent.processes.process import run as run_command
+from varuna_core.agent.processes.sockets import (
+    has_socket,
+    list_inodes,
+    measure_received,
+    read_received,
+)
 from varuna_core.facts.cause import EndCause
 from varuna_core.facts.hang import Hang, HangAction, HangWitness
 from varuna_core.facts.sentences import describe_hang
@@ -77,7 +83,10 @@ NUM_GAPS = 9
 START_LOOK_S, START_EVERY_S = 30.0, 10.0
 """Before the first steps, and where none are counted."""
 START_BYTES_S = 32 * 1024
-"""Bytes a second that this machine receives then: somebody may be downloading."""
+"""Bytes a second that its connections receive then, or its node's where those are not known: it may
+be downloading."""
+FAULT_BYTES = 128 * 1024
+"""Linux's usual read-ahead."""
 ABSENT_S = 60.0
 """Two beats in files of an agent that is connected."""
 MOST_JUDGES = 3
@@ -170,6 +179,9 @@ class RankTrack:
         """Seconds of these that answers to the agent took."""
         self.sight: Any = None
         self.moved, self.moved_at = 0, now
+        self.received: Mapping[int, int] = {}
+        """Bytes so far, by connection."""
+        self.received_at = now
         self.heard_at = now
         """Time of its last answer, or of the last look at which nobody listened in it."""
 
@@ -195,6 +207,12 @@ class RankTrack:
         self.halted_at, self.below_at, self.sight, self.cpu = None, None, None, None
         self.still_at += gap_s
         self.heard_at += gap_s
+
+    def note_received(self, received: Mapping[int, int], now: float) -> None:
+        before, most = self.received, START_BYTES_S * (now - self.received_at)
+        if sum(max(size - before.get(one, 0), 0) for one, size in received.items()) > most:
+            self.moved_at = now
+        self.received, self.received_at = received, now
 
     def look_s(self) -> float:
         if not self.has_stepped:
@@ -241,7 +259,6 @@ class Guard(threading.Thread):
         self._has_told_pause = False
         self._beats = BeatTrack()
         self._suspected: Optional[Tuple[Any, ...]] = None
-        self._received, self._received_at = 0, float("-inf")
         self._down: List[int] = []
         self._next_question = float("-inf")
         self._next_look = float("-inf")
@@ -419,25 +436,9 @@ class Guard(threading.Thread):
                 self._tracks[rank].heard_at = now
         self._ended.wait(ANSWER_S)
         stats = list_stats()
-        is_receiving = False
-        if not all(self._tracks[rank].has_stepped for rank in mains):
-            received, most = _measure_received(), START_BYTES_S * (now - self._received_at)
-            is_receiving = received - self._received > most
-            self._received, self._received_at = received, now
-        return [
-            self._look_at(rank, pid, stats, now, is_receiving=is_receiving)
-            for rank, pid in mains.items()
-        ]
+        return [self._look_at(rank, pid, stats, now) for rank, pid in mains.items()]
 
-    def _look_at(
-        self,
-        rank: int,
-        pid: int,
-        stats: Mapping[int, Stat],
-        now: float,
-        *,
-        is_receiving: bool,
-    ) -> RankSigns:
+    def _look_at(self, rank: int, pid: int, stats: Mapping[int, Stat], now: float) -> RankSigns:
         track = self._tracks[rank]
         held = [one for one in {pid} | list_below([pid], stats) if one in stats]
         answer, size = self._read_answer(rank)
@@ -466,11 +467,11 @@ class Guard(threading.Thread):
         in_collective |= is_idle and bool(frames) and frames[0].get("name") == BACKWARD
         waits = in_collective or is_idle
         place = _name_place(frames)
-        num_moved = sum(map(_read_bytes, held))
+        num_moved = sum(_read_bytes(one) + FAULT_BYTES * stats[one].faults for one in held)
         if num_moved - track.moved > 2 * size + most_moved:
             track.moved_at = now
-        if not track.has_stepped and is_receiving:
-            track.moved_at = now
+        if not track.has_stepped:
+            track.note_received(self._read_received(pid, held), now)
         track.moved = num_moved
         # A library's loop that asks again and again, as a data loader's, is no movement.
         stack = tuple(
@@ -514,7 +515,7 @@ class Guard(threading.Thread):
             prints=prints,
             spins=bool(track.spins) and is_idle,
             below=below,
-            has_joined=not track.has_stepped and _has_socket(pid, self._find_port()),
+            has_joined=not track.has_stepped and has_socket(pid, self._find_port()),
             place=place,
             calls=calls,
         )
@@ -523,6 +524,16 @@ class Guard(threading.Thread):
         master = read_json(self._attempt.master)
         port = master.get("port") if isinstance(master, dict) else None
         return port if isinstance(port, int) else 0
+
+    def _read_received(self, pid: int, held: Iterable[int]) -> Mapping[int, int]:
+        """Bytes by connection of a rank's processes, but those to the master; where they are not
+        known, those of its node."""
+        with contextlib.suppress(OSError):
+            if os.path.samefile(f"/proc/{pid}/ns/net", "/proc/self/ns/net"):
+                received = read_received(self._find_port())
+                inodes = {inode for one in held for inode in list_inodes(one)}
+                return {one: size for one, size in received.items() if one in inodes}
+        return {0: measure_received(pid)}
 
     def _ask(self, rank: int) -> bool:
         """False where nobody listens."""
@@ -645,32 +656,6 @@ def parse_down(text: str, hosts: Mapping[str, int]) -> List[int]:
         if name and state and name[1] in hosts and re.search(r"DOWN|FAIL|\*", state[1]):
             found.append(hosts[name[1]])
     return sorted(found)
-
-
-def _has_socket(pid: int, port: int) -> bool:
-    """True if the process has a TCP connection to this port, or listens there."""
-    found, mark = set(), f":{port:04X}"
-    with contextlib.suppress(OSError, IndexError):
-        for name in ("tcp", "tcp6"):
-            for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
-                words = line.split()
-                if words[1].endswith(mark) or words[2].endswith(mark):
-                    found.add(f"socket:[{words[9]}]")
-    with contextlib.suppress(OSError):
-        for entry in os.scandir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                if os.readlink(entry.path) in found:
-                    return True
-    return False
-
-
-def _measure_received() -> int:
-    """Bytes that this machine has received, but those from itself."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        lines = Path("/proc/net/dev").read_text().splitlines()[2:]
-        parts = [line.partition(":") for line in lines]
-        return sum(int(rest.split()[0]) for name, _, rest in parts if name.strip() != "lo")
-    return 0
 
 
 def _find_main_frames(answer: Mapping[str, Any]) -> List[Mapping[str, Any]]:

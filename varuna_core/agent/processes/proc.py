@@ -28,6 +28,8 @@ class Stat(NamedTuple):
     """Processor time of all its threads, and of those children that have ended."""
     started: int
     """In clock ticks: with the pid it names one process for ever."""
+    faults: int = 0
+    """How often it waited for a part of a mapped file."""
 
     @property
     def is_alive(self) -> bool:
@@ -53,6 +55,7 @@ def read_stat(pid: int) -> Stat | None:
         group=int(words[2]),
         ticks=sum(map(int, words[11:15])),
         started=int(words[19]),
+        faults=int(words[9]),
     )
 
 
