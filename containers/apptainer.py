@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from varuna_core.records.plan import ENTER, ContainerPlan
+from varuna_core.records.plan import ENTER, GPUS, ContainerPlan
 from vjob.containers.podman import TRY, render_mount
 from vjob.containers.reference import BadReference, parse_reference
 from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Runtime, Unsuitable
 from vjob.containers.store import Store
 
+GPU_OPTIONS: dict[str, Argv] = {"nvidia": ("--nv",), "amd": ("--rocm",)}
 LIBRARIES = "/.singularity.d/libs"
-"""The driver's libraries with `--nv`; the agent's setup/container.py has programs look there."""
+"""The driver's libraries, with `--nv` or `--rocm`; the agent's setup/container.py has programs look
+there."""
 
 
 class Apptainer(Runtime):
@@ -37,6 +39,7 @@ class Apptainer(Runtime):
                 start=(*options, request.image),
                 enter_as=f"APPTAINERENV_{ENTER}",
                 wraps=True,
+                gpu_options=GPU_OPTIONS if request.gpus else {},
             )
         is_stored = request.kind is ImageKind.REFERENCE
         source = replace(request, image=render_source(request.image)) if is_stored else request
@@ -55,6 +58,7 @@ class Apptainer(Runtime):
             enter_as=f"APPTAINERENV_{ENTER}",
             reads_image=not is_stored,  # its own trees have scripts for that, which it runs
             wraps=True,
+            gpu_options=GPU_OPTIONS if request.gpus else {},
             env={
                 "APPTAINER_CACHEDIR": f"{store.base}/cache",
                 "APPTAINER_TMPDIR": f"{store.base}/temp",
@@ -83,7 +87,7 @@ def build_options(request: Request) -> Argv:
         # A .sif file cannot be written: what ranks write there is gone with them.
         options.append("--writable-tmpfs" if request.kind is ImageKind.SIF else "--writable")
     if request.gpus:
-        options.append("--nv")
+        options.append(GPUS)
     mounts = (render_mount(mount, "ro", "destination") for mount in request.mounts)
     return (*options, *(f"--mount={mount}" for mount in mounts))
 

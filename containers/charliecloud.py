@@ -28,7 +28,7 @@ class Charliecloud(Runtime):
         for mount in request.mounts:
             start += ["--bind", render_bind(mount)]
         prepare = [store.build_prepare("unsquashfs")]
-        if request.gpus:  # it has no flag for them: the driver's libraries go into the copy
+        if request.gpus:  # it has no flag for them: NVIDIA's libraries go into the copy
             script = 'command -v nvidia-smi >/dev/null || exit 0; exec ch-fromhost --nvidia "$1"'
             prepare.append(("sh", "-c", script, "gpus", store.root))
         return ContainerPlan(

@@ -6,11 +6,26 @@ cluster's promises it keeps one less: ranks have your group, without the others 
 
 from __future__ import annotations
 
-from varuna_core.records.plan import ContainerPlan
+from dataclasses import replace
+
+from varuna_core.records.plan import GPUS, ContainerPlan
 from vjob.containers.podman import SHARED, build_pull, plan_stored, render_mount, render_reference
-from vjob.containers.runtime import Argv, ImageKind, Request, Runtime, Unsuitable
+from vjob.containers.runtime import (
+    AMD_DEVICES,
+    INTEL_DEVICES,
+    Argv,
+    ImageKind,
+    Request,
+    Runtime,
+    Unsuitable,
+)
 
 _TOOL = ("docker", "--log-level=error")
+GPU_OPTIONS: dict[str, Argv] = {
+    "nvidia": ("--gpus=all",),
+    "amd": AMD_DEVICES,
+    "intel": INTEL_DEVICES,
+}
 
 
 class Docker(Runtime):
@@ -26,7 +41,9 @@ class Docker(Runtime):
     def plan(self, request: Request) -> ContainerPlan:
         image = render_reference(request.image, self.name)
         pull = build_pull(_TOOL, ("image", "inspect", "--format="), image, request)
-        return plan_stored(self.name, _TOOL, build_options(request), image, pull, request)
+        options = build_options(request)
+        plan = plan_stored(self.name, _TOOL, options, image, pull, request)
+        return replace(plan, gpu_options=GPU_OPTIONS if request.gpus else {})
 
 
 def build_options(request: Request) -> Argv:
@@ -46,5 +63,5 @@ def build_options(request: Request) -> Argv:
     if not request.writable:
         options.append("--read-only")
     if request.gpus:
-        options.append("--gpus=all")
+        options.append(GPUS)
     return (*options, *(f"--mount={render_mount(mount, 'readonly')}" for mount in request.mounts))

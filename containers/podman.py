@@ -7,9 +7,20 @@ agent finds the ranks by their environment and signals them itself.
 
 from __future__ import annotations
 
-from varuna_core.records.plan import ENTER, ContainerPlan
+from dataclasses import replace
+
+from varuna_core.records.plan import ENTER, GPUS, ContainerPlan
 from vjob.containers.reference import BadReference, parse_reference
-from vjob.containers.runtime import Argv, ImageKind, Mount, Request, Runtime, Unsuitable
+from vjob.containers.runtime import (
+    AMD_DEVICES,
+    INTEL_DEVICES,
+    Argv,
+    ImageKind,
+    Mount,
+    Request,
+    Runtime,
+    Unsuitable,
+)
 from vjob.containers.store import Store, read_shell
 
 LABEL = "vjob=%{folder} %{node}"
@@ -38,6 +49,12 @@ SHARED: Argv = (
 )
 """What podman and docker are told in the same words."""
 
+GPU_OPTIONS: dict[str, Argv] = {
+    "nvidia": ("--device=nvidia.com/gpu=all",),
+    "amd": AMD_DEVICES,
+    "intel": INTEL_DEVICES,
+}
+
 TRY: Argv = ("/bin/sh", "-c", ":")
 """Run once after preparing: a node that can start no container says so before any rank waits."""
 
@@ -52,9 +69,9 @@ class Podman(Runtime):
     )
 
     def plan(self, request: Request) -> ContainerPlan:
-        if request.kind is ImageKind.REFERENCE:
-            return self._plan_stored(request)
-        return self._plan_tree(request)
+        is_stored = request.kind is ImageKind.REFERENCE
+        plan = self._plan_stored(request) if is_stored else self._plan_tree(request)
+        return replace(plan, gpu_options=GPU_OPTIONS if request.gpus else {})
 
     def _plan_tree(self, request: Request) -> ContainerPlan:
         """A tree of our store. podman's notes about it lie beside: its usual place is the home
@@ -62,7 +79,8 @@ class Podman(Runtime):
         store = Store(request)
         tool = (*_TOOL, f"--root={store.base}/podman", "--storage-driver=vfs")
         words = (*tool, "run", *build_options(request), "--rootfs")
-        start = ("bash", "-c", _ENTER, "enter", store.root, str(len(words)), *words)
+        count = f"{len(words) - 1}+%{{num_gpu_options}}" if request.gpus else str(len(words))
+        start = ("bash", "-c", _ENTER, "enter", store.root, count, *words)
         return ContainerPlan(
             runtime=self.name,
             image=request.image,
@@ -91,7 +109,7 @@ _TOOL = (
 )
 
 # runc wants a path without links in it; a scratch folder and an image folder may have some.
-# enter ROOT N WORD1 .. WORDN COMMAND...
+# enter ROOT N WORD1 .. WORDN COMMAND..., where N may be a sum.
 _ENTER = 'root=$(cd -P "$1" && pwd -P) && exec "${@:3:$2}" "$root" "${@:3+$2}"'
 
 _PROBE = (
@@ -135,7 +153,7 @@ def build_options(request: Request) -> Argv:
     if not request.writable:
         options += ["--read-only", "--read-only-tmpfs=false"]
     if request.gpus:
-        options.append("--device=nvidia.com/gpu=all")
+        options.append(GPUS)
     return (*options, *(f"--mount={render_mount(mount, 'ro')}" for mount in request.mounts))
 
 

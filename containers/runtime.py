@@ -66,6 +66,11 @@ class Request:
     """What changes when the image changes: its size and time, empty where not known."""
 
 
+AMD_DEVICES: Argv = ("--device=/dev/kfd", "--device=/dev/dri")
+"""Device files of AMD's driver; its libraries are the image's own."""
+INTEL_DEVICES: Argv = ("--device=/dev/dri",)
+
+
 class Runtime(ABC):
     """One container runtime."""
 

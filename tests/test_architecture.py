@@ -166,8 +166,11 @@ VENDOR = ("varuna_core/agent/gpu/", "varuna_core/facts/catalogue/", "containers/
 with a switch for it."""
 
 
-def test_nvidias_tool_and_variable_are_named_in_one_place() -> None:
-    names = re.compile("nvidia[-_]smi|CUDA_VISIBLE_DEVICES")
+def test_tools_variables_and_devices_of_vendors_are_named_in_one_place() -> None:
+    names = re.compile(
+        "nvidia[-_]smi|CUDA_VISIBLE_DEVICES|/proc/driver/nvidia|/dev/(nvidia|kfd|dri)|"
+        "(rocm|amd|xpu)-smi|(ROCR|HIP)_VISIBLE_DEVICES|ZE_AFFINITY_MASK"
+    )
     for path in (path for room in MAY_IMPORT for path in files(room)):
         where = str(path.relative_to(ROOT))
         if not where.startswith(VENDOR):

@@ -120,7 +120,7 @@ def test_a_vendor_is_a_class_and_a_row(add: Add, copy: Path) -> None:
         "from varuna_core.agent.gpu.accelerator import choose_accelerator, list_variables\n"
         "print(choose_accelerator().name, list_variables())"
     )
-    assert run(copy, "-c", code).startswith("toy ['TOY_DEVICES', 'CUDA_VISIBLE_DEVICES']")
+    assert run(copy, "-c", code).startswith("toy ['TOY_DEVICES', 'CUDA_VISIBLE_DEVICES'")
 
 
 @pytest.mark.row("a scheduler")

@@ -15,7 +15,9 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from varuna_core.agent.gpu.accelerator import choose_accelerator
 from varuna_core.facts.catalogue.known_line import KnownLine, Scope
+from varuna_core.facts.known import NotKnown
 from varuna_core.facts.remedy import Context, render_all
 from varuna_core.records.plan import ContainerPlan
 from vjob.containers.registry import RUNTIMES
@@ -57,8 +59,11 @@ def examine_containers() -> list[Diagnosis]:
         diagnoses.append(judge_pyxis(help_text, _read_plugstack(), _find_mount("/run")))
     diagnoses.append(judge_scratch(scratch, *_find_mount(scratch)))
     diagnoses.append(judge_squashfs(shutil.which("unsquashfs"), shutil.which("mksquashfs")))
-    if read_text("/proc/driver/nvidia/version") is not None:
+    vendor = choose_accelerator()
+    if vendor.name == "nvidia":
         diagnoses += examine_gpus(found)
+    elif isinstance(problem := vendor.count(), NotKnown) and vendor.is_here():
+        diagnoses.append(Diagnosis(name="gpus", status="warn", text=problem.reason))
     return diagnoses
 
 

@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping
 
-from varuna_core.agent.checks.gpus import DRIVER
+from varuna_core.agent.gpu.accelerator import choose_accelerator
 from varuna_core.agent.meeting.network import list_addresses
 from varuna_core.records.secrets import withhold
 from vjob.jobs.conf.loading import load
@@ -37,7 +37,7 @@ def examine() -> list[Diagnosis]:
         diagnoses.append(Diagnosis(name=scheduler.name, status="note", text=what, remedy=remedy))
     if (own := schedulers.choose_auto()).can.inside_job:
         diagnoses += own.examine()
-    has_gpus = any(DRIVER.glob("*/information"))
+    has_gpus = bool(choose_accelerator().list_models())
     diagnoses.append(judge_python(find_version("torch"), find_version("numpy"), has_gpus))
     diagnoses += examine_containers()
     diagnoses.append(judge_host_name(socket.gethostname(), _resolve(socket.gethostname())))
@@ -85,8 +85,8 @@ def judge_python(torch: str | None, numpy: str | None, has_gpus: bool) -> Diagno
         return Diagnosis(
             name="training",
             status="warn",
-            text=f"torch {torch} is a build without CUDA, and there are GPUs here",
-            remedy=f"install torch for CUDA under {sys.executable}, or set container.image",
+            text=f"torch {torch} is a build for processors, and there are GPUs here",
+            remedy=f"install torch for these GPUs under {sys.executable}, or set container.image",
         )
     return Diagnosis(name="training", status="ok", text=f"torch {torch}, numpy {numpy}")
 

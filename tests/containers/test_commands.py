@@ -98,7 +98,7 @@ def render(found: ContainerPlan | Unsuitable) -> list[str]:
         elif isinstance(value, tuple):
             lines += [f"{name}:", *render_argv(value)]
         elif isinstance(value, dict):
-            lines += [f"{name}: {key}={shlex.quote(item)}" for key, item in value.items()]
+            lines += [f"{name}: {key}={_quote(item)}" for key, item in value.items()]
         else:
             lines.append(f"{name}: {value}")
     return lines
@@ -109,6 +109,10 @@ def render_argv(argv: Argv) -> list[str]:
     return [
         f"    <{texts[word]}>" if word in texts else f"    {shlex.quote(word)}" for word in argv
     ]
+
+
+def _quote(item: str | tuple[str, ...]) -> str:
+    return shlex.quote(item) if isinstance(item, str) else shlex.join(item)
 
 
 def render_all(runtime: str) -> str:

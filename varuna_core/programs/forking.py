@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from varuna_core.agent.gpu.names import DEVICE_FILES
 from varuna_core.programs.standby import forget_input, import_all, take_environment
 
 FORK = "--fork"
@@ -64,10 +65,10 @@ def fork_ranks() -> None:
 
 
 def holds_gpu(open_files: Path) -> bool:
-    """True where one of these is NVIDIA's: CUDA may be initialised, and does not survive a fork."""
+    """True where one of these is a GPU's: what torch has set up on it does not survive a fork."""
     for file in open_files.iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(file).startswith("/dev/nvidia"):
+            if os.readlink(file).startswith(DEVICE_FILES):
                 return True
     return False
 

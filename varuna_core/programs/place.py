@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from varuna_core.agent.gpu.names import CUDA_VISIBLE, NVIDIA_SMI
+from varuna_core.agent.gpu.accelerator import find_visible
 from varuna_core.records.rank_map import build_stages, encode_stage_map
 from varuna_core.runtime.comm.devices import take_device
 from varuna_core.runtime.comm.links import join_ranks
@@ -52,7 +52,7 @@ def compute_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = o
             )
         stage_map = encode_stage_map(build_stages(pipeline, replicas, "pipeline"))
     if not torch.cuda.is_available() and environ.get("VJOB_RUN"):
-        refuse_missing_gpus(environ.get(CUDA_VISIBLE, ""), torch.version.cuda)
+        refuse_missing_gpus(environ, torch.version.cuda or torch.version.hip)
     return Place(
         rank=rank,
         world=world,
@@ -63,19 +63,23 @@ def compute_place(pipeline: int, tensor: int = 1, environ: Mapping[str, str] = o
     )
 
 
-def refuse_missing_gpus(visible: str, built_for: str | None) -> None:
-    """A job that got GPUs and trained on its CPUs would be taken for a slow one."""
-    if visible.split(",")[0].strip() in ("", "-1", "NoDevFiles"):
+def refuse_missing_gpus(environ: Mapping[str, str], built_for: str | None) -> None:
+    """Refuse to train on the processors of a job that got GPUs: it would be taken for a slow one.
+
+    `built_for` is torch's version of CUDA or ROCm, None where it has neither.
+    """
+    visible = find_visible(environ)
+    if visible is None:
         return
     why = (
-        "it is a build without CUDA; install one with it for the ranks' Python, or set "
-        "container.image"
+        "it is a build without CUDA and ROCm; install one for these GPUs for the ranks' Python, or "
+        "set container.image"
         if built_for is None
-        else f"it is built for CUDA {built_for}; is the node's driver as new, and does "
-        f"`{NVIDIA_SMI}` answer there?"
+        else f"it is built for {'ROCm' if torch.version.hip else 'CUDA'} {built_for}; are these "
+        "GPUs of that vendor, and is the node's driver as new?"
     )
     raise ProgramError(
-        f"{CUDA_VISIBLE}={visible}, and torch {torch.__version__} finds no GPU: {why} "
+        f"{visible[0]}={visible[1]}, and torch {torch.__version__} finds no GPU: {why} "
         "(to train on CPUs, give ranks in place of gpus in cluster.nodes)"
     )
 

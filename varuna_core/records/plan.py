@@ -73,12 +73,16 @@ class NodePlan:
         return range(self.first_rank, self.first_rank + self.group.ranks)
 
 
+GPUS = "%{gpus}"
+"""The word of a `ContainerPlan` in whose place the agent puts the options of `gpu_options`."""
+
+
 @dataclass(frozen=True)
 class ContainerPlan:
     """Commands to run ranks in a container, made by a `Runtime` of `containers`, run by the agent.
 
     The agent fills in `%{rank}`, `%{node}`, `%{attempt}`, `%{folder}` (the run's), `%{user}`
-    (uid:gid) and `%{holder}` (the pid of what `hold` started) in words.
+    (uid:gid), `%{holder}` (the pid of what `hold` started) and `%{num_gpu_options}` in words.
     """
 
     runtime: str
@@ -110,6 +114,8 @@ class ContainerPlan:
     hold: tuple[str, ...] = ()
     """A command that starts the node's one container, which `start` enters; empty where each rank
     has its own."""
+    gpu_options: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options for the GPUs of each vendor, by the name of its `Accelerator`."""
     hold_again: str = ""
     """Regular expression of what `hold` says where it is worth another try."""
 
@@ -513,4 +519,6 @@ def parse_group(value: dict[str, Any]) -> GroupPlan:
 def _parse_container(value: dict[str, Any]) -> ContainerPlan:
     commands = {key: tuple(tuple(argv) for argv in value[key]) for key in ("prepare", "clean")}
     words = {key: tuple(value.get(key, ())) for key in ("probe", "start", "step", "hold")}
-    return expect_types(ContainerPlan(**{**value, **commands, **words}))
+    options = {name: tuple(found) for name, found in value.get("gpu_options", {}).items()}
+    made = ContainerPlan(**{**value, **commands, **words, "gpu_options": options})
+    return expect_types(made)

@@ -31,11 +31,11 @@ START = (
 )
 _DECLARED = re.compile(
     r'^declare -(?P<flags>[\w-]+) (?P<name>[A-Za-z_]\w*)=(?:"(?P<value>(?:[^"\\]|\\.)*)"'
-    r'|(?P<list>\((?:\[[^\]]*\]="(?:[^"\\]|\\.)*" ?)*\))'
+    r'|(?P<list>\((?:\[[^\[\]]*\]="(?:[^"\\]|\\.)*" ?)*\))'
     r"|\$'(?P<special>(?:[^'\\]|\\.)*)')$",
     re.MULTILINE | re.DOTALL,
 )
-_ELEMENT = re.compile(r'\[[^\]]*\]="((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ELEMENT = re.compile(r'\[[^\[\]]*\]="((?:[^"\\]|\\.)*)"', re.DOTALL)
 OWN = ("OLDPWD", "PWD", "RANDOM", "PATH")
 _REDIRECTION = re.compile(
     r"(?P<sign>&>>?|\d?>>?\|?)[ \t]*(?!&|\(|/dev/|\"?\$\(__vj_file)"

@@ -105,7 +105,12 @@ def test_where_an_import_began_a_thread_each_starts_anew(make_stage: MakeStage) 
 
 @pytest.mark.parametrize(
     ("targets", "holds"),
-    [([], False), (["/dev/null", "pipe:[1]"], False), (["/dev/null", "/dev/nvidiactl"], True)],
+    [
+        ([], False),
+        (["/dev/null", "pipe:[1]"], False),
+        (["/dev/null", "/dev/nvidiactl"], True),
+        (["/dev/kfd"], True),
+    ],
 )
 def test_a_gpu_that_is_open_is_seen(tmp_path: Path, targets: list[str], holds: bool) -> None:
     for number, target in enumerate(targets):

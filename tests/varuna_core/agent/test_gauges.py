@@ -332,7 +332,8 @@ def test_another_vendor_is_a_class_in_a_distribution_and_goes_to_the_nodes_with_
     )
     assert done.stdout.splitlines() == [
         "toy TOY_VISIBLE_DEVICES 2 2",
-        "CUDA_VISIBLE_DEVICES TOY_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK TOY_VISIBLE_DEVICES "
+        "HIP_VISIBLE_DEVICES GPU_DEVICE_ORDINAL ONEAPI_DEVICE_SELECTOR",
     ]
 
 
@@ -341,7 +342,8 @@ def test_a_node_without_accelerators_says_so(monkeypatch: pytest.MonkeyPatch) ->
     accelerator = choose_accelerator()
     assert isinstance(accelerator, NoAccelerator) and get(accelerator.count()) == 0
     found = accelerator.sample()
-    assert isinstance(found, NotKnown) and found.reason == "no device of nvidia is here"
+    assert isinstance(found, NotKnown)
+    assert found.reason == "no device of nvidia, amd or intel is here"
 
 
 def test_lines_are_gpustats() -> None:

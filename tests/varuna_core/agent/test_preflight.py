@@ -124,9 +124,9 @@ def test_another_gpu_than_was_planned_for_is_told(tmp_path: Path) -> None:
         folder = tmp_path / "driver" / str(number)
         folder.mkdir(parents=True)
         (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   7\n")
-    models = gpus.read_models(tmp_path / "driver")
+    models = nvidia.read_models(tmp_path / "driver")
     assert models == ["NVIDIA A10", "NVIDIA A100-PCIE-40GB"]
-    assert gpus.read_models(tmp_path / "none") == []
+    assert nvidia.read_models(tmp_path / "none") == []
     plan = make_plan(prediction=Prediction(step_s=1.0, gpu="A10"))
     (found,) = gpus.check_kind(plan, models)
     assert found.status == "warn" and found.text.startswith("NVIDIA A100-PCIE-40GB, but the layout")

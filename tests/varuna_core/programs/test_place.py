@@ -14,17 +14,23 @@ from varuna_core.programs.place import (  # noqa: E402 # behind the skip
 
 
 @pytest.mark.parametrize(
-    ("built_for", "says"), [(None, "a build without CUDA"), ("13.0", "built for CUDA 13.0")]
+    ("built_for", "says"),
+    [(None, "a build without CUDA and ROCm"), ("13.0", "built for CUDA 13.0")],
 )
 def test_gpus_that_torch_does_not_find_end_the_run(built_for: str | None, says: str) -> None:
     with pytest.raises(ProgramError, match=says) as caught:
-        refuse_missing_gpus("0,1", built_for)
+        refuse_missing_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, built_for)
     assert "CUDA_VISIBLE_DEVICES=0,1" in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
 def test_who_was_given_none_trains_on_the_cpu(visible: str) -> None:
-    refuse_missing_gpus(visible, None)
+    refuse_missing_gpus({"CUDA_VISIBLE_DEVICES": visible}, None)
+
+
+def test_gpus_of_another_vendor_are_gpus_too() -> None:
+    with pytest.raises(ProgramError, match="ROCR_VISIBLE_DEVICES=2, and torch"):
+        refuse_missing_gpus({"ROCR_VISIBLE_DEVICES": "2"}, "13.0")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

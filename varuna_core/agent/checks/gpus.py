@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from varuna_core.agent.gpu.accelerator import count_visible
 from varuna_core.agent.setup.site import CheckResult, Site
 from varuna_core.facts.known import NotKnown
 from varuna_core.records.nodes import FAIL, OK, WARN
 from varuna_core.records.plan import Plan
-
-DRIVER = Path("/proc/driver/nvidia/gpus")
-"""A folder a GPU of the machine."""
 
 
 def check_gpus(site: Site) -> list[CheckResult]:
@@ -38,7 +34,9 @@ def check_gpus(site: Site) -> list[CheckResult]:
         site.facts.gpus = count
     if count < needed:
         return [CheckResult(FAIL, f"{count} seen ({how}), the plan has {needed} a node")]
-    other = [] if group.gpu_type is not None else check_kind(site.plan, read_models(DRIVER))
+    other = (
+        [] if group.gpu_type is not None else check_kind(site.plan, site.accelerator.list_models())
+    )
     return [CheckResult(OK, f"{count} seen ({how}), {needed} used"), *other]
 
 
@@ -55,19 +53,6 @@ def check_kind(plan: Plan, models: Sequence[str]) -> list[CheckResult]:
         "no profile to plan again with: profile these nodes, or name the type in cluster.nodes"
     )
     return [CheckResult(WARN, text)]
-
-
-def read_models(driver: Path) -> list[str]:
-    """Read the model name of each GPU from the files of NVIDIA's driver, if there are any."""
-    found = []
-    for path in sorted(driver.glob("*/information")):
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            continue
-        rows = (row.partition(":") for row in text.splitlines())
-        found += [model.strip() for key, _, model in rows if key == "Model" and model.strip()]
-    return found
 
 
 def is_called(planned: str, model: str) -> bool:

@@ -1,8 +1,9 @@
 """Readings of a node: its accelerators, processors and memory.
 
     accelerator.py  Accelerator, one vendor's devices; `choose_accelerator` takes what is here
-    nvidia.py       NVIDIA's; a further vendor is a file like it, or a plug-in
-    names.py        NVIDIA's names that other rooms need
+    nvidia.py       NVIDIA's; amd.py and intel.py: theirs. A further vendor is a file like these, or
+                    a plug-in
+    names.py        names of vendors that other rooms need
     gauges.py       processors and memory
     sampler.py      Sampler: a thread that writes samples to the logs
 

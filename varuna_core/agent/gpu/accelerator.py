@@ -1,6 +1,8 @@
 """Accelerators of a node: how many there are, what they do, and which fail.
 
     nvidia.py    NVIDIA's, by pynvml or nvidia-smi
+    amd.py       AMD's, by the files of the amdgpu driver
+    intel.py     Intel's of data centers, by xpu-smi
     NoAccelerator, below, where none is known
 
 A vendor of accelerators is a class with the attributes of `Accelerator`; other distributions add
@@ -12,15 +14,15 @@ reading that lacks some of the devices is a `Value` whose evidence has `seen` be
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 from varuna_core.agent.gpu.names import CUDA_VISIBLE
+from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
+from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.plugins import API, BuiltIn, Seam
-
-if TYPE_CHECKING:
-    from varuna_core.facts.finding import Finding
 
 LOST = "gpu-lost"
 """Rule of a `Finding` about devices that the driver has and cannot reach; `values["missing"]` are
@@ -70,6 +72,8 @@ class Accelerator(Protocol):
     name: str
     visible_variable: str
     """The variable that says which devices a process may use, such as CUDA_VISIBLE_DEVICES."""
+    more_variables: Sequence[str]
+    """Other variables that limit a process to some of these devices."""
     smi_command: str
     """A shell command that prints one reading; empty where there is none. `vjob status` runs it on
     the nodes of a job that has no agent."""
@@ -80,6 +84,10 @@ class Accelerator(Protocol):
 
     def count(self) -> Known[int]:
         """Devices that this process may see; the source says how they were counted."""
+        ...
+
+    def list_models(self) -> Sequence[str]:
+        """Names of the devices; none where the driver cannot be asked at once."""
         ...
 
     def sample(self) -> Known[Sequence[GpuSample]]:
@@ -106,16 +114,21 @@ class NoAccelerator:
     name = "none"
     visible_variable = CUDA_VISIBLE
     """That of the vendor that torch is most often built for; no harm where there is no device."""
+    more_variables: Sequence[str] = ()
     smi_command = ""
 
     def __init__(self, tried: Sequence[str] = ()) -> None:
-        self._evidence = (Evidence(f"no device of {' or '.join(tried)} is here"),)
+        names = " or ".join(filter(None, (", ".join(tried[:-1]), *tried[-1:])))
+        self._evidence = (Evidence(f"no device of {names} is here"),)
 
     def is_here(self) -> bool:
         return True
 
     def count(self) -> Known[int]:
         return Value(0, self._evidence)
+
+    def list_models(self) -> Sequence[str]:
+        return ()
 
     def sample(self) -> Known[Sequence[GpuSample]]:
         return NotKnown(self._evidence[0].source, self._evidence)
@@ -138,7 +151,17 @@ ACCELERATORS = Seam(
             "nvidia",
             "GPUs of NVIDIA, by pynvml or nvidia-smi.",
             "varuna_core.agent.gpu.nvidia:NvidiaAccelerator",
-        )
+        ),
+        BuiltIn(
+            "amd",
+            "GPUs of AMD, by the files of the amdgpu driver.",
+            "varuna_core.agent.gpu.amd:AmdAccelerator",
+        ),
+        BuiltIn(
+            "intel",
+            "Data center GPUs of Intel, by xpu-smi.",
+            "varuna_core.agent.gpu.intel:IntelAccelerator",
+        ),
     ],
 )
 
@@ -149,6 +172,33 @@ def find_lost(reading: Known[Sequence[GpuSample]]) -> Tuple[int, ...]:
         return ()
     expected = reading.evidence[0].expected or 0
     return tuple(sorted(set(range(expected)) - {one.index for one in reading.value}))
+
+
+def make_lost_findings(reading: Known[Sequence[GpuSample]]) -> Tuple[Finding, ...]:
+    """The finding about the devices that a reading lacks, if it lacks any."""
+    missing = find_lost(reading)
+    if not missing:
+        return ()
+    remedies = (
+        Remedy(Action.EXCLUDE, Target.NODE),
+        Remedy(Action.ASK_ADMIN, detail="to reset the GPU, or to restart the node"),
+    )
+    values = {"missing": list(missing)}
+    return (Finding(rule=LOST, values=values, evidence=reading.evidence, remedies=remedies),)
+
+
+def parse_number(word: str) -> Optional[float]:
+    """A tool's number; None for `N/A` and its like, which each tool spells in its own way."""
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def describe_silence(code: Optional[int], limit_s: float) -> str:
+    """Say how a tool ended that printed nothing; `code` is None if it was still running."""
+    return f"no answer in {limit_s:.0f} s" if code is None else f"no answer, exit code {code}"
 
 
 def read_gpus(accelerator: Accelerator) -> Any:
@@ -174,7 +224,9 @@ def choose_accelerator() -> Accelerator:
 
 def list_variables() -> List[str]:
     """List the environment variables of all vendors that limit a process to some devices."""
-    return list(dict.fromkeys(one.visible_variable for one in list_accelerators()))
+    known = list_accelerators()
+    first = [one.visible_variable for one in known]
+    return list(dict.fromkeys([*first, *(name for one in known for name in one.more_variables)]))
 
 
 def count_visible(accelerator: Accelerator, environ: Mapping[str, str]) -> Known[int]:
@@ -184,6 +236,14 @@ def count_visible(accelerator: Accelerator, environ: Mapping[str, str]) -> Known
         return accelerator.count()
     source = f"{accelerator.visible_variable}={visible}"
     return Value(len(split_devices(visible)), (Evidence(source, Sure.MEASURED),))
+
+
+def find_visible(environ: Mapping[str, str]) -> Optional[Tuple[str, str]]:
+    """The first variable of a vendor that leaves a process some devices, and its value."""
+    for name in list_variables():
+        if split_devices(environ.get(name, "")):
+            return name, environ[name]
+    return None
 
 
 def split_devices(visible: str) -> List[str]:

@@ -1,6 +1,8 @@
-"""NVIDIA's names that other rooms need: its tool, and its variable of visible devices."""
+"""Names of vendors that other rooms need."""
 
 from __future__ import annotations
 
 NVIDIA_SMI = "nvidia-smi"
 CUDA_VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
+"""How the paths of the vendors' device files begin."""

@@ -12,12 +12,16 @@ import shutil
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
-from varuna_core.agent.gpu.accelerator import LOST, GpuSample, find_lost
+from varuna_core.agent.gpu.accelerator import (
+    GpuSample,
+    describe_silence,
+    make_lost_findings,
+    parse_number,
+)
 from varuna_core.agent.gpu.names import CUDA_VISIBLE, NVIDIA_SMI
 from varuna_core.agent.processes.process import run
 from varuna_core.facts.finding import Finding
 from varuna_core.facts.known import Evidence, Known, NotKnown, Sure, Value
-from varuna_core.facts.remedy import Action, Remedy, Target
 from varuna_core.plugins import API
 
 SAMPLE_S, COUNT_S = 10.0, 20.0
@@ -31,6 +35,8 @@ MORE = (
 query."""
 UNKNOWN_FIELD = "not a valid field"
 FORMAT = "--format=csv,noheader,nounits"
+DRIVER = Path("/proc/driver/nvidia/gpus")
+"""A folder a GPU of the machine."""
 KEYS = ("temperature", "utilization", "memory_used_mb", "memory_total_mb", "power_w")
 _LOST = re.compile(r"unable to determine the device handle|gpu is lost", re.IGNORECASE)
 """A line about one GPU that the driver cannot reach."""
@@ -60,6 +66,7 @@ class NvidiaAccelerator:
     API = API
     name = "nvidia"
     visible_variable = CUDA_VISIBLE
+    more_variables: Sequence[str] = ()
     smi_command = f"{NVIDIA_SMI} --query-gpu={QUERY} {FORMAT}"
 
     def __init__(self) -> None:
@@ -83,18 +90,21 @@ class NvidiaAccelerator:
         count = len(re.findall(r"^GPU \d+:", result.out, re.MULTILINE))
         said = f"{result.out}\n{result.err}".strip()
         if result.code != 0 and not count:
-            why = said.splitlines()[-1] if said else _describe_silence(result.code, COUNT_S)
+            why = said.splitlines()[-1] if said else describe_silence(result.code, COUNT_S)
             return NotKnown(f"{source} failed: {why}", (Evidence(source, text=said[:400]),))
         lost = len(_LOST.findall(said))
         evidence = Evidence(source, Sure.REPORTED, seen=count, expected=count + lost)
         return Value(count, (evidence,))
+
+    def list_models(self) -> Sequence[str]:
+        return read_models(DRIVER)
 
     def sample(self) -> Known[Sequence[GpuSample]]:
         if not self._is_open:
             self._nvml, self._nvml_problem = _open_nvml()
             self._is_open = True
         found = self._read_nvml() if self._nvml is not None else self._read_smi()
-        self._findings = self._judge(found)
+        self._findings = make_lost_findings(found)
         if isinstance(found, Value):
             self._uuids = {one.index: one.uuid for one in found.value}
         return found
@@ -173,22 +183,6 @@ class NvidiaAccelerator:
             found[uuid] = [process.pid for process in held]
         return Value(found, (Evidence("pynvml", seen=len(found), expected=len(self._uuids)),))
 
-    def _judge(self, found: Known[Sequence[GpuSample]]) -> Tuple[Finding, ...]:
-        missing = find_lost(found)
-        if not missing:
-            return ()
-        return (
-            Finding(
-                rule=LOST,
-                values={"missing": list(missing)},
-                evidence=found.evidence,
-                remedies=(
-                    Remedy(Action.EXCLUDE, Target.NODE),
-                    Remedy(Action.ASK_ADMIN, detail="to reset the GPU, or to restart the node"),
-                ),
-            ),
-        )
-
 
 def parse_rows(text: str, *, is_long: bool, known: int = 0) -> Known[Sequence[GpuSample]]:
     """The rows of a query with their coverage; `[N/A]` becomes None.
@@ -236,7 +230,7 @@ def _parse_row(line: str, is_long: bool) -> Optional[GpuSample]:
     if num_name < 1 or not words[0].isdecimal():
         return None
     rest = words[1 + num_name :]
-    numbers = {key: _parse_number(word) for key, word in zip(KEYS, rest)}  # noqa: B905
+    numbers = {key: parse_number(word) for key, word in zip(KEYS, rest)}  # noqa: B905
     uuid, errors, reasons = rest[len(KEYS) :] or ("", "", "")
     return GpuSample(
         index=int(words[0]),
@@ -293,6 +287,19 @@ def _read_device(nvml: Any, index: int) -> GpuSample:
     )
 
 
+def read_models(driver: Path) -> List[str]:
+    """Read the model name of each GPU from the driver's files, if there are any."""
+    found = []
+    for path in sorted(driver.glob("*/information")):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        rows = (row.partition(":") for row in text.splitlines())
+        found += [model.strip() for key, _, model in rows if key == "Model" and model.strip()]
+    return found
+
+
 def _list_device_files() -> List[Path]:
     found = Path("/dev").glob("nvidia*")
     return [path for path in found if re.fullmatch(r"nvidia\d+", path.name)]
@@ -301,11 +308,7 @@ def _list_device_files() -> List[Path]:
 def _describe(code: Optional[int], said: str) -> str:
     """The tool's own words, else what became of it."""
     lines = [line for line in said.strip().splitlines() if line.strip()]
-    return lines[0].strip() if lines else _describe_silence(code, SAMPLE_S)
-
-
-def _describe_silence(code: Optional[int], limit_s: float) -> str:
-    return f"no answer in {limit_s:.0f} s" if code is None else f"no answer, exit code {code}"
+    return lines[0].strip() if lines else describe_silence(code, SAMPLE_S)
 
 
 def _parse_bits(word: str) -> int:
@@ -313,10 +316,3 @@ def _parse_bits(word: str) -> int:
         return int(word, 16)
     except ValueError:
         return 0
-
-
-def _parse_number(word: str) -> Optional[float]:
-    try:
-        return float(word)
-    except ValueError:
-        return None

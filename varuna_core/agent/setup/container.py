@@ -14,14 +14,14 @@ import fcntl
 import os
 import re
 import time
-from typing import Callable, Iterator, Mapping, Optional, Sequence
+from typing import Callable, Iterator, List, Mapping, Optional, Sequence
 
 from varuna_core.agent.processes.output import Sink
 from varuna_core.agent.processes.process import find_program, run
 from varuna_core.agent.setup.site import WRONG_INPUT, Refusal, Site
 from varuna_core.agent.setup.world import is_kept_of_slurm
 from varuna_core.records.nodes import FAIL, OK, Check
-from varuna_core.records.plan import ContainerPlan, Plan
+from varuna_core.records.plan import GPUS, ContainerPlan, Plan
 from varuna_core.records.training import VARIABLES
 
 ENTRY_VARIABLE = "VJOB_ENTER"
@@ -105,10 +105,7 @@ def _set(name: str, value: str) -> str:
 PROBE_S = 20.0
 _STRAY = re.compile(r"SLURM|SBATCH|PMI|PYTHON|VJOB_|(APPTAINER|SINGULARITY)ENV_")
 """What the runtime's own process must not see: hooks of images would act on it, or it enters."""
-_OF_STEP = re.compile(
-    r"(SLURM|SBATCH|SRUN|SPANK|_SLURM|PMI|PYXIS|ENROOT)|(PWD|OLDPWD|SHLVL|_)$|"
-    r"(GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK)$"  # of Slurm, beside CUDA's
-)
+_OF_STEP = re.compile(r"(SLURM|SBATCH|SRUN|SPANK|_SLURM|PMI|PYXIS|ENROOT)|(PWD|OLDPWD|SHLVL|_)$")
 """What came with us into a container that srun started, and is not the image's."""
 
 
@@ -182,7 +179,16 @@ def fill_in(words: Sequence[str], site: Site, rank: int | None = None) -> tuple[
         "master.address": site.master.address,
         "master.port": str(site.master.port),
     }
-    return tuple(re.sub(r"%\{([\w.]+)\}", lambda m: known.get(m[1], m[0]), word) for word in words)
+    by_vendor = {} if site.container is None else site.container.gpu_options
+    options = by_vendor.get(site.accelerator.name, ())
+    known["num_gpu_options"] = str(len(options))
+    filled: List[str] = []
+    for word in words:
+        if word == GPUS:
+            filled += options
+        else:
+            filled.append(re.sub(r"%\{([\w.]+)\}", lambda m: known.get(m[1], m[0]), word))
+    return tuple(filled)
 
 
 def _share_batch(plan: Plan) -> Optional[int]:
