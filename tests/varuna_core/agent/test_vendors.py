@@ -252,23 +252,19 @@ def test_intels_tool_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert isinstance(found, NotKnown) and found.reason == "xpu-smi dump: no answer, exit code 3"
 
 
-def test_a_user_who_may_not_open_the_device_is_told_its_group(tree: Tree, tmp_path: Path) -> None:
-    tree.add(2, 0x05)
-    device = tmp_path / "kfd"
-    device.touch(mode=0o600)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root becomes another user")
+def test_a_user_who_may_not_open_the_device_is_told_its_group() -> None:
     script = (
-        "import os, sys; from pathlib import Path\n"
+        "import grp, os, sys; from pathlib import Path\n"
         "from varuna_core.agent.gpu.amd import AmdAccelerator; os.setuid(12345)\n"
         "print(AmdAccelerator(Path(sys.argv[1]), Path(sys.argv[2])).count().reason)"
     )
-    if os.getuid() != 0:
-        pytest.skip("only root becomes another user")
-    # Others may pass the folders of a test, which pytest makes for one user alone.
+    # Others may pass this folder, and not those that pytest makes.
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        shutil.copytree(tree.root, f"{folder}/sys")
-        shutil.copy(device, f"{folder}/kfd")
-        os.chmod(f"{folder}/kfd", 0o600)
-        words = [sys.executable, "-c", script, f"{folder}/sys", f"{folder}/kfd"]
+        Tree(Path(folder, "sys")).add(2, 0x05)
+        device = Path(folder, "kfd")
+        device.touch(mode=0o600)
+        words = [sys.executable, "-c", script, f"{folder}/sys", str(device)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert done.stdout.startswith(f"you may not open {folder}/kfd: an admin adds you"), done.stderr
+    assert done.stdout.startswith(f"you may not open {device}: an admin adds you"), done.stderr
